@@ -1,0 +1,38 @@
+# make demo   sets everything up and runs the demo      make test   sets everything up and runs every check
+# Both need nothing but Python >= 3.11, pip, make and a C compiler, and work offline the second time. All paths are
+# relative, so that a folder with a space in its name works.
+PYTHON ?= python3
+VENV := .venv
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYTHONPATH :=
+
+.PHONY: demo test lint types unit clean
+demo: $(VENV)/.demo
+	$(VENV)/bin/python -m secateur demo --out demo-report
+
+test: lint types unit
+
+lint: $(VENV)/.test
+	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/python -m ruff format --check .
+
+types: $(VENV)/.test
+	$(VENV)/bin/python -m mypy
+
+unit: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
+	$(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[demo]'
+	touch $(VENV)/.demo
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[test]'
+	touch $(VENV)/.demo $(VENV)/.test
+
+clean:
+	rm -rf $(VENV) demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Prune PyTorch models."""
