@@ -502,14 +502,13 @@ def _classify(source: _Source, below: float, above: float, *, collect: bool) -> 
     def work(at_and_segment: tuple[int, Tensor]) -> _Classified:
         at, segment = at_and_segment
         with torch.no_grad():
-            on_host = segment.device.type == "cpu"
-            compare = _compare_on_host if on_host else _compare_on_device
+            compare = _compare_on_host if segment.device.type == "cpu" else _compare_on_device
             mask = None if source.mask is None else source.mask[at : at + segment.shape[0]]
             above_count, inside = compare(source, at, segment, below, above, mask)
-            inside_count = int(inside.sum()) if isinstance(inside, Tensor) else int(np.count_nonzero(inside))
+            inside_count = int(np.count_nonzero(inside.cpu().numpy()))
             parts = []
             if inside_count and collect and inside_count <= COLLECTED:
-                where = torch.from_numpy(_rarely_true(inside)) if on_host else torch.as_tensor(inside).nonzero()[:, 0]
+                where = torch.from_numpy(np.flatnonzero(inside.cpu().numpy())).to(segment.device)
                 alive = None if source.among is None else source.among[at + where]
                 values = _score(source, segment[where], alive).double().cpu().numpy()
                 if np.isnan(values).any():
@@ -527,7 +526,7 @@ def _classify(source: _Source, below: float, above: float, *, collect: bool) -> 
 
 def _compare_on_host(
     source: _Source, at: int, segment: Tensor, below: float, above: float, mask: Tensor | None
-) -> tuple[int, npt.NDArray[np.bool_]]:
+) -> tuple[int, Tensor]:
     """How many are above, and which are inside. A NaN is neither above nor below, so it is inside."""
     is_below = np.empty(segment.shape[0], dtype=np.bool_)
     is_above = np.empty(segment.shape[0], dtype=np.bool_)
@@ -538,16 +537,7 @@ def _compare_on_host(
         np.greater(scores, _rounded(above, scores.dtype, up=False), out=is_above[part])
     if mask is not None:
         np.logical_not(is_below, out=mask.numpy())
-    return int(np.count_nonzero(is_above)), np.equal(is_below, is_above, out=is_below)
-
-
-def _rarely_true(flags: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    """`numpy.flatnonzero`, looking at eight flags at a time."""
-    whole = flags.size // 8 * 8
-    words = np.flatnonzero(flags[:whole].view(np.uint64))
-    inner = np.flatnonzero(flags[:whole].reshape(-1, 8)[words])
-    tail = np.flatnonzero(flags[whole:]) + whole
-    return np.concatenate([words[inner // 8] * 8 + inner % 8, tail])
+    return int(np.count_nonzero(is_above)), torch.from_numpy(np.equal(is_below, is_above, out=is_below))
 
 
 def _compare_on_device(
