@@ -1,0 +1,204 @@
+"""A pruned weight is ``mask * orig``, computed whenever it is read; what is masked is exactly 0.
+
+Nothing is stored, so nothing can be stale: a parent that reads the weight without calling the module, a copy, a
+pickle, a functional call all see the parameter and the mask of that moment. To that end the class of a pruned module
+is a subclass of its own class, of the same name, that holds one property for each pruned tensor.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["compute_on_read", "is_computed_on_read", "masked", "stop_computing_on_read"]
+
+_LAYERS: weakref.WeakValueDictionary[tuple[type, frozenset[tuple[str, bool]]], type] = weakref.WeakValueDictionary()
+
+
+def masked(orig: Tensor, mask: Tensor) -> Tensor:
+    """``mask * orig`` in the dtype of ``orig``, exactly 0 where the mask is 0; gradients reach ``orig`` masked.
+
+    A plain product would keep ``0 * inf`` and ``0 * nan``. The product is what autograd sees (so that sparse gradients
+    pass), and the zeros are written afterwards. An `orig` sharded over ranks meets its part of a whole mask, and an
+    `orig` gathered for a forward meets the gathered mask.
+
+    >>> masked(torch.tensor([1.0, float("inf"), 3.0]), torch.tensor([1.0, 0.0, 0.5]))
+    tensor([1.0000, 0.0000, 1.5000])
+    """
+    if getattr(orig, "device_mesh", None) is not getattr(mask, "device_mesh", None):
+        mask = _placed_like(mask, orig)
+    product = mask.to(dtype=orig.dtype) * orig
+    with torch.no_grad():
+        product.masked_fill_(mask == 0, 0)
+    return product
+
+
+def _placed_like(mask: Tensor, orig: Tensor) -> Tensor:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    whole = mask.full_tensor() if isinstance(mask, DTensor) else mask
+    if not isinstance(orig, DTensor):
+        return whole
+    return distribute_tensor(whole, orig.device_mesh, orig.placements, src_data_rank=None)  # each rank cuts its part
+
+
+def is_computed_on_read(module: nn.Module, name: str) -> bool:
+    """Whether reading ``module.<name>`` computes it from ``<name>_orig`` and ``<name>_mask``."""
+    return name in getattr(type(module), "_secateur_reads", ())
+
+
+def compute_on_read(module: nn.Module, name: str, *, by_hook: bool = False) -> None:
+    """From here on ``module.<name>`` is ``masked(<name>_orig, <name>_mask)``, computed at every read.
+
+    With `by_hook`, it is what ``apply_mask`` of the forward pre-hook for that name returns. Assigning a tensor to the
+    name has no effect, and deleting it ends the arrangement, as `stop_computing_on_read` does.
+    """
+    module.__dict__.pop(name, None)
+    cls = type(module)
+    if getattr(cls, "_secateur_reads", {}).get(name) == by_hook:
+        return
+    if isinstance(module, nn.RNNBase):
+        module.__dict__.pop("_flat_weights", None)
+    if _is_parametrized_class(module):
+        # parametrize made this class for this module and expects to find its own base right below.
+        cls.__bases__ = (_with_reads(cls.__bases__[0], {name: by_hook}),)
+    else:
+        module.__class__ = _with_reads(cls, {name: by_hook})
+
+
+def stop_computing_on_read(module: nn.Module, name: str) -> None:
+    """The module gets its former class back, unless other tensors of it are pruned.
+
+    Where another library has put a class of its own on top (``fully_shard``), that class stays, and with it a property
+    that finds nothing to compute: from then on the name is looked up as in any module.
+    """
+    cls = type(module)
+    own: Mapping[str, bool] = cls.__dict__.get("_secateur_own", {})
+    if name not in own:
+        return
+    left = {other: by_hook for other, by_hook in own.items() if other != name}
+    base = cls.__bases__[0]
+    module.__class__ = _with_reads(base, left) if left else base
+    if isinstance(module, nn.RNNBase) and not getattr(type(module), "_secateur_reads", ()):
+        module.__dict__["_flat_weights"] = _flat_weights(module)
+
+
+def _is_parametrized_class(module: nn.Module) -> bool:
+    cls = type(module)
+    return nn.utils.parametrize.is_parametrized(module) and cls.__name__.startswith("Parametrized")
+
+
+def _with_reads(cls: type, reads: Mapping[str, bool]) -> type:
+    """The subclass of `cls` that computes `reads`; where `cls` is one already, of its base, with both."""
+    own: Mapping[str, bool] = cls.__dict__.get("_secateur_own", {})
+    base = cls.__bases__[0] if own else cls
+    reads = {**own, **reads}
+    key = (base, frozenset(reads.items()))
+    if key not in _LAYERS:
+        layer = _layer(base, reads)
+        _LAYERS[key] = layer
+        return layer
+    return _LAYERS[key]
+
+
+def _layer(base: type, reads: Mapping[str, bool]) -> type:
+    space: dict[str, Any] = {name: _property(name, by_hook) for name, by_hook in reads.items()}
+    space |= {
+        "__module__": base.__module__,
+        "__qualname__": base.__qualname__,
+        "__doc__": base.__doc__,
+        "__reduce_ex__": _reduce(base, reads),
+        "__prepare_scriptable__": _refuse_script,
+        "__jit_unused_properties__": [*getattr(base, "__jit_unused_properties__", ()), *reads, "qconfig"],
+        "_secateur_own": dict(reads),
+        "_secateur_reads": {**getattr(base, "_secateur_reads", {}), **reads},
+        "qconfig": property(_read_qconfig, _refuse_qconfig, _delete_qconfig),
+    }
+    if issubclass(base, nn.RNNBase):
+        # An RNN computes with this list. As a stored list it would hold the products of the last call.
+        space["_flat_weights"] = property(_flat_weights, _keep_as_it_is)
+        space["__jit_unused_properties__"].append("_flat_weights")
+    return type(base)(base.__name__, (base,), space)
+
+
+def _property(name: str, by_hook: bool) -> property:
+    orig_name, mask_name = name + "_orig", name + "_mask"
+
+    def read(module: nn.Module) -> Any:
+        return masked(getattr(module, orig_name), getattr(module, mask_name))
+
+    def read_by_hook(module: nn.Module) -> Any:
+        for hook in module._forward_pre_hooks.values():
+            if getattr(hook, "_tensor_name", None) == name:
+                return hook.apply_mask(module)  # type: ignore[attr-defined]
+        return read(module)
+
+    def delete(module: nn.Module) -> None:
+        stop_computing_on_read(module, name)
+
+    return property(read_by_hook if by_hook else read, _keep_as_it_is, delete)
+
+
+def _keep_as_it_is(module: nn.Module, value: object) -> None:
+    """Hooks, torch's among them, assign the product before every forward; the next read computes the same."""
+
+
+def _flat_weights(module: nn.Module) -> list[Any]:
+    return [getattr(module, name, None) for name in module._flat_weights_names]  # type: ignore[union-attr]
+
+
+def _reduce(base: type, reads: Mapping[str, bool]) -> Callable[[Any, Any], Any]:
+    """Copies and pickles name the module's own class, and put this one on again."""
+
+    def reduce_ex(module: nn.Module, protocol: Any) -> Any:
+        reduced: Any = cast("Any", base).__reduce_ex__(module, protocol)
+        if isinstance(reduced, str):
+            return reduced
+        make, arguments, *rest = reduced
+        arguments = tuple(base if argument is type(module) else argument for argument in arguments)
+        return (_revive, (make, arguments, base, dict(reads)), *rest)
+
+    return reduce_ex
+
+
+def _revive(
+    make: Callable[..., nn.Module], arguments: tuple[Any, ...], base: type, reads: dict[str, bool]
+) -> nn.Module:
+    module = make(*arguments)
+    if type(module) is base:
+        module.__class__ = _with_reads(base, reads)
+    return module
+
+
+def _refuse_script(module: nn.Module) -> Any:
+    raise RuntimeError(
+        f"torch.jit.script cannot compile a pruned {type(module).__name__}: "
+        f"call prune.remove on {', '.join(type(module)._secateur_reads)} first, or use torch.jit.trace."  # type: ignore[attr-defined]
+    )
+
+
+def _read_qconfig(module: nn.Module) -> Any:
+    try:
+        return module.__dict__["qconfig"]
+    except KeyError:
+        raise AttributeError(f"'{type(module).__name__}' object has no attribute 'qconfig'") from None
+
+
+def _refuse_qconfig(module: nn.Module, qconfig: Any) -> None:
+    # Quantization maps modules by their exact class and copies their hooks: the pruned ones would be left as they are.
+    if qconfig is not None:
+        raise RuntimeError(
+            f"A pruned {type(module).__name__} cannot be prepared for quantization: "
+            f"call prune.remove on {', '.join(type(module)._secateur_reads)} first."  # type: ignore[attr-defined]
+        )
+    module.__dict__["qconfig"] = qconfig
+
+
+def _delete_qconfig(module: nn.Module) -> None:
+    del module.__dict__["qconfig"]

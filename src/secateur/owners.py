@@ -1,0 +1,131 @@
+"""Which modules hold a parameter: the other ends of tied weights, the wrappers that replicate or shard it.
+
+A module does not know who else holds its parameter, so the interpreter is asked. A parameter that nothing but its
+module refers to, the usual case, costs one look at its reference count.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["other_owners", "replicating_group", "sharded_parameter"]
+
+
+@dataclass
+class _Index:
+    """All live modules at one moment, and how often each of their parameters was referred to."""
+
+    modules: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
+    references: dict[int, int] = field(default_factory=dict)
+
+    def build(self) -> None:
+        modules = [found for found in gc.get_objects() if issubclass(type(found), nn.Module)]
+        self.modules = {id(module): weakref.ref(module) for module in modules}
+        self.references = {}
+        for module in modules:
+            parameters = module.__dict__.get("_parameters") or {}
+            for key in parameters:
+                self.references[id(parameters[key])] = sys.getrefcount(parameters[key])
+
+    def __contains__(self, module: nn.Module) -> bool:
+        reference = self.modules.get(id(module))
+        return reference is not None and reference() is module
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        for reference in self.modules.values():
+            module = reference()
+            if module is not None:
+                yield module
+
+
+_index = _Index()
+
+
+def _modules_that_may_hold(module: nn.Module, key: str) -> Iterator[nn.Module]:
+    """Nothing, where the module's own dictionary is all that refers to the parameter; else every live module."""
+    if key not in module._parameters:
+        return
+    # The dictionary and the argument make 2. Nothing here may hold the parameter in a variable before this line.
+    references = sys.getrefcount(module._parameters[key])
+    if references <= 2:
+        return
+    # A new tie adds a reference, so while the count has not grown the last index has seen every tie.
+    if module not in _index or references > _index.references.get(id(module._parameters[key]), 0):
+        _index.build()
+    yield from _index
+
+
+def other_owners(module: nn.Module, key: str) -> list[tuple[nn.Module, str]]:
+    """``(module, key)`` of every other place where the Parameter object ``module._parameters[key]`` is registered.
+
+    >>> encoder, decoder = nn.Linear(2, 2), nn.Linear(2, 2)
+    >>> decoder.weight = encoder.weight
+    >>> other_owners(encoder, "weight") == [(decoder, "weight")]
+    True
+    """
+    owners: list[tuple[nn.Module, str]] = []
+    for other in _modules_that_may_hold(module, key):
+        wanted = module._parameters[key]
+        for other_key, parameter in (other.__dict__.get("_parameters") or {}).items():
+            if parameter is wanted and parameter is not None and (other is not module or other_key != key):
+                owners.append((other, other_key))
+    return owners
+
+
+def replicating_group(module: nn.Module, key: str) -> Any:
+    """The process group over which DistributedDataParallel keeps copies of ``module._parameters[key]``, or None."""
+    if not _has_ranks():
+        return None
+    for other in _modules_that_may_hold(module, key):
+        if isinstance(other, nn.parallel.DistributedDataParallel):
+            wanted = module._parameters[key]
+            if any(parameter is wanted for parameter in other.module.parameters()):
+                return other.process_group
+    return None
+
+
+def sharded_parameter(module: nn.Module, key: str) -> Any:
+    """The record that ``fully_shard`` keeps of ``module._parameters[key]``, gathered parameters put away; or None.
+
+    It names the place (``_module_info``) where the parameter is swapped for the gathered one around each forward,
+    which therefore has to follow when the parameter is registered under another name.
+    """
+    states = sys.modules.get("torch.distributed._composable_state")
+    if states is None or not _has_ranks():
+        return None
+    for state in list(states._module_state_mapping.values()):
+        state = state() if isinstance(state, weakref.ref) else state
+        for group in _groups(state):
+            for record in group.fsdp_params:
+                info = record._module_info
+                places = [
+                    (info.module, info.param_name),
+                    *zip(info.shared_modules, info.shared_param_names, strict=True),
+                ]
+                if any(owner is module and name == key for owner, name in places):
+                    if not group.is_sharded:
+                        group.reshard()
+                    return record
+    return None
+
+
+def _groups(state: Any) -> list[Any]:
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def _has_ranks() -> bool:
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()
