@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LazyScores", "counts_kept_overall", "keep_largest", "keep_largest_overall"]
 
-_Part = TypeVar("_Part")
+_Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 # A piece is just below ATen's grain of 32768 elements: its operations run without an OpenMP barrier (which costs
@@ -48,6 +48,7 @@ class LazyScores(Mapping[str, Tensor]):
         function: called with a weight, returns scores of the same shape.
         elementwise: whether each score depends on its own weight alone. ``None`` asks the function's attribute.
         evidence: ``{name: {keyword: Tensor}}``, passed on to the function.
+        among: ``{name: mask}`` of an earlier pruning: what it removed has the score -inf.
 
     >>> scores = LazyScores({"weight": torch.tensor([3.0, -5.0])}, torch.abs)
     >>> scores["weight"]
@@ -61,6 +62,7 @@ class LazyScores(Mapping[str, Tensor]):
         *,
         elementwise: bool | None = None,
         evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+        among: Mapping[str, Tensor] | None = None,
     ) -> None:
         innermost: Any = function
         while isinstance(innermost, functools.partial):
@@ -68,11 +70,37 @@ class LazyScores(Mapping[str, Tensor]):
         self.weights = weights
         self.function = function
         self.evidence = evidence
+        self.among = among
         said = bool(getattr(innermost, "elementwise", False)) if elementwise is None else elementwise
         self.elementwise = said and evidence is None
         self._generator_states: dict[str, Tensor] = {}
 
+    def only(self, names: Iterable[str]) -> LazyScores:
+        """The same scores, of some of the tensors."""
+        weights = {name: self.weights[name] for name in names} if isinstance(self.weights, dict) else None
+        part = LazyScores(
+            _Part(self.weights, tuple(names)) if weights is None else weights,
+            self.function,
+            evidence=self.evidence,
+            among=self.among,
+        )
+        part.elementwise = self.elementwise
+        part._generator_states = self._generator_states
+        return part
+
+    def shape(self, name: str) -> torch.Size:
+        """The shape of one weight; asks the container's ``shapes`` first, so that nothing is read from disk."""
+        shapes: Mapping[str, torch.Size] | None = getattr(self.weights, "shapes", None)
+        return self.weights[name].shape if shapes is None else torch.Size(shapes[name])
+
     def __getitem__(self, name: str) -> Tensor:
+        scores = self.before_masking(name)
+        if self.among is None or name not in self.among:
+            return scores
+        return scores.masked_fill(self.among[name].eq(0), -torch.inf)
+
+    def before_masking(self, name: str) -> Tensor:
+        """The scores of one tensor, of removed weights too."""
         weight = self.weights[name].detach()
         evidence = {} if self.evidence is None else self.evidence.get(name, {})
         if self.elementwise:
@@ -96,6 +124,23 @@ class LazyScores(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.weights)
+
+
+@dataclass(frozen=True)
+class _Part(Mapping[str, Tensor]):
+    """Some of the entries of a mapping that loads on access."""
+
+    whole: Mapping[str, Tensor]
+    names: tuple[str, ...]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.whole[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
@@ -311,6 +356,7 @@ def _sources(scores: Mapping[str, Tensor], kept: int, among: Mapping[str, Tensor
     """The tensors of a competition, checked, and the number of entries that take part in it."""
     sources = []
     lazy = scores if isinstance(scores, LazyScores) else None
+    among = lazy.among if lazy is not None and among is None else among
     container = lazy.weights if lazy is not None and lazy.elementwise else scores
     for name in scores:
         given = (scores if lazy is None else lazy.weights)[name].detach()
@@ -736,7 +782,7 @@ def _first_of_shards(source: _Source, equal: Tensor, taken: int) -> Tensor:
 # ---- helpers -------------------------------------------------------------------------------------------------------
 
 
-def _in_threads(work: Callable[[_Part], _Result], parts: Iterable[_Part], threads: int) -> Iterator[_Result]:
+def _in_threads(work: Callable[[_Item], _Result], parts: Iterable[_Item], threads: int) -> Iterator[_Result]:
     """``work(part)`` for each part, in order."""
     if threads <= 1:
         yield from map(work, parts)

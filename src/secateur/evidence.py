@@ -1,0 +1,51 @@
+"""What a criterion needs beside the weight: asked for by naming it, as a pytest fixture is asked for.
+
+Law: a criterion receives exactly the evidence that it names, and an unknown name is an error before anything runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["VOCABULARY", "needs"]
+
+VOCABULARY = {
+    "grad": "the loss's gradient, of the weight's shape",
+    "grad_sq": "the mean of squared gradients, of the weight's shape",
+    "input_norm": "the L2 norm of each input feature over all tokens, broadcastable to the weight",
+    "gram": "the inputs' Gram matrix (inputs, inputs)",
+}
+
+
+def needs(criterion: Callable[..., Any]) -> tuple[str, ...]:
+    """The evidence that a criterion names: its keyword parameters without a default.
+
+    Raises:
+        TypeError: a name is not in the vocabulary; the message lists it.
+
+    >>> def wanda(weight, *, input_norm):
+    ...     return weight.abs() * input_norm
+    >>> needs(wanda)
+    ('input_norm',)
+    """
+    try:
+        parameters = inspect.signature(criterion).parameters.values()
+    except ValueError:  # built-in functions such as torch.abs show no signature
+        return ()
+    named = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+    unknown = [name for name in named if name not in VOCABULARY]
+    if unknown:
+        listed = "; ".join(f"{name}: {meaning}" for name, meaning in VOCABULARY.items())
+        raise TypeError(
+            f"{_name(criterion)} asks for evidence that nobody collects: {', '.join(unknown)}. There is {listed}."
+        )
+    return tuple(named)
+
+
+def _name(criterion: Any) -> str:
+    while isinstance(criterion, functools.partial):
+        criterion = criterion.func
+    return str(getattr(criterion, "__name__", criterion))

@@ -1,0 +1,343 @@
+"""Which weights stay: masks ``{name: bool tensor, True = kept}``, made, applied, attached, saved.
+
+Law: all masks are ready before a model is touched, and a mask keeps exactly as many units as was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur import prune
+from secateur.allocation import Allocation, Tables, check_sparsity, everywhere, kept_by_pattern
+from secateur.criteria import magnitude
+from secateur.evidence import needs
+from secateur.patterns import Pattern, Unstructured
+from secateur.selection import LazyScores, keep_largest, keep_largest_overall
+from secateur.targets import find_targets
+
+__all__ = ["apply_", "attach", "detach", "iterate_masks", "load", "make_masks", "save", "sparsity_of"]
+
+Masks = dict[str, Tensor]
+PIECE = (1 << 15) - 64  # entries zeroed at a time: below ATen's grain for threads, and in cache
+_SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def make_masks(
+    weights: Mapping[str, Tensor],
+    sparsity: float | None = None,
+    *,
+    pattern: Pattern | None = None,
+    criterion: Callable[..., Tensor] = magnitude,
+    allocate: Allocation = everywhere,
+    within: Mapping[str, Tensor] | None = None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Masks:
+    """``{name: bool mask}``: the best units by a criterion, in a pattern, at a sparsity. Changes no weight.
+
+    Args:
+        weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked as the
+            whole tensors that they are shards of.
+        sparsity: fraction of units removed, in [0, 1]. A pattern that fixes it, such as n:m, needs none.
+        pattern: who competes with whom; `Unstructured` by default.
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
+        allocate: how many units each tensor keeps.
+        within: earlier masks; what they removed stays removed and counts towards the sparsity.
+        evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some.
+
+    Raises:
+        ValueError: a score is NaN, a shape does not fit the pattern, a sparsity that contradicts it or earlier masks.
+        TypeError: the criterion names evidence that is unknown or was not given.
+
+    >>> make_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5)
+    {'weight': tensor([[False,  True,  True, False]])}
+    """
+    pattern = Unstructured() if pattern is None else pattern
+    if isinstance(pattern, Unstructured) and allocate is everywhere and sparsity is not None:
+        scores = _scores(weights, criterion, within, evidence)
+        check_sparsity(sparsity)
+        total = sum(scores.shape(name).numel() for name in scores)
+        kept = total - round(sparsity * total)
+        if kept >= len(scores):
+            # the common case in one pass; a tensor left empty means that `everywhere` must hold some back
+            masks = keep_largest_overall(scores, kept)
+            if all(_any(mask) or not mask.numel() for mask in masks.values()):
+                _check_nesting(sum(int(mask.sum()) for mask in masks.values()) if within else kept, kept, "the model")
+                return masks
+    return dict(
+        iterate_masks(
+            weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
+        )
+    )
+
+
+def iterate_masks(
+    weights: Mapping[str, Tensor],
+    sparsity: float | None = None,
+    *,
+    pattern: Pattern | None = None,
+    criterion: Callable[..., Tensor] = magnitude,
+    allocate: Allocation = everywhere,
+    within: Mapping[str, Tensor] | None = None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Iterator[tuple[str, Tensor]]:
+    """`make_masks`, one tensor at a time: holds one weight and one mask. For weights that are read from disk on access.
+
+    >>> next(iterate_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5))
+    ('weight', tensor([[False,  True,  True, False]]))
+    """
+    pattern = Unstructured() if pattern is None else pattern
+    scores = _scores(weights, criterion, within, evidence)
+    counts: Mapping[str, int | Tensor]
+    if pattern.density is not None:
+        if sparsity is not None and abs(sparsity - (1 - pattern.density)) > 1e-9:
+            raise ValueError(
+                f"{pattern} removes {1 - pattern.density:g} of the weights, not {sparsity}; leave sparsity out."
+            )
+        counts = kept_by_pattern(scores, pattern)
+    elif sparsity is None:
+        raise ValueError(f"{pattern} needs a sparsity: the fraction to remove, in [0, 1].")
+    else:
+        check_sparsity(sparsity)
+        counts = allocate(scores, sparsity, pattern)
+    tables = Tables(scores, pattern)
+    for name in scores:
+        yield name, _mask(tables, name, counts[name], within)
+
+
+def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    """Zero, in place, every weight whose mask is False; a removed NaN or inf becomes 0 too.
+
+    Args:
+        model_or_weights: a module, or ``{name: Tensor}``.
+        masks: ``{name: bool tensor}`` for some of its parameters, of their shapes.
+
+    Raises:
+        KeyError: a mask's name is no parameter. ValueError: a shape differs. Nothing is changed then.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> apply_(layer, {"weight": torch.tensor([[True, False]])})
+    >>> layer.weight[0, 1].item()
+    0.0
+    """
+    weights = _by_name(model_or_weights)
+    _check(weights, masks)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            _zero_(weights[name].detach(), mask)
+
+
+def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Make masks reversible: each parameter becomes ``<name>_orig`` and ``<name>_mask``, as `secateur.prune` does it.
+
+    `prune.is_pruned` and `prune.remove` then work on the model, the masked weight is what the forward pass sees, and
+    gradients reach the kept weights. All masks are checked before the first is attached.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> attach(layer, {"weight": torch.tensor([[True, False]])})
+    >>> [name for name, _ in layer.named_parameters()]
+    ['weight_orig']
+    """
+    _check(dict(model.named_parameters(remove_duplicate=False)), masks)
+    for name, mask in masks.items():
+        module_name, _, parameter_name = name.rpartition(".")
+        prune.custom_from_mask(model.get_submodule(module_name), parameter_name, mask)
+
+
+def detach(model: nn.Module) -> Masks:
+    """Make attached masks permanent and return them: plain parameters with zeros, under their own names again.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> attach(layer, {"weight": torch.tensor([[True, False]])})
+    >>> detach(layer)
+    {'weight': tensor([[ True, False]])}
+    """
+    masks: Masks = {}
+    for module_name, module in model.named_modules():
+        for original in [name for name, _ in module.named_parameters(recurse=False) if name.endswith("_orig")]:
+            name = original.removesuffix("_orig")
+            if isinstance(getattr(module, f"{name}_mask", None), Tensor):
+                masks[f"{module_name}.{name}" if module_name else name] = getattr(module, f"{name}_mask").ne(0)
+                prune.remove(module, name)
+    return masks
+
+
+def save(
+    masks: Mapping[str, Tensor], path: str | os.PathLike[str], *, metadata: Mapping[str, Any] | None = None
+) -> None:
+    """Write masks as a safetensors file of bool tensors; to a temporary name first, then renamed.
+
+    Args:
+        metadata: anything that JSON holds, kept in the file's header under ``secateur``.
+    """
+    from safetensors.torch import save as to_bytes
+
+    for name, mask in masks.items():
+        if mask.dtype != torch.bool:
+            raise TypeError(f"{name}: a mask is a bool tensor, not {mask.dtype}.")
+    header = {"secateur": json.dumps({"kind": "masks", "version": 1, **(metadata or {})})}
+    content = to_bytes({name: mask.detach().cpu().contiguous() for name, mask in masks.items()}, metadata=header)
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> Masks:
+    """Read masks that `save` wrote.
+
+    Raises:
+        ValueError: it is no safetensors file, or one with tensors that are not bool.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        masks = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file: {error}") from None
+    for name, mask in masks.items():
+        if mask.dtype != torch.bool:
+            raise ValueError(f"{path}: {name} is {mask.dtype}, but masks are bool; is this a file of weights?")
+    return masks
+
+
+def sparsity_of(what: nn.Module | Mapping[str, Tensor]) -> float:
+    """Fraction removed: of masks the False entries, of weights the zeros, of a module the zeros in its `find_targets`.
+
+    Attached masks count as zeros.
+
+    >>> sparsity_of({"weight": torch.tensor([True, False, False, False])})
+    0.75
+    """
+    if isinstance(what, nn.Module):
+        owners = dict(what.named_buffers(remove_duplicate=False))
+        tensors: list[Tensor] = []
+        for name, parameter in find_targets(what).items():
+            mask = owners.get(f"{name.removesuffix('_orig')}_mask") if name.endswith("_orig") else None
+            tensors.append(parameter.detach() if mask is None else parameter.detach() * mask)
+    else:
+        tensors = [tensor.detach() for tensor in what.values()]
+    entries = sum(tensor.numel() for tensor in tensors)
+    kept = sum(int(torch.count_nonzero(tensor)) for tensor in tensors)
+    return 1 - kept / entries if entries else 0.0
+
+
+def _scores(
+    weights: Mapping[str, Tensor],
+    criterion: Callable[..., Tensor],
+    within: Mapping[str, Tensor] | None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None,
+) -> LazyScores:
+    if not weights:
+        raise ValueError("there are no weights to prune.")
+    asked = needs(criterion)
+    if not asked:
+        return LazyScores(weights, criterion, among=within)
+    for name in weights:
+        missing = [word for word in asked if evidence is None or word not in evidence.get(name, {})]
+        if missing:
+            raise TypeError(
+                f"{name}: the criterion asks for {', '.join(missing)}; pass evidence={{name: {{word: tensor}}}}."
+            )
+    assert evidence is not None
+    named = {name: {word: evidence[name][word] for word in asked} for name in weights}
+    return LazyScores(weights, criterion, evidence=named, among=within)
+
+
+def _mask(tables: Tables, name: str, kept: int | Tensor, within: Mapping[str, Tensor] | None) -> Tensor:
+    table = tables[name]
+    alive = within.get(name) if within is not None else None
+    if alive is not None and tables.pattern.density is None:
+        survivors = (table > -torch.inf).sum(1)
+        _check_nesting(int((survivors - kept).min()), 0, name)
+    try:
+        keep = keep_largest(table, kept)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    scores = tables.scores
+    mask: Tensor = tables.pattern.spread(
+        keep, scores.shape(name) if isinstance(scores, LazyScores) else scores[name].shape
+    )
+    sharded = _dtensor(scores.weights[name]) if isinstance(scores, LazyScores) else None
+    if sharded is not None:
+        mask = _sharded_like(mask, sharded)
+    return mask if alive is None else mask & alive.ne(0)
+
+
+def _check_nesting(alive: int, kept: int, where: str) -> None:
+    if alive < kept:
+        raise ValueError(
+            f"{where}: the earlier masks keep fewer units than the sparsity asks to keep; ask for more sparsity."
+        )
+
+
+def _any(mask: Tensor) -> bool:
+    sharded = _dtensor(mask)
+    if sharded is not None:
+        return int(sharded.sum().full_tensor()) > 0
+    return bool(np.any(mask.numpy()) if mask.device.type == "cpu" else mask.any())
+
+
+def _by_name(model_or_weights: nn.Module | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    if isinstance(model_or_weights, nn.Module):
+        return dict(model_or_weights.named_parameters(remove_duplicate=False))
+    return model_or_weights
+
+
+def _check(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
+    for name, mask in masks.items():
+        if name not in weights:
+            raise KeyError(f"there is a mask for {name!r}, but no such weight.")
+        if mask.shape != weights[name].shape:
+            raise ValueError(
+                f"{name}: a mask of shape {tuple(mask.shape)} for a weight of shape {tuple(weights[name].shape)}."
+            )
+        if mask.dtype != torch.bool:
+            raise TypeError(f"{name}: a mask is a bool tensor, not {mask.dtype}.")
+
+
+def _zero_(weight: Tensor, mask: Tensor) -> None:
+    sharded = _dtensor(weight)
+    if sharded is not None:
+        mask_like = _dtensor(mask)
+        weight = sharded.to_local()
+        mask = (_sharded_like(mask, sharded) if mask_like is None else mask_like).to_local()
+    if weight.device.type != "cpu" or not weight.is_contiguous() or not mask.is_contiguous():
+        weight.masked_fill_(~mask.to(weight.device), 0)
+        return
+    # and with 0 or all ones: half the cost of masked_fill_, and NaN becomes 0
+    integer = _SAME_SIZE[weight.element_size()]
+    bits, kept = weight.view(-1).view(integer), mask.view(-1).view(torch.int8)
+    for at in range(0, bits.shape[0], PIECE):
+        bits[at : at + PIECE].bitwise_and_(kept[at : at + PIECE].to(integer).neg_())
+
+
+def _dtensor(tensor: Tensor) -> Any:
+    if not hasattr(tensor, "placements"):
+        return None
+    from torch.distributed.tensor import DTensor
+
+    return tensor if isinstance(tensor, DTensor) else None
+
+
+def _sharded_like(mask: Tensor, like: Any) -> Any:
+    """A whole mask, the same on all ranks, laid out as a DTensor is."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = like.device_mesh
+    whole = DTensor.from_local(mask.to(like.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return whole.redistribute(placements=like.placements)

@@ -1,0 +1,265 @@
+"""Who competes with whom: scores become a table whose rows are competitions and whose columns are units.
+
+Law: ``spread`` is the inverse of ``pool`` on masks. What a table keeps, the mask keeps, as whole units; a table of
+True spreads to a mask of True. A pattern of one's own is a class with ``pool``, ``spread`` and ``density``; there is
+nothing to register.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["NM", "Block", "Channels", "Pattern", "Rows", "Unstructured", "parse"]
+
+
+class Pattern(Protocol):
+    """What a pattern of one's own provides."""
+
+    @property
+    def density(self) -> float | None:
+        """The fraction of units that the pattern itself says to keep in each group; None: the budget says."""
+
+    def pool(self, scores: Tensor) -> Tensor:
+        """Scores of a weight's shape -> table (groups, units). ``ValueError`` if the shape does not fit."""
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        """Bool table (groups, units) -> bool mask of the weight's shape."""
+
+
+@dataclass(frozen=True)
+class Unstructured:
+    """Each weight is a unit, and all weights of a tensor compete: table (1, numel).
+
+    >>> Unstructured().pool(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[1., 2., 3., 4.]])
+    """
+
+    @property
+    def density(self) -> None:
+        return None
+
+    def pool(self, scores: Tensor) -> Tensor:
+        return scores.reshape(1, -1)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        return keep.reshape(shape)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Each weight is a unit, and the weights of one output (index of dim 0) compete: table (outputs, rest).
+
+    Wanda's comparison group (Sun et al. 2023, arXiv:2306.11695).
+
+    >>> Rows().pool(torch.zeros(8, 3, 5, 5)).shape
+    torch.Size([8, 75])
+    """
+
+    @property
+    def density(self) -> None:
+        return None
+
+    def pool(self, scores: Tensor) -> Tensor:
+        if scores.dim() == 0:
+            raise ValueError("a scalar has no rows.")
+        return scores.reshape(scores.shape[0], -1) if scores.numel() else scores.new_zeros(scores.shape[0], 0)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        return keep.reshape(shape)
+
+
+@dataclass(frozen=True)
+class NM:
+    """**n kept** of every m consecutive weights along an axis: table (numel / m, m).
+
+    2:4 is what sparse tensor cores take (Mishra et al. 2021, arXiv:2104.08378). The default axis 1 runs along the
+    inputs of Linear and convolution weights.
+
+    Args:
+        n: how many of each m are kept, 0 … m.
+        m: how many consecutive weights compete.
+        axis: the dimension they are consecutive in; negative counts from the end.
+
+    >>> NM(2, 4).pool(torch.arange(8.0).reshape(1, 8))
+    tensor([[0., 1., 2., 3.],
+            [4., 5., 6., 7.]])
+    """
+
+    n: int
+    m: int
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.n <= self.m or self.m < 1:
+            raise ValueError(f"n:m keeps n of every m, so 0 <= n <= m and m >= 1; got {self.n}:{self.m}.")
+
+    @property
+    def density(self) -> float:
+        return self.n / self.m
+
+    def _axis(self, shape: torch.Size) -> int:
+        if not -len(shape) <= self.axis < len(shape):
+            raise ValueError(
+                f"{self.n}:{self.m} along dimension {self.axis} needs more dimensions than {tuple(shape)}."
+            )
+        axis = self.axis % len(shape)
+        if shape[axis] % self.m:
+            side = "an input dimension" if self.axis == 1 else f"a dimension {self.axis}"
+            raise ValueError(f"{self.n}:{self.m} needs {side} divisible by {self.m}; the shape is {tuple(shape)}.")
+        return axis
+
+    def pool(self, scores: Tensor) -> Tensor:
+        return scores.movedim(self._axis(scores.shape), -1).reshape(-1, self.m)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        axis = self._axis(shape)
+        moved = [size for at, size in enumerate(shape) if at != axis] + [shape[axis]]
+        return keep.reshape(moved).movedim(-1, axis)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Tiles of h outputs by w inputs are units, and all tiles of a tensor compete: table (1, tiles).
+
+    Convolution weights are seen as (outputs, inputs · kernel). Tiles at a ragged edge are smaller. A tile's score is
+    the mean of its weights' scores, so that a smaller tile is not ranked lower for its size. N×1 blocks are
+    ``Block(N, 1)``.
+
+    Args:
+        height: outputs in a tile, >= 1.
+        width: inputs in a tile, >= 1.
+        reduce: ``(scores of shape (tiles, entries)) -> (tiles,)`` instead of the mean; needs tiles that divide evenly.
+
+    >>> Block(2, 2).pool(torch.tensor([[1.0, 1.0, 6.0], [1.0, 1.0, 8.0]]))
+    tensor([[1., 7.]])
+    """
+
+    height: int
+    width: int
+    reduce: Callable[[Tensor], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.height < 1 or self.width < 1:
+            raise ValueError(f"a block has at least 1 output and 1 input; got {self.height}x{self.width}.")
+
+    @property
+    def density(self) -> None:
+        return None
+
+    def _tiles(self, shape: torch.Size) -> tuple[int, int, int, int]:
+        """(outputs, inputs, tiles down, tiles across)"""
+        if len(shape) < 2:
+            raise ValueError(
+                f"{self.height}x{self.width} blocks need a weight of 2 or more dimensions, not {tuple(shape)}."
+            )
+        outputs, inputs = shape[0], math.prod(shape[1:])
+        return outputs, inputs, -(-outputs // self.height), -(-inputs // self.width)
+
+    def pool(self, scores: Tensor) -> Tensor:
+        outputs, inputs, down, across = self._tiles(scores.shape)
+        matrix = _wide(scores).reshape(outputs, inputs)
+        ragged = (down * self.height - outputs, across * self.width - inputs)
+        if any(ragged):
+            matrix = torch.nn.functional.pad(matrix, (0, ragged[1], 0, ragged[0]))
+        tiles = matrix.view(down, self.height, across, self.width)
+        if self.reduce is not None:
+            if any(ragged):
+                raise ValueError(
+                    f"{self.height}x{self.width} blocks with a reduction of your own must divide {outputs}x{inputs}."
+                )
+            return self.reduce(tiles.transpose(1, 2).reshape(down * across, -1)).reshape(1, -1)
+        # rows first: the long inner dimension stays contiguous, which is what the reduction is fast on
+        total = tiles.sum(1).sum(-1) if self.height > 1 else tiles.squeeze(1).sum(-1)
+        if not any(ragged):
+            return (total / (self.height * self.width)).reshape(1, -1)
+        heights = _lengths(outputs, self.height, total.device)
+        widths = _lengths(inputs, self.width, total.device)
+        return (total / (heights[:, None] * widths)).reshape(1, -1)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        outputs, inputs, down, across = self._tiles(shape)
+        tiles = keep.reshape(down, 1, across, 1).expand(down, self.height, across, self.width)
+        return tiles.reshape(down * self.height, across * self.width)[:outputs, :inputs].reshape(shape)
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Slices along a dimension are units, and all slices of a tensor compete: table (1, channels).
+
+    Args:
+        dim: 0 for outputs, 1 for inputs, negative from the end.
+        reduce: ``(scores of shape (channels, rest)) -> (channels,)``; the default is the mean. A monotone function of
+            it ranks the same, so the L2 norm of channels is the criterion ``|w|²`` with the mean.
+
+    >>> Channels(dim=1).pool(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[2., 3.]])
+    """
+
+    dim: int = 0
+    reduce: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def density(self) -> None:
+        return None
+
+    def _dim(self, shape: torch.Size) -> int:
+        if not -len(shape) <= self.dim < len(shape):
+            raise ValueError(f"channels along dimension {self.dim} need more dimensions than {tuple(shape)}.")
+        return self.dim % len(shape)
+
+    def pool(self, scores: Tensor) -> Tensor:
+        dim = self._dim(scores.shape)
+        channels = _wide(scores).movedim(dim, 0).reshape(scores.shape[dim], -1)
+        return (channels.mean(1) if self.reduce is None else self.reduce(channels)).reshape(1, -1)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        dim = self._dim(shape)
+        along = [1] * len(shape)
+        along[dim] = shape[dim]
+        return keep.reshape(along).expand(shape).contiguous()
+
+
+def parse(text: str) -> Pattern:
+    """The pattern that a word means: unstructured, rows, 2:4 (any n:m), 16x1 (any block), channels, channels:1.
+
+    Raises:
+        ValueError: the word is none of these.
+
+    >>> parse("2:4")
+    NM(n=2, m=4, axis=1)
+    >>> parse("16x1")
+    Block(height=16, width=1, reduce=None)
+    """
+    word = text.strip().lower()
+    if word == "unstructured":
+        return Unstructured()
+    if word == "rows":
+        return Rows()
+    if found := re.fullmatch(r"(\d+):(\d+)", word):
+        return NM(int(found[1]), int(found[2]))
+    if found := re.fullmatch(r"(\d+)[x×](\d+)", word):
+        return Block(int(found[1]), int(found[2]))
+    if found := re.fullmatch(r"channels(?::(-?\d+))?", word):
+        return Channels(int(found[1] or 0))
+    raise ValueError(
+        f"no pattern is called {text!r}; write unstructured, rows, 2:4 (n:m), 16x1 (blocks), channels or channels:1."
+    )
+
+
+def _wide(scores: Tensor) -> Tensor:
+    """Sums of halves are taken in float32, of integers in float64."""
+    if scores.dtype in (torch.float32, torch.float64):
+        return scores
+    return scores.float() if scores.dtype.is_floating_point else scores.double()
+
+
+def _lengths(total: int, step: int, device: torch.device) -> Tensor:
+    starts = torch.arange(0, total, step, device=device)
+    return torch.clamp(total - starts, max=step)

@@ -1,0 +1,99 @@
+"""Which weights of a model are pruned: by the kind of module that owns them, narrowed by globs, tied weights once.
+
+Law: no tensor is a target twice, and a glob that matches nothing is an error.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+__all__ = ["find_targets"]
+
+_LEFT_ALONE = (
+    nn.Embedding,
+    nn.EmbeddingBag,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.LocalResponseNorm,
+    nn.RMSNorm,
+    nn.modules.batchnorm._NormBase,
+)
+
+
+def find_targets(
+    model: nn.Module, *, include: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None
+) -> dict[str, nn.Parameter]:
+    """``{name: parameter}`` of the weights that pruning is for.
+
+    By default every floating-point parameter of two or more dimensions, of any module, but for embeddings and
+    normalizations: the weights of linear, convolution, recurrent and attention layers, and bare parameters of modules
+    of one's own. A tensor that is shared has the first of its names and is found once; if an embedding shares it, it is
+    left alone.
+
+    Args:
+        model: any module; lazy modules must have been run once.
+        include: globs over parameter names that replace the default (``"encoder.*.weight"``), so that embeddings can be
+            asked for.
+        exclude: globs that are left out of either.
+
+    Raises:
+        ValueError: a glob matches no parameter (close names are suggested), a chosen parameter is not initialized or
+            not floating point, or nothing is left to prune.
+
+    >>> list(find_targets(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))))
+    ['1.weight']
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    first_names: dict[int, str] = {}
+    for name, parameter in parameters.items():
+        first_names.setdefault(id(parameter), name)
+    left_alone = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, _LEFT_ALONE)
+        for parameter in module.parameters(recurse=False)
+    }
+    included = _matched(include, parameters)
+    excluded = {id(parameters[name]) for name in _matched(exclude, parameters) or ()}
+    chosen: dict[str, nn.Parameter] = {}
+    for name, parameter in parameters.items():
+        if id(parameter) in excluded or first_names[id(parameter)] in chosen:
+            continue
+        lazy = isinstance(parameter, nn.UninitializedParameter)
+        if included is None:
+            wanted = lazy or (
+                parameter.is_floating_point() and parameter.dim() >= 2 and id(parameter) not in left_alone
+            )
+        else:
+            wanted = name in included
+        if not wanted:
+            continue
+        if lazy:
+            raise ValueError(f"{name} is not initialized; run the model once on an example batch before pruning.")
+        if not parameter.is_floating_point():
+            raise ValueError(f"{name} is {parameter.dtype}; only floating-point weights can be pruned.")
+        chosen[first_names[id(parameter)]] = parameter
+    if not chosen:
+        raise ValueError(
+            f"{type(model).__name__} has no weights to prune: by default floating-point parameters of two or more "
+            "dimensions outside embeddings and normalizations; name others with include=."
+        )
+    return chosen
+
+
+def _matched(globs: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
+    if globs is None:
+        return None
+    names = list(names)
+    found: set[str] = set()
+    for glob in [globs] if isinstance(globs, str) else globs:
+        matches = [name for name in names if fnmatchcase(name, glob)]
+        if not matches:
+            close = difflib.get_close_matches(glob, names, n=3, cutoff=0.0)
+            raise ValueError(f"no parameter matches {glob!r}; the closest names are {', '.join(close) or 'none'}.")
+        found.update(matches)
+    return found
