@@ -32,7 +32,7 @@ class _Index:
         self.modules = {id(module): weakref.ref(module) for module in modules}
         self.references = {}
         for module in modules:
-            parameters = module.__dict__.get("_parameters") or {}
+            parameters = _registered(module)
             for key in parameters:
                 self.references[id(parameters[key])] = sys.getrefcount(parameters[key])
 
@@ -48,6 +48,12 @@ class _Index:
 
 
 _index = _Index()
+
+
+def _registered(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's dictionary of parameters; modules that have none (scripted, half built) hold nothing."""
+    parameters = module.__dict__.get("_parameters")
+    return parameters if isinstance(parameters, dict) else {}
 
 
 def _modules_that_may_hold(module: nn.Module, key: str) -> Iterator[nn.Module]:
@@ -75,7 +81,7 @@ def other_owners(module: nn.Module, key: str) -> list[tuple[nn.Module, str]]:
     owners: list[tuple[nn.Module, str]] = []
     for other in _modules_that_may_hold(module, key):
         wanted = module._parameters[key]
-        for other_key, parameter in (other.__dict__.get("_parameters") or {}).items():
+        for other_key, parameter in _registered(other).items():
             if parameter is wanted and parameter is not None and (other is not module or other_key != key):
                 owners.append((other, other_key))
     return owners

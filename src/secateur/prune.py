@@ -265,7 +265,9 @@ def _choice(method: BasePruningMethod, n_dims: int, mask: Tensor) -> Any:
     if dim < 0:
         raise IndexError(f"Index is out of bounds for tensor with dimensions {n_dims}")
     left = mask.sum(dim=[other for other in range(n_dims) if other != dim]) != 0
-    return tuple(left if axis == dim else slice(None) for axis in range(n_dims))
+    choice: list[Any] = [slice(None)] * n_dims
+    choice[dim] = left
+    return tuple(choice)
 
 
 class Identity(BasePruningMethod):
