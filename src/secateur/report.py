@@ -11,7 +11,7 @@ import os
 import platform
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -117,7 +117,7 @@ class Network:
     """One pruned network in detail: its layers, and a histogram of the weights kept and removed.
 
     ``edges`` has one element more than ``kept`` and ``removed``, which count the weights between two edges. Made by
-    `describe`.
+    `describe`. ``method`` is the `Run.method` that it is an example of, if any: it then has the colour of that method.
     """
 
     title: str
@@ -125,6 +125,7 @@ class Network:
     edges: tuple[float, ...]
     kept: tuple[int, ...]
     removed: tuple[int, ...]
+    method: str = ""
 
     def __post_init__(self) -> None:
         layers = tuple(one if isinstance(one, Layer) else Layer(**one) for one in self.layers)
@@ -200,7 +201,9 @@ def _processor() -> str:
     return model[1].strip() if model else platform.processor() or "unknown"
 
 
-def describe(title: str, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], *, bins: int = 60) -> Network:
+def describe(
+    title: str, weights: Mapping[str, Tensor], masks: Mapping[str, Tensor], *, method: str = "", bins: int = 60
+) -> Network:
     """The `Network` that the masks make of these weights, which are those **before** pruning.
 
     ``weights`` and ``masks`` go by parameter name; a mask is a bool tensor of its weight's shape, True = kept. Weights
@@ -230,7 +233,7 @@ def describe(title: str, weights: Mapping[str, Tensor], masks: Mapping[str, Tens
         kept += np.histogram(weight[mask].numpy(), edges)[0]
         removed += np.histogram(weight[~mask].numpy(), edges)[0]
         layers.append(Layer(name, tuple(mask.shape), int(mask.sum())))
-    return Network(title, tuple(layers), tuple(edges.tolist()), tuple(kept.tolist()), tuple(removed.tolist()))
+    return Network(title, tuple(layers), tuple(edges.tolist()), tuple(kept.tolist()), tuple(removed.tolist()), method)
 
 
 def _few(names: Iterable[str]) -> str:
@@ -332,18 +335,26 @@ def _with_spread(mean: float | None, sd: float | None) -> str:
 
 def print_summary(results: Results) -> None:
     """Print the table of `summarize` to the terminal: mean ± standard deviation over seeds, sizes, milliseconds."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     rows = summarize(results.runs)
     columns = _columns(results, rows)
-    table = Table(title=Text(results.title), title_style="bold", header_style="bold", title_justify="left")
+    tuned = any(column.key == "after" for column in columns)
+    caption = f"{results.metric} before and after fine-tuning" if tuned else ""
+    if any(row.before_sd is not None for row in rows):
+        caption += ("; " if caption else "") + "mean ± standard deviation over seeds"
+    table = Table(
+        title=Text(results.title, "bold"), caption=Text(caption), title_justify="left", caption_justify="left",
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+    )  # fmt: skip
     for column in columns:
-        head = f"{column.head}\n({column.unit})" if column.unit else column.head
-        table.add_column(Text(head), justify="right" if column.numeric else "left", no_wrap=not column.numeric)
+        head = f"{column.brief}\n{column.unit}" if column.unit else column.brief
+        table.add_column(Text(head), justify="right" if column.numeric else "left", no_wrap=True)
+    best = _best(rows)
     by_sparsity = sorted(rows, key=lambda row: round(row.sparsity, 2))
-    best = _best(by_sparsity)
     for row, following in zip(by_sparsity, [*by_sparsity[1:], None], strict=True):
         last = following is None or round(following.sparsity, 2) != round(row.sparsity, 2)
         cells = [Text(column.show(row)) for column in columns]
@@ -364,6 +375,7 @@ def _best(rows: Sequence[Row]) -> list[Row]:
 class _Column:
     key: str
     head: str
+    brief: str  # the head in a terminal
     unit: str
     numeric: bool
     values: Mapping[Row, float | str | None]
@@ -383,10 +395,11 @@ def _columns(results: Results, rows: Sequence[Row]) -> list[_Column]:
         return "–" if value is None else format(value, form)
 
     columns = [
-        _Column("method", "method", "", False, {r: r.method for r in rows}, {r: r.method for r in rows}),
+        _Column("method", "method", "method", "", False, {r: r.method for r in rows}, {r: r.method for r in rows}),
         _Column(
             "sparsity",
             "sparsity",
+            "removed",
             "%",
             True,
             {r: r.sparsity for r in rows},
@@ -398,6 +411,7 @@ def _columns(results: Results, rows: Sequence[Row]) -> list[_Column]:
         _Column(
             "before",
             f"{results.metric} before fine-tuning" if tuned else results.metric,
+            "before" if tuned else results.metric,
             results.unit,
             True,
             {r: r.before for r in rows},
@@ -409,21 +423,24 @@ def _columns(results: Results, rows: Sequence[Row]) -> list[_Column]:
             _Column(
                 "after",
                 f"{results.metric} after fine-tuning",
+                "after",
                 results.unit,
                 True,
                 {r: r.after for r in rows},
                 {r: _with_spread(r.after, r.after_sd) for r in rows},
             )
         )
-    for key, head, unit, scale, form in (
-        ("bytes", "file", "kB", 1e3, ".1f"),
-        ("zipped", "file, zipped", "kB", 1e3, ".1f"),
-        ("latency_ms", "latency", "ms", 1, ".2f"),
+    for key, head, brief, unit, scale, form in (
+        ("bytes", "file", "file", "kB", 1e3, ".1f"),
+        ("zipped", "file, zipped", "zipped", "kB", 1e3, ".1f"),
+        ("latency_ms", "latency", "latency", "ms", 1, ".2f"),
     ):
         values = {row: getattr(row, key) for row in rows}
         if any(value is not None for value in values.values()):
             scaled = {row: None if value is None else value / scale for row, value in values.items()}
-            columns.append(_Column(key, head, unit, True, scaled, {r: number(v, form) for r, v in scaled.items()}))
+            columns.append(
+                _Column(key, head, brief, unit, True, scaled, {r: number(v, form) for r, v in scaled.items()})
+            )
     return columns
 
 
@@ -466,7 +483,7 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     with mpl.rc_context():
         mpl.rcdefaults()  # the reader's matplotlibrc has no say in the page
         mpl.rcParams.update(cast(Any, _RC))
-        plots = [*_accuracy_plots(results, rows), *_size_plot(results, rows)]
+        plots = [*_accuracy_plots(results, rows), *_size_plot(results, rows), *_layer_plot(results, rows)]
         histograms = [_histogram(network, number) for number, network in enumerate(results.networks, 1)]
     text = page.render(
         results=results,
@@ -566,7 +583,7 @@ def _accuracy_scale(results: Results, values: Sequence[float]) -> tuple[Any, lis
     since 99 and 98 differ as much as 90 and 80 do: twice the errors."""
     if results.unit != "%" or max(values) < 90 or max(values) > 100 or min(values) < 0:
         return (lambda value: value), None
-    ticks = [float(tick) for tick in (0, 20, 50, 80, 90, 95, 98, 99, 100) if tick >= min(values) - 25]
+    ticks = [float(tick) for tick in (0, 50, 80, 90, 95, 98, 99, 100) if tick >= min(values) - 50]
     return (lambda value: -math.log10(101 - value)), ticks
 
 
@@ -577,11 +594,17 @@ def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {method: sorted(group, key=lambda row: row.sparsity) for method, group in series.items()}
 
 
+def _styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
+    """Colour and marker of each method that prunes; both, so that the plot reads without colour."""
+    pruned = [method for method, group in _series(rows).items() if any(row.sparsity for row in group)]
+    return {name: (_SERIES[n % len(_SERIES)], _MARKERS[n % len(_MARKERS)]) for n, name in enumerate(pruned)}
+
+
 def _figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 4.1))
-    axes = figure.add_axes((0.115, 0.135, 0.655, 0.815))
+    axes = figure.add_axes((0.085, 0.13, 0.595, 0.79))
     return figure, axes
 
 
@@ -589,8 +612,7 @@ def _curves(results: Results, rows: Sequence[Row], stage: str, axes: Any, abscis
     """One line a method, a band from the lowest to the highest seed, the name at the line's end."""
     scale, ticks = _accuracy_scale(results, [v for row in rows for v in (row.before, row.after) if v is not None])
     labels = []
-    pruned = {method: group for method, group in _series(rows).items() if any(row.sparsity for row in group)}
-    styles = {method: number for number, method in enumerate(pruned)}
+    styles = _styles(rows)
     for method, group in _series(rows).items():
         points = [row for row in group if getattr(row, stage) is not None and abscissa(row) is not None]
         if not points:
@@ -598,18 +620,17 @@ def _curves(results: Results, rows: Sequence[Row], stage: str, axes: Any, abscis
         ys = [scale(getattr(row, stage)) for row in points]
         low = [scale(getattr(row, f"{stage}_range")[0]) for row in points]
         high = [scale(getattr(row, f"{stage}_range")[1]) for row in points]
-        if method not in pruned:  # a dense network: the line to beat
+        if method not in styles:  # a dense network: the line to beat
             axes.axhline(ys[0], color=_INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1.5)
             axes.axhspan(low[0], high[0], color=_INK, alpha=0.1, linewidth=0)
             labels.append((ys[0], None, method, _INK))
             continue
-        color = _SERIES[styles[method] % len(_SERIES)]
+        color, marker = styles[method]
         xs = [abscissa(row) for row in points]
         if len(points) > 1:
             axes.fill_between(xs, low, high, color=color, alpha=0.18, linewidth=0)
         else:
             axes.vlines(xs, low, high, color=color, linewidth=5, alpha=0.3)
-        marker = _MARKERS[styles[method] % len(_MARKERS)]
         axes.plot(
             xs,
             ys,
@@ -624,7 +645,8 @@ def _curves(results: Results, rows: Sequence[Row], stage: str, axes: Any, abscis
     if ticks:
         axes.set_yticks([scale(tick) for tick in ticks], [f"{tick:g}" for tick in ticks])
         axes.set_ylim(scale(ticks[0]) - 0.03, scale(100) + 0.03)
-    axes.set_ylabel(f"{results.metric} ({results.unit})" if results.unit else results.metric, parse_math=False)
+    unit = f"{results.metric} ({results.unit})" if results.unit else results.metric
+    axes.text(-0.12, 1.045, unit, transform=axes.transAxes, va="bottom", parse_math=False)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
     _place_labels(axes, labels)
@@ -658,9 +680,9 @@ def _place_labels(axes: Any, labels: Sequence[tuple[float, float | None, str, st
                 fontweight="bold",
             )  # fmt: skip
         else:  # a line that stops early carries its name where it stops
-            axes.text(
-                start, y - gap * 0.55, _short(name), color=color, va="top", ha="center", parse_math=False,
-                fontweight="bold",
+            axes.annotate(
+                _short(name), (start, y), (10, -52), textcoords="offset points", color=color, parse_math=False,
+                fontweight="bold", arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkB": 3},
             )  # fmt: skip
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
@@ -675,14 +697,9 @@ def _accuracy_plots(results: Results, rows: Sequence[Row]) -> list[_Plot]:
     plots = []
     for stage in stages:
         figure, axes = _figure()
-        marks: list[float] = []  # a tick for each sparsity, where there is room
-        for row in sorted(rows, key=lambda row: row.sparsity):
-            position = -math.log10(1 - row.sparsity)
-            if row.sparsity and (not marks or position - marks[-1] > 0.08):
-                marks.append(position)
-        marks = marks or [0.0]
-        axes.set_xticks(marks, [f"{100 * (1 - 10**-mark):.4g}" for mark in marks])
-        axes.set_xlim(marks[0] - 0.08, marks[-1] + 0.08)
+        marks = _marks(rows)
+        axes.set_xticks([-math.log10(1 - mark) for mark in marks], [f"{100 * mark:.3g}" for mark in marks])
+        axes.set_xlim(-math.log10(1 - marks[0]) - 0.08, -math.log10(1 - marks[-1]) + 0.08)
         axes.set_xlabel("weights removed (%)")
         _curves(results, rows, stage, axes, lambda row: -math.log10(1 - row.sparsity))
         title = results.metric.capitalize()
@@ -691,6 +708,16 @@ def _accuracy_plots(results: Results, rows: Sequence[Row]) -> list[_Plot]:
         caption = f"{results.metric.capitalize()} against sparsity, mean and range over seeds."
         plots.append(_Plot(title, caption, _svg(figure, f"curve-{stage}", f"{title}: {caption}")))
     return plots
+
+
+def _marks(rows: Sequence[Row]) -> list[float]:
+    """The sparsities to mark: of several that are close together, the one that most rows have."""
+    counts = Counter(round(row.sparsity, 3) for row in rows if row.sparsity)
+    marks: list[float] = []
+    for sparsity, _ in counts.most_common():
+        if all(abs(math.log10((1 - sparsity) / (1 - mark))) > 0.08 for mark in marks):
+            marks.append(sparsity)
+    return sorted(marks) or [0.0]
 
 
 def _size_plot(results: Results, rows: Sequence[Row]) -> list[_Plot]:
@@ -715,28 +742,72 @@ def _size_plot(results: Results, rows: Sequence[Row]) -> list[_Plot]:
     return [_Plot(title, caption, _svg(figure, "size", f"{title}: {caption}"))]
 
 
+def _layer_plot(results: Results, rows: Sequence[Row]) -> list[_Plot]:
+    """Where each method cuts: the sparsity of every layer. Left out for one network only, or very many layers."""
+    from matplotlib.figure import Figure
+
+    styles = _styles(rows)
+    networks = [network for network in results.networks if network.method in styles]
+    names = list(dict.fromkeys(layer.name for network in networks for layer in network.layers))
+    if len(networks) < 2 or not 2 <= len(names) <= 24:
+        return []
+    height = max(4.1, 1.2 + 0.22 * len(names))
+    figure = Figure(figsize=(5.6, height))
+    axes = figure.add_axes((0.335, 0.533 / height, 0.635, 1 - 1.05 / height))
+    places = {name: -number for number, name in enumerate(names)}
+    for network in networks:
+        color, marker = styles[network.method]
+        xs, ys = zip(*((100 * layer.sparsity, places[layer.name]) for layer in network.layers), strict=True)
+        axes.plot(
+            xs, ys, color=color, marker=marker, linewidth=0.9, markersize=6, markeredgecolor=_PAPER,
+            markeredgewidth=0.8, alpha=0.9, clip_on=False,
+        )  # fmt: skip
+    axes.set_yticks(list(places.values()), [name if len(name) <= 23 else f"…{name[-22:]}" for name in names])
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.set_xlim(-2, 102)
+    axes.set_ylim(-len(names) + 0.4, 0.6)
+    axes.set_xlabel("weights of the layer removed (%)")
+    axes.tick_params(length=0)
+    axes.spines["left"].set_visible(False)
+    for number, network in enumerate(networks):  # the legend, in rows of three
+        color, marker = styles[network.method]
+        x, y = -0.5 + 0.5 * (number % 3), 1 + (0.36 - 0.2 * (number // 3)) / (height - 1.05)
+        axes.plot(x, y + 0.012, marker=marker, color=color, markersize=6, transform=axes.transAxes, clip_on=False)
+        axes.text(
+            x + 0.03, y, _short(network.method), color=color, transform=axes.transAxes, fontweight="bold", va="center",
+            parse_math=False,
+        )  # fmt: skip
+    title = "Where each method cuts"
+    removed = sorted(
+        1 - sum(layer.kept for layer in n.layers) / sum(layer.weights for layer in n.layers) for n in networks
+    )
+    caption = f"Sparsity of each layer, in networks with {100 * removed[0]:.3g} to {100 * removed[-1]:.3g} % removed."
+    return [_Plot(title, caption, _svg(figure, "layers", f"{title}: {caption}"))]
+
+
 def _histogram(network: Network, number: int) -> _Plot:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.6, 3.0))
-    axes = figure.add_axes((0.115, 0.175, 0.865, 0.71))
+    axes = figure.add_axes((0.1, 0.175, 0.88, 0.72))
     for counts, color, alpha in ((network.removed, _REMOVED, 0.55), (network.kept, _KEPT, 0.55)):
         axes.stairs(counts, network.edges, fill=True, color=color, alpha=alpha, linewidth=0)
         axes.stairs(counts, network.edges, color=color, linewidth=1.2)
     most = max([*network.kept, *network.removed, 1])
     axes.set_yscale("symlog", linthresh=1, linscale=0.4)
-    marks = [0] + [10**power for power in range(math.ceil(math.log10(most)) + 1)]
+    marks = [10**power for power in range(math.floor(math.log10(most)) + 1)]
     axes.set_yticks(marks, [f"{mark:,}" for mark in marks])
     axes.minorticks_off()
     axes.set_ylim(0, max(most * 1.6, 2))
     axes.set_xlim(network.edges[0], network.edges[-1])
     axes.set_xlabel("weight before pruning")
-    axes.set_ylabel("weights in the bin (log)")
+    axes.text(-0.1, 1.03, "weights", transform=axes.transAxes, va="bottom")
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
     axes.grid(visible=False, axis="x")
     for x, align, color, word, counts in (
-        (0.0, "left", _REMOVED, "removed", network.removed),
+        (0.5, "center", _REMOVED, "removed", network.removed),
         (1.0, "right", _KEPT, "kept", network.kept),
     ):
         axes.text(
