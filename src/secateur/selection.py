@@ -33,6 +33,7 @@ SEGMENT = PIECE * 32  # 1 M entries: what one thread works through at a time
 DEVICE_SEGMENT = 1 << 24  # on an accelerator: few launches, bounded buffers
 SAMPLE = 1 << 18  # entries sampled to bracket the threshold; up to this many are ranked without a sample
 COLLECTED = 1 << 22  # entries that may lie inside the bracket before the search turns to counting digits
+ROUNDS = 4  # brackets that are tried before digits
 STANDARD_DEVIATIONS = 5  # half width of the bracket; a miss costs a second search, never a wrong answer
 
 
@@ -214,7 +215,7 @@ def keep_largest_overall(
     for source in sources:
         source.mask = _empty_mask(source.numel, source.device)
     found = _search(sources, min(kept, total))
-    if found is not None:
+    if found is not _COMPLETE:
         _write_masks(sources, found)
     return {source.name: source.whole(source.mask) for source in sources if source.mask is not None}
 
@@ -232,7 +233,7 @@ def counts_kept_overall(
     sources, total = _sources(scores, kept, among)
     kept = min(kept, total)
     found = _search(sources, kept)
-    if found is not None:
+    if found is not _COMPLETE:
         for source, taken, _ in _shares_of_ties(sources, found):
             source.kept += taken
     return {source.name: source.kept for source in sources}
@@ -352,6 +353,9 @@ class _Found:
     ties: int
 
 
+_COMPLETE = _Found(0.0, 0)  # nothing is left to do: masks and counts are written
+
+
 def _sources(scores: Mapping[str, Tensor], kept: int, among: Mapping[str, Tensor] | None) -> tuple[list[_Source], int]:
     """The tensors of a competition, checked, and the number of entries that take part in it."""
     sources = []
@@ -453,24 +457,46 @@ def _comparable(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype.is_floating_point else scores.double()
 
 
-def _search(sources: list[_Source], kept: int) -> _Found | None:
-    """Find the threshold and each source's count of entries above it; None: the masks and counts are complete."""
+def _search(sources: list[_Source], kept: int) -> _Found:
+    """Find the threshold and each source's count of entries above it."""
     if kept == 0:
         for source in sources:
             for _, piece in _pieces(source):
                 _refuse_nan(source.name, piece)  # a NaN never passes, though nothing needs ranking here
             if source.mask is not None:
                 source.mask.fill_(False)
-        return None
+        return _COMPLETE
     if _mesh(sources) is not None:
         return _search_by_digits(sources, kept)
     entries = sum(source.numel for source in sources)
-    below, above = _bracket(sources, kept) if entries > SAMPLE else (-np.inf, np.inf)
-    return _search_in_bracket(sources, kept, below, above)
+    if entries <= SAMPLE:
+        return _search_in_bracket(sources, kept, -np.inf, np.inf) or _search_by_digits(sources, kept)
+    sample = _sample(sources)
+    below, above = _bracket(sample, kept / entries)
+    for _ in range(ROUNDS):
+        found = _search_in_bracket(sources, kept, below, above)
+        if found is not None:
+            return found
+        # too much lies inside: most likely one score has a great share, so rank against the commonest one
+        inside = sample[np.searchsorted(sample, below) : np.searchsorted(sample, above, side="right")]
+        if inside.size == 0:
+            break
+        values, counts = np.unique(inside, return_counts=True)
+        pivot = float(values[counts.argmax()])
+        found = _search_in_bracket(sources, kept, pivot, pivot)
+        if found is not None:
+            return found
+        if sum(source.kept for source in sources) >= kept:
+            below = float(np.nextafter(pivot, np.inf))
+        else:
+            above = float(np.nextafter(pivot, -np.inf))
+        if below > above:
+            break
+    return _search_by_digits(sources, kept)
 
 
-def _bracket(sources: list[_Source], kept: int) -> tuple[float, float]:
-    """Two scores between which the k-th largest lies almost surely, from a sample drawn without torch's generator."""
+def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
+    """A sorted sample of all scores, drawn without torch's generator; NaN last."""
     entries = sum(source.numel for source in sources)
     generator = np.random.default_rng(entries)
     sampled: list[npt.NDArray[np.float64]] = []
@@ -489,8 +515,11 @@ def _bracket(sources: list[_Source], kept: int) -> tuple[float, float]:
         if source.among is not None:
             values = values.masked_fill(~source.among[index], -torch.inf)
         sampled.append(values.double().cpu().numpy())
-    sample = np.sort(np.concatenate(sampled))  # NaN last
-    share = kept / entries
+    return np.sort(np.concatenate(sampled))
+
+
+def _bracket(sample: npt.NDArray[np.float64], share: float) -> tuple[float, float]:
+    """Two scores between which that share of the largest ends, almost surely."""
     middle = sample.size * (1 - share)
     half_width = STANDARD_DEVIATIONS * ((sample.size * share * (1 - share)) ** 0.5 + 1)
     first, last = int(middle - half_width), int(middle + half_width) + 1
@@ -502,26 +531,24 @@ def _bracket(sources: list[_Source], kept: int) -> tuple[float, float]:
 
 
 def _search_in_bracket(sources: list[_Source], kept: int, below: float, above: float) -> _Found | None:
-    """One pass: count what is above the bracket, collect what is inside, finish there."""
+    """One pass: count what is above the bracket, collect what is inside, finish there. None: it is not in there, or
+    too much is.
+    """
     collected: list[tuple[_Source, npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
-    above_total = inside_total = 0
+    inside_total = 0
     for source in sources:
         source.kept = 0
-        collect = below < above and inside_total <= COLLECTED
-        for above_count, inside_count, parts in _classify(source, below, above, collect=collect):
+        for above_count, inside_count, parts in _classify(source, below, above, collect=below < above):
             source.kept += above_count
             inside_total += inside_count
             collected.extend((source, positions, values) for positions, values in parts)
-        above_total += source.kept
-        if inside_total > COLLECTED:
-            collected.clear()
-    missing = kept - above_total
+            if below < above and inside_total > COLLECTED:
+                return None
+    missing = kept - sum(source.kept for source in sources)
     if not 0 < missing <= inside_total:
-        return _search_by_digits(sources, kept)
+        return None
     if below == above:
         return _Found(below, missing)
-    if inside_total > COLLECTED:
-        return _search_by_digits(sources, kept)
     values = np.concatenate([values for _, _, values in collected])
     threshold = float(np.partition(values, values.size - missing)[values.size - missing])
     ties = missing - int(np.count_nonzero(values > threshold))
@@ -533,7 +560,7 @@ def _search_in_bracket(sources: list[_Source], kept: int, below: float, above: f
         source.kept += int(np.count_nonzero(chosen))
         if source.mask is not None:
             source.mask[torch.from_numpy(positions).to(source.device)] = torch.from_numpy(chosen).to(source.device)
-    return None
+    return _COMPLETE
 
 
 _Classified = tuple[int, int, list[tuple["npt.NDArray[np.int64]", "npt.NDArray[np.float64]"]]]
