@@ -199,10 +199,10 @@ def choose_targets(
         matched = [name for name in checkpoint if fnmatchcase(name, glob)]
         if all(why.get(name, "excluded") != "excluded" for name in matched):
             example = f"{printable(matched[0])}: {why[matched[0]]}"
-            raise ValueError(f"--include {glob!r} matches nothing that can be pruned ({example}).")
+            raise ValueError(f"include {glob!r} matches nothing that can be pruned ({example}).")
     if not targets:
         reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_alone.items()) or "no tensors"
-        raise ValueError(f"{checkpoint.root}: nothing to prune ({reasons}). Name tensors with --include.")
+        raise ValueError(f"{checkpoint.root}: nothing to prune ({reasons}). Name tensors with include.")
     return targets, {reason: tuple(names) for reason, names in left_alone.items()}
 
 
@@ -267,12 +267,12 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         check_sparsity(sparsity)
     removed = sparsity if pattern.density is None else 1 - pattern.density
     if removed is None:
-        raise ValueError(f"the pattern {_word(pattern)} needs --sparsity: the fraction to remove, in [0, 1).")
+        raise ValueError(f"the pattern {_word(pattern)} needs a sparsity: the fraction to remove, in [0, 1).")
     if removed == 1:
         raise ValueError("sparsity 1 would remove every weight; ask for less than 1.")
     if sparsity is not None and abs(sparsity - removed) > 1e-9:
         raise ValueError(
-            f"{_word(pattern)} removes {removed:g} of the weights, not {sparsity:g}; leave --sparsity out."
+            f"{_word(pattern)} removes {removed:g} of the weights, not {sparsity:g}; leave the sparsity out."
         )
 
 
@@ -299,7 +299,7 @@ def _check_matches(option: str, glob: str, names: Iterable[str]) -> None:
     plain = re.sub(r"[*?\[\]]+", "", glob)
     close = difflib.get_close_matches(plain, names, n=3, cutoff=0)
     raise ValueError(
-        f"--{option} {glob!r} matches no tensor. Close names: {', '.join(printable(name) for name in close) or 'none'}."
+        f"{option} {glob!r} matches no tensor. Close names: {', '.join(printable(name) for name in close) or 'none'}."
     )
 
 

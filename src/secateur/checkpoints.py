@@ -76,7 +76,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of one tensor: ``dtype`` in the format's words, ``start`` and ``stop`` as bytes of the file."""
+    """What a header says of one tensor: ``dtype`` in the format's words, ``start`` and ``stop`` as bytes of a file."""
 
     name: str
     dtype: str

@@ -272,6 +272,8 @@ class _Finder:
         n_m = self._tightest()
         stored_out, stored_in = ("in", "out") if self.inputs_first else ("out", "in")
         width = self.columns * self.positions
+        if self.rows == 1 or width == 1:  # a vector in two dimensions: its channels are its entries
+            return n_m, None, None
         if self.width == 0:  # every row is wholly zero or free of zeros
             return n_m, None, (stored_out, self.zeros // width, self.rows)
         if self.height == 0 and self.width % self.positions == 0:

@@ -1,0 +1,6 @@
+"""``python -m secateur``: the command."""
+
+from secateur.cli import main
+
+if __name__ == "__main__":
+    main()
