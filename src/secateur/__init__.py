@@ -14,9 +14,9 @@ from secateur.targets import find_targets
 from secateur.version import __version__
 
 __all__ = [
-    "NM",
     "Block",
     "Channels",
+    "NM",
     "Rows",
     "Unstructured",
     "__version__",

@@ -105,7 +105,7 @@ def everywhere(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, 
     shapes = {name: tables.shape(name) for name in scores}
     units = {name: math.prod(shape) for name, shape in shapes.items()}
     kept = sum(units.values()) - round(sparsity * sum(units.values()))
-    floors = {name: min(min_kept, size) if kept else 0 for name, size in units.items()}
+    floors = {name: min(min_kept, size) if sparsity < 1 else 0 for name, size in units.items()}
     if sum(floors.values()) > kept:
         raise ValueError(
             f"sparsity {sparsity} leaves {kept} of {sum(units.values())} units, too few for {min_kept} in each of "

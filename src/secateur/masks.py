@@ -44,8 +44,8 @@ def make_masks(
     """``{name: bool mask}``: the best units by a criterion, in a pattern, at a sparsity. Changes no weight.
 
     Args:
-        weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked as the
-            whole tensors that they are shards of.
+        weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked as
+            the whole tensors that they are shards of.
         sparsity: fraction of units removed, in [0, 1]. A pattern that fixes it, such as n:m, needs none.
         pattern: who competes with whom; `Unstructured` by default.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["NM", "Block", "Channels", "Pattern", "Rows", "Unstructured", "parse"]
+__all__ = ["Block", "Channels", "NM", "Pattern", "Rows", "Unstructured", "parse"]
 
 
 class Pattern(Protocol):

@@ -174,7 +174,7 @@ def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
     if not 0 <= lowest <= highest <= units:
         raise ValueError(f"can't keep {lowest if lowest < 0 else highest} of {units} units.")
     if groups == 1 and isinstance(kept, int):
-        return keep_largest_overall({"scores": table}, kept)["scores"]
+        return keep_largest_overall({"": table}, kept)[""]
     if isinstance(kept, int) and units <= 8:
         return _keep_by_rank(table, kept)
     rows = max(1, (1 << 22) // max(units, 1))
@@ -246,7 +246,7 @@ def _keep_by_rank(table: Tensor, kept: int) -> Tensor:
     """Few units a row (n:m): an entry's rank is the number of entries that beat it; m(m-1)/2 comparisons of columns."""
     groups, units = table.shape
     if kept in (0, units):
-        _refuse_nan("scores", _comparable(table))
+        _refuse_nan("", _comparable(table))
         return torch.full((groups, units), kept > 0, dtype=torch.bool, device=table.device)
     mask = _empty_mask(groups * units, table.device).view(groups, units)
     step = max(1, (PIECE if table.device.type == "cpu" else DEVICE_SEGMENT) // units)
@@ -254,7 +254,7 @@ def _keep_by_rank(table: Tensor, kept: int) -> Tensor:
     def work(first: int) -> None:
         with torch.no_grad():
             columns = _comparable(table[first : first + step]).t().contiguous()
-            _refuse_nan("scores", columns)
+            _refuse_nan("", columns)
             mask[first : first + step] = (
                 torch.from_numpy(_ranks_below(columns.numpy(), kept)).t()
                 if columns.device.type == "cpu"
@@ -293,7 +293,7 @@ def _ranks_below_on_device(columns: Tensor, kept: int) -> Tensor:
 
 def _keep_in_rows(table: Tensor, kept: Tensor) -> Tensor:
     """Many units a row: each row's k-th score, then ties by position."""
-    _refuse_nan("scores", table)
+    _refuse_nan("", table)
     units = table.shape[1]
     lowest, highest = int(kept.min()), int(kept.max())
     if highest == 0:
@@ -830,4 +830,5 @@ def _refuse_nan(name: str, scores: Tensor) -> None:
 
 
 def _nan(name: str) -> ValueError:
-    return ValueError(f"{name}: a score is NaN and can't be ranked; find where the weights or the evidence became NaN.")
+    where = f"{name}: " if name else ""
+    return ValueError(f"{where}a score is NaN and can't be ranked; find where the weights or the evidence became NaN.")

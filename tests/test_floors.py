@@ -1,0 +1,70 @@
+"""The law of floors: a module imports from lower floors only, and heavy packages where they are used."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import secateur
+
+FLOORS = [
+    [
+        "checkpoints",
+        "criteria",
+        "evidence",
+        "layouts",
+        "masked_weight",
+        "owners",
+        "patterns",
+        "progress",
+        "schedules",
+        "selection",
+        "targets",
+        "version",
+    ],
+    ["allocation", "inspection", "prune"],
+    ["masks"],
+    ["checkpoint_sparsification", "report", "sparsification"],
+    ["demo"],
+    ["cli"],
+    ["__init__", "__main__"],
+]
+FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
+EVERYWHERE = {"torch", "numpy"}
+AT_THE_TOP = {"cli": {"typer", "rich", "click"}, "progress": {"rich"}, "checkpoints": {"safetensors"}}
+SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
+
+
+def imports(path, *, top_level):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = tree.body if top_level else ast.walk(tree)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.name}: relative import"
+            if node.module == "secateur":
+                yield from (f"secateur.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_imports_go_down(path):
+    here = FLOOR[path.stem]
+    for name in imports(path, top_level=False):
+        if name.split(".")[0] == "secateur":
+            module = name.split(".")[1]
+            assert FLOOR[module] < here or path.stem in {"__init__", "__main__"}, f"{path.stem} imports {module}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
+def test_other_packages_are_imported_where_they_are_used(path):
+    allowed = EVERYWHERE | AT_THE_TOP.get(path.stem, set()) | {"secateur"} | set(sys.stdlib_module_names)
+    for name in imports(path, top_level=True):
+        assert name.split(".")[0] in allowed, f"{path.stem} imports {name} at the top"
+
+
+def test_every_module_has_a_floor():
+    assert {path.stem for path in SOURCES} == set(FLOOR)
