@@ -43,8 +43,12 @@ MODULES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "embedding": (lambda: nn.Embedding(7, 4), lambda dtype: torch.randint(0, 7, (3,)), ("weight",)),
     "layernorm": (lambda: nn.LayerNorm(6), lambda dtype: torch.randn(2, 6).to(dtype), ("weight", "bias")),
     "batchnorm": (lambda: nn.BatchNorm1d(5), lambda dtype: torch.randn(4, 5).to(dtype), ("weight", "bias")),
-    "lstm": (lambda: nn.LSTM(2, 3), lambda dtype: torch.randn(2, 1, 2).to(dtype), ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0")),
-}  # fmt: skip
+    "lstm": (
+        lambda: nn.LSTM(2, 3),
+        lambda dtype: torch.randn(2, 1, 2).to(dtype),
+        ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0"),
+    ),
+}
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.bfloat16, torch.float16)
 GOOD_AMOUNTS = (0, 1, 2, 3, 0.0, 0.1, 0.25, 0.3, 0.5, 0.5, 0.9, Fraction(1, 3), np.float32(0.4), np.int64(2))
 BAD_AMOUNTS = (-1, 1000, 1.1, -0.1, "half", None, float("nan"), 1j)
@@ -369,9 +373,10 @@ def attempt(side: Side, step: Step, seed: int) -> tuple[Any, Any]:
     """(outcome, state of the random generator); torch's module is put back after a failure, as ours is by itself."""
     torch.manual_seed(seed)
     module = side.module
-    before = dict(module.__dict__)
-    tables = {key: copy.copy(module.__dict__[key]) for key in ("_parameters", "_buffers", "_forward_pre_hooks")}
-    flat = list(module._flat_weights) if isinstance(module, nn.RNNBase) else None
+    # Kept for torch's side only: a second reference to a parameter would have ours look for another owner.
+    before = dict(module.__dict__) if side.prune is theirs else {}
+    tables = {key: copy.copy(before[key]) for key in ("_parameters", "_buffers", "_forward_pre_hooks") if before}
+    flat = list(module._flat_weights) if before and isinstance(module, nn.RNNBase) else None
     containers = [
         (hook, hook._pruning_methods)
         for hook in module._forward_pre_hooks.values()

@@ -190,14 +190,13 @@ def _read_qconfig(module: nn.Module) -> Any:
         raise AttributeError(f"'{type(module).__name__}' object has no attribute 'qconfig'") from None
 
 
-def _refuse_qconfig(module: nn.Module, qconfig: Any) -> None:
-    # Quantization maps modules by their exact class and copies their hooks: the pruned ones would be left as they are.
-    if qconfig is not None:
-        raise RuntimeError(
-            f"A pruned {type(module).__name__} cannot be prepared for quantization: "
-            f"call prune.remove on {', '.join(type(module)._secateur_reads)} first."  # type: ignore[attr-defined]
-        )
-    module.__dict__["qconfig"] = qconfig
+def _refuse_qconfig(module: nn.Module, qconfig: object) -> None:  # noqa: ARG001
+    # Quantization gives every module a qconfig, maps modules by their exact class, and copies their hooks: a pruned
+    # module would be passed over without a word, or break in the forward.
+    raise RuntimeError(
+        f"A pruned {type(module).__name__} cannot be prepared for quantization: "
+        f"call prune.remove on {', '.join(type(module)._secateur_reads)} first."  # type: ignore[attr-defined]
+    )
 
 
 def _delete_qconfig(module: nn.Module) -> None:

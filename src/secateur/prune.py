@@ -241,7 +241,14 @@ class PruningContainer(BasePruningMethod):
         method = self._pruning_methods[-1]
         choice = _choice(method, t.dim(), default_mask)
         mask = default_mask.clone()
-        mask[choice] = method.compute_mask(t[choice], default_mask=mask[choice]).to(dtype=mask.dtype)
+        chosen = mask[choice]
+        partial = method.compute_mask(t[choice], default_mask=chosen)
+        if partial.shape != chosen.shape:
+            raise ValueError(
+                f"The mask of {type(method).__name__} for '{getattr(self, '_tensor_name', None)}' has shape "
+                f"{tuple(partial.shape)}, the entries that it chooses among {tuple(chosen.shape)}."
+            )
+        mask[choice] = partial.to(dtype=mask.dtype)
         return mask
 
 
@@ -836,8 +843,12 @@ class _Target:
                 raise ValueError(f"{holder} is pruned by a container for '{holder.hook._tensor_name}'")
         sharded_parameter(module, name)  # puts a gathered parameter away
         others = [_other_holder(*other, than=holder) for other in other_owners(module, _key(holder))]
-        for each in (holder, *others):
-            _refuse_unprunable(each)
+        _refuse_unprunable(holder)
+        for other in others:
+            try:
+                _refuse_unprunable(other)
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(f"{holder} and {other} are one tensor, and {other} cannot follow: {error}") from error
         return cls(
             orig=getattr(module, _key(holder)),
             holders=[holder, *others],
@@ -958,6 +969,8 @@ def _mask_for(target: _Target, scores: Tensor | None) -> Tensor:
             raise ValueError(f"The mask for {target} holds values other than 0 and 1.")
     if isinstance(method, RandomUnstructured | RandomStructured):
         mask = _same_on_all_ranks(mask, target)
+    if mask.stride() != orig.stride() and not _is_sharded(orig):
+        mask = torch.empty_like(orig).copy_(mask)  # channels_last stays channels_last
     return _placed(mask, orig)
 
 
@@ -1174,6 +1187,9 @@ def _commit(changes: Sequence[_Change]) -> None:
     with _all_or_none([holder.module for change in changes for holder in change.target.holders]):
         for change in changes:
             target = change.target
+            if change.mask.is_inference():
+                with torch.inference_mode(False):
+                    change.mask = change.mask.clone()  # so that the module can be trained later
             for index, holder in enumerate(target.holders):
                 if index < target.asked:
                     method = target.method
@@ -1296,7 +1312,7 @@ def _depth_of_caller() -> int:
     depth, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename == __file__:
         frame, depth = frame.f_back, depth + 1
-    return depth - 1
+    return depth
 
 
 def _make_permanent(hook: Any, module: nn.Module) -> None:
