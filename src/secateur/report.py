@@ -5,6 +5,7 @@ Law: a report states what was measured and nothing else; the page loads nothing,
 
 import dataclasses
 import html
+import itertools
 import json
 import math
 import os
@@ -526,6 +527,7 @@ _STAND_INS = {_INK: "--ink", _FAINT: "--faint", _PAPER: "--paper", _KEPT: "--ser
     color: f"--series-{number}" for number, color in enumerate(_SERIES)
 }
 _MARKERS = "osD^vPX*"
+_NAME: dict[str, Any] = {"parse_math": False, "fontweight": "bold", "fontsize": 9.5}  # a $ in a name is a $
 _RC: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it is searched, read aloud and scaled
     "font.size": 10.5,
@@ -676,19 +678,51 @@ def _place_labels(axes: Any, labels: Sequence[tuple[float, float | None, str, st
                 [start, right + edge * 0.9], [y, height], color=color, linewidth=0.8, alpha=0.7, clip_on=False, zorder=1
             )
             axes.text(
-                right + edge * 1.15, height, _short(name), color=color, va="center", ha="left", parse_math=False,
-                fontweight="bold",
-            )  # fmt: skip
+                right + edge * 1.15,
+                height,
+                _short(name),
+                color=color,
+                va="center",
+                ha="left",
+                **_NAME,
+            )
         else:  # a line that stops early carries its name where it stops
+            arrow = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkB": 3}
+            offset = _free_place(axes, start, y, 0.62 * _NAME["fontsize"] * len(_short(name)))
             axes.annotate(
-                _short(name), (start, y), (10, -52), textcoords="offset points", color=color, parse_math=False,
-                fontweight="bold", arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.8, "shrinkB": 3},
-            )  # fmt: skip
+                _short(name), (start, y), offset, textcoords="offset points", color=color, arrowprops=arrow, **_NAME
+            )
     axes.set_xlim(left, right)
     axes.set_ylim(bottom, top)
 
 
-def _short(name: str, limit: int = 18) -> str:
+def _free_place(axes: Any, x: float, y: float, width: float) -> tuple[float, float]:
+    """Where, in points from (x, y), a name of this width is farthest from every line: on a grid of places below."""
+    pixel = axes.figure.dpi / 72
+    lines = [
+        axes.transData.transform(line.get_xydata())
+        for line in axes.get_lines()
+        if line.get_transform() == axes.transData
+    ]
+    steps = np.linspace(0, 1, 30)[:, None]
+    points = np.concatenate(
+        [a + (b - a) * steps for line in lines for a, b in itertools.pairwise(line)] or [np.zeros((1, 2))]
+    )
+    middle, height = axes.transData.transform((x, y)) / pixel, _NAME["fontsize"]
+
+    def clearance(offset: tuple[float, float]) -> float:
+        left, bottom = middle + offset
+        across = np.maximum(np.maximum(left - points[:, 0] / pixel, points[:, 0] / pixel - left - width), 0)
+        along = np.maximum(np.maximum(bottom - points[:, 1] / pixel, points[:, 1] / pixel - bottom - height), 0)
+        near = float(np.hypot(across, along).min())
+        return min(near, 8) - 0.05 * math.hypot(*offset)  # 8 points are enough; then rather close to its own mark
+
+    bottom = axes.transAxes.transform((0, 0))[1] / pixel
+    places = [(dx, dy) for dx in (-6.0, 10.0, 30.0) for dy in range(-140, -15, 6) if middle[1] + dy > bottom + 4]
+    return max(places, key=clearance, default=(8.0, 12.0))
+
+
+def _short(name: str, limit: int = 16) -> str:
     return name if len(name) <= limit else name[: limit - 1] + "…"
 
 
@@ -759,7 +793,7 @@ def _layer_plot(results: Results, rows: Sequence[Row]) -> list[_Plot]:
         color, marker = styles[network.method]
         xs, ys = zip(*((100 * layer.sparsity, places[layer.name]) for layer in network.layers), strict=True)
         axes.plot(
-            xs, ys, color=color, marker=marker, linewidth=0.9, markersize=6, markeredgecolor=_PAPER,
+            xs, ys, color=color, marker=marker, linewidth=0.6, markersize=6, markeredgecolor=_PAPER,
             markeredgewidth=0.8, alpha=0.9, clip_on=False,
         )  # fmt: skip
     axes.set_yticks(list(places.values()), [name if len(name) <= 23 else f"…{name[-22:]}" for name in names])
@@ -775,8 +809,7 @@ def _layer_plot(results: Results, rows: Sequence[Row]) -> list[_Plot]:
         x, y = -0.5 + 0.5 * (number % 3), 1 + (0.36 - 0.2 * (number // 3)) / (height - 1.05)
         axes.plot(x, y + 0.012, marker=marker, color=color, markersize=6, transform=axes.transAxes, clip_on=False)
         axes.text(
-            x + 0.03, y, _short(network.method), color=color, transform=axes.transAxes, fontweight="bold", va="center",
-            parse_math=False,
+            x + 0.03, y, _short(network.method), color=color, transform=axes.transAxes, va="center", **_NAME,
         )  # fmt: skip
     title = "Where each method cuts"
     removed = sorted(
@@ -811,8 +844,7 @@ def _histogram(network: Network, number: int) -> _Plot:
         (1.0, "right", _KEPT, "kept", network.kept),
     ):
         axes.text(
-            x, 1.03, f"■ {sum(counts):,} {word}", color=color, transform=axes.transAxes, ha=align, va="bottom",
-            fontweight="bold",
+            x, 1.03, f"■ {sum(counts):,} {word}", color=color, transform=axes.transAxes, ha=align, va="bottom", **_NAME,
         )  # fmt: skip
     title = "Weights kept and removed"
     return _Plot(title, "Counts on a log scale.", _svg(figure, f"histogram-{number}", f"{network.title}: {title}"))

@@ -1,0 +1,429 @@
+"""A report states what was measured, loads nothing, and survives any name."""
+
+import base64
+import dataclasses
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+from secateur.report import (
+    Layer,
+    Network,
+    Results,
+    Run,
+    describe,
+    environment,
+    load_results,
+    print_summary,
+    save_results,
+    summarize,
+    write_report,
+)
+
+HOSTILE = "<script>alert(1)</script>"
+HOSTILE_TOO = """"'></td></table><img src=x onerror=alert(1)>$\\frac{1}{0}$ & ]]> --> </script>"""
+
+
+def make_results(**changes: object) -> Results:
+    runs = [Run("dense", 0.0, 99.3 + 0.1 * seed, 99.4, seed, 158_000, 144_000, 1.1) for seed in range(3)]
+    for number, method in enumerate(("magnitude, global", "LAMP", "magnitude, 2:4", HOSTILE, HOSTILE_TOO)):
+        for place, sparsity in enumerate((0.5, 0.8, 0.9, 0.95, 0.98) if number != 2 else (0.498,)):
+            for seed in range(3):
+                before = (97 - number, 60.0, 20.0, 12.0, 10.0)[place] + seed
+                after = (99.4, 99.1, 98.5, 97.0, 75.0)[place] - number / 10 - seed / 5
+                size = int(144_000 * (1 - sparsity) * 1.1)
+                runs.append(Run(method, sparsity, before, after, seed, 158_000, size, 1.1 if seed == 0 else None))
+    torch.manual_seed(0)
+    weights = {"stem.weight": torch.randn(4, 1, 3, 3), HOSTILE: torch.randn(30, 20), HOSTILE_TOO: torch.randn(7, 11)}
+    networks = [
+        describe("magnitude in detail", weights, {n: w.abs() > 1 for n, w in weights.items()}, method="LAMP"),
+        describe(HOSTILE, weights, {n: w > 0.3 for n, w in weights.items()}, method=HOSTILE),
+    ]
+    given: dict[str, object] = {
+        "title": f"Pruning {HOSTILE}",
+        "runs": runs,
+        "networks": networks,
+        "text": [HOSTILE_TOO],
+        "notes": [HOSTILE],
+        "command": f"secateur demo {HOSTILE_TOO}",
+    }
+    return Results(**{**given, **changes})  # type: ignore[arg-type]
+
+
+class Page(HTMLParser):
+    """The tags of a page, its scripts, and its texts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+@pytest.fixture(scope="module")
+def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(make_results(), tmp_path_factory.mktemp("report") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def page(page_path: Path) -> Page:
+    return Page(page_path.read_text(encoding="utf-8"))
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_refers_to_nothing_outside_itself(page_path: Path, page: Page) -> None:
+    text = page_path.read_text(encoding="utf-8")
+    assert not re.search(r"https?:|//\w+\.\w|@import|@font-face", text)
+    for tag, attributes in page.tags:
+        assert tag not in {"img", "image", "iframe", "object", "embed", "base", "audio", "video", "source"}
+        for name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster", "formaction", "background"):
+            if (target := attributes.get(name)) is not None:
+                assert target.startswith(("#", "data:,")), (tag, name, target)
+        assert not [name for name in attributes if name.startswith("on")]
+    assert all(address.startswith("#") for address in re.findall(r"url\(([^)]*)\)", text))
+
+
+def test_the_policy_forbids_every_load_and_allows_exactly_the_script(page: Page) -> None:
+    [policy] = [a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy is not None
+    assert "default-src 'none'" in policy
+    data, script = page.scripts
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "connect-src" not in policy
+    json.loads(data)
+
+
+def test_hostile_names_are_shown_and_not_run(page: Page) -> None:
+    assert [tag for tag, _ in page.tags].count("script") == 2  # the data and the page's own
+    assert page.text.count(HOSTILE) >= 5  # title, note, method, network, layer
+    assert HOSTILE_TOO in page.text
+    [heading] = [number for number, (tag, _) in enumerate(page.tags) if tag == "h1"]
+    assert page.tags[heading + 1][0] == "div"
+
+
+def test_ids_are_unique_and_every_reference_is_found(page_path: Path, page: Page) -> None:
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    text = page_path.read_text(encoding="utf-8")
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', text)) <= set(ids)
+
+
+def test_the_page_holds_its_data(page: Page) -> None:
+    assert Results(**json.loads(page.scripts[0])) == make_results()
+
+
+def test_the_page_says_what_it_ran_on_but_not_where(page_path: Path, page: Page) -> None:
+    import platform
+
+    for name, value in environment().items():
+        assert name in page.text
+        assert value in page.text
+    host = platform.node()
+    assert len(host) < 4 or host not in page_path.read_text(encoding="utf-8")
+    assert str(Path.cwd()) not in page_path.read_text(encoding="utf-8")
+
+
+def test_colours_follow_the_page(page_path: Path) -> None:
+    svg = re.findall(r"<svg.*?</svg>", page_path.read_text(encoding="utf-8"), re.DOTALL)
+    assert len(svg) == 6  # before, after, size, layers, two histograms
+    for one in svg:
+        assert "var(--ink)" in one
+        assert "#01000" not in one
+        assert "#0200" not in one
+        assert "aria-label" in one
+
+
+def test_the_same_results_give_the_same_bytes(page_path: Path, tmp_path: Path) -> None:
+    again = write_report(make_results(), tmp_path / "again.html")
+    assert again.read_bytes() == page_path.read_bytes()
+
+
+def test_the_readers_matplotlib_is_left_alone(tmp_path: Path) -> None:
+    import matplotlib as mpl
+
+    with mpl.rc_context({"font.size": 31.0, "axes.grid": False, "text.usetex": True}):
+        before = dict(mpl.rcParams)
+        write_report(make_results(networks=()), tmp_path / "report.html")
+        assert dict(mpl.rcParams) == before
+
+
+def test_only_runs_are_needed(tmp_path: Path) -> None:
+    """One seed, no fine-tuning, no sizes, no dense network, a metric that is no percentage."""
+    runs = [Run("magnitude", sparsity, before=20 + 100 * sparsity) for sparsity in (0.3, 0.6)]
+    text = write_report(Results("Mine", runs, metric="perplexity", unit=""), tmp_path / "r.html").read_text("utf-8")
+    assert "One seed only" in text
+    assert "perplexity" in text
+    assert text.count("<svg") == 1
+    assert "fine-tuning" not in Page(text).text
+    assert "Layer by layer" not in text
+
+
+@pytest.mark.parametrize("runs", [[Run("dense", 0.0, 99.0)], [Run("a", 0.5, 10.0, 10.0, zipped=5)]])
+def test_a_single_run_is_enough(runs: list[Run], tmp_path: Path) -> None:
+    assert "<svg" in write_report(Results("Mine", runs), tmp_path / "r.html").read_text("utf-8")
+
+
+def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_report(make_results(networks=()), path)
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no folder .*nowhere; create it"):
+        save_results(make_results(), tmp_path / "nowhere" / "results.json")
+
+
+def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'secateur\[report\]'"):
+        write_report(make_results(), tmp_path / "report.html")
+    assert not list(tmp_path.iterdir())
+
+
+# -- the results -----------------------------------------------------------------------------------------------------
+
+
+def test_results_come_back_from_their_file(tmp_path: Path) -> None:
+    results = make_results()
+    save_results(results, tmp_path / "results.json")
+    assert load_results(tmp_path / "results.json") == results
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"title": "x", "runs": 3}', '{"title": "x", "runs": [{"a": 1}]}'])
+def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json does not hold the results of a report"):
+        load_results(path)
+
+
+def test_the_summary_by_hand() -> None:
+    runs = [Run("a", 0.9, before, after, seed) for seed, (before, after) in enumerate([(1, 10), (2, 20), (6, 60)])]
+    [row] = summarize([*runs])
+    assert (row.before, row.before_range, row.after, row.after_range) == (3, (1, 6), 30, (10, 60))
+    assert row.before_sd == pytest.approx(7**0.5)  # ((−2)² + (−1)² + 3²) / 2
+    assert row.after_sd == pytest.approx(10 * 7**0.5)
+    assert (row.seeds, row.bytes, row.latency_ms) == (3, None, None)
+
+
+def test_a_mean_over_some_of_the_seeds_is_not_shown() -> None:
+    [row] = summarize([Run("a", 0.9, 1, 10, 0), Run("a", 0.9, 2, None, 1)])
+    assert (row.before, row.after, row.after_sd) == (1.5, None, None)
+
+
+def test_sparsities_that_differ_by_rounding_share_a_row() -> None:
+    assert len(summarize([Run("a", 0.90001, 1), Run("a", 0.89999, 2, seed=1), Run("a", 0.8, 3)])) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sparsity": 90}, r"run of 'a' with seed 0: sparsity is a fraction in \[0, 1\), not 90; 90 % is written 0.9"),
+        ({"sparsity": 1.0}, "sparsity"),
+        ({"sparsity": float("nan")}, "sparsity"),
+        ({"before": float("nan")}, "before is nan"),
+        ({"after": float("inf")}, "after is inf"),
+        ({"zipped": 0}, "zipped is 0"),
+        ({"latency_ms": -1.0}, "latency_ms is -1"),
+    ],
+)
+def test_impossible_runs_are_refused(change: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Run(**{"method": "a", "sparsity": 0.5, "before": 1.0, **change})  # type: ignore[arg-type]
+
+
+def test_impossible_results_are_refused() -> None:
+    with pytest.raises(ValueError, match="hold no runs"):
+        Results("empty", ())
+    with pytest.raises(TypeError, match="sequence of paragraphs"):
+        make_results(text="one string")
+    with pytest.raises(ValueError, match=r"head has 6 weights of shape \(2, 3\); 7 cannot be kept"):
+        Layer("head", (2, 3), 7)
+    with pytest.raises(ValueError, match=r"n \+ 1 edges"):
+        Network("x", (), (0.0, 1.0), (1, 2), (3, 4))
+
+
+def test_describe_counts_every_weight_once() -> None:
+    torch.manual_seed(1)
+    weights = {"a": torch.randn(5, 7).half(), "b": torch.randn(3, 2, 3, 3).mT, "no mask": torch.randn(4)}
+    masks = {name: weights[name].abs() > 0.7 for name in ("a", "b")}
+    network = describe("x", weights, masks, bins=7)
+    assert sum(network.kept) == sum(int(mask.sum()) for mask in masks.values())
+    assert sum(network.kept) + sum(network.removed) == 35 + 54
+    assert [(layer.name, layer.shape, layer.weights) for layer in network.layers] == [
+        ("a", (5, 7), 35),
+        ("b", (3, 2, 3, 3), 54),
+    ]
+    assert network.edges[0] == -network.edges[-1] == pytest.approx(-max(float(weights[n].abs().max()) for n in masks))
+    assert describe("zeros", {"z": torch.zeros(3)}, {"z": torch.ones(3, dtype=torch.bool)}, bins=2).kept == (0, 3)
+
+
+def test_describe_names_what_does_not_fit() -> None:
+    weight = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="a mask for b but no weight; weights has a"):
+        describe("x", {"a": weight}, {"b": weight > 0})
+    with pytest.raises(ValueError, match=r"mask of a has shape \(3, 2\), its weight \(2, 3\)"):
+        describe("x", {"a": weight}, {"a": weight.T > 0})
+    with pytest.raises(ValueError, match="a holds inf or NaN"):
+        describe("x", {"a": weight / 0}, {"a": weight > 0})
+
+
+def test_the_terminal_table_fits_eighty_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    runs = [dataclasses.replace(run, method=run.method[:16]) for run in make_results().runs]
+    print_summary(make_results(runs=runs, title="Pruning"))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "…" not in out
+    assert "99.4 ± 0.1" in out
+    assert HOSTILE[:16] in out  # rich markup would be swallowed
+
+
+# -- in a browser ----------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium")
+in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+
+
+def chromium(profile: Path, address: str, *options: str) -> str:
+    """What headless Chromium prints for a page, without any network."""
+    assert CHROMIUM is not None
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync",
+        "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", *options, address,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    return done.stdout.decode()
+
+
+def column(dom: str, table: str, index: int) -> list[str]:
+    """The sort keys of a column of a table, in the order shown."""
+    [body] = re.findall(rf'<table class="sortable" id="{table}">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)
+    return [re.findall(r'data-value="([^"]*)"', row)[index] for row in body.split("</tr>")[:-1]]
+
+
+@in_chromium
+def test_the_address_sorts_a_table_under_the_policy(page_path: Path, tmp_path: Path) -> None:
+    dom = chromium(tmp_path, f"{page_path.as_uri()}#sort=layers-1:weights:descending", "--dump-dom")
+    assert column(dom, "layers-1", 2) == ["600", "77", "36"]
+    assert column(dom, "layers-2", 2) == ["36", "600", "77"]  # the other table keeps its order
+    assert len(re.findall("aria-sort", re.sub(r"<(style|script).*?</\1>", "", dom, flags=re.DOTALL))) == 1
+    assert re.search(r'data-key="weights"[^>]* aria-sort="descending"', dom)
+
+
+DRIVER = """
+const found = {};
+const table = document.getElementById("runs");
+const button = table.querySelector('th[data-key="after"] button');
+const order = () => Array.from(table.tBodies[0].rows, row => Number(row.querySelector(".after").dataset.value));
+button.focus();
+found.focus = document.activeElement === button;
+button.click();
+found.first = [order(), button.closest("th").ariaSort, location.hash];
+button.click();
+found.second = [order(), button.closest("th").ariaSort, location.hash];
+table.querySelector('th[data-key="method"] button').click();
+found.names = Array.from(table.tBodies[0].rows, row => row.cells[0].textContent);
+found.sorted = table.querySelectorAll("[aria-sort]").length;
+document.querySelectorAll("details").forEach(one => { one.open = true; });
+const cuts = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+  && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+found.overlaps = [];
+found.outside = [];
+for (const svg of document.querySelectorAll("svg")) {
+  const frame = svg.getBoundingClientRect();
+  const texts = Array.from(svg.querySelectorAll("text"));
+  const boxes = texts.map(text => text.getBoundingClientRect());
+  boxes.forEach((box, i) => {
+    if (box.left < frame.left - 1 || box.right > frame.right + 1) found.outside.push(texts[i].textContent);
+    for (let j = 0; j < i; j++) if (cuts(box, boxes[j])) {
+      found.overlaps.push([texts[i].textContent, texts[j].textContent]);
+    }
+  });
+}
+found.wider = document.documentElement.scrollWidth > innerWidth;
+found.alerts = window.alerts;
+document.title = JSON.stringify(found);
+"""
+
+
+@in_chromium
+def test_clicks_sort_and_no_text_overlaps(page_path: Path, tmp_path: Path) -> None:
+    text = page_path.read_text(encoding="utf-8")
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)  # or the driver may not run
+    text = text.replace("<head>", "<head><script>window.alerts = 0; window.alert = () => { alerts++; };</script>", 1)
+    driven = tmp_path / "driven.html"
+    driven.write_text(text.replace("</body>", f"<script>{DRIVER}</script></body>"), encoding="utf-8")
+    dom = chromium(tmp_path / "profile", driven.as_uri(), "--dump-dom", "--window-size=1200,2000")
+    import html
+
+    found = json.loads(html.unescape(re.findall("<title>(.*?)</title>", dom, re.DOTALL)[0]))
+    afters = [row.after for row in summarize(make_results().runs)]
+    assert found["focus"]
+    assert found["first"] == [pytest.approx(sorted(afters, reverse=True)), "descending", "#sort=runs:after:descending"]
+    assert found["second"] == [pytest.approx(sorted(afters)), "ascending", "#sort=runs:after:ascending"]
+    assert found["names"][0] != "dense"
+    assert set(found["names"]) == {run.method for run in make_results().runs}
+    assert found["sorted"] == 1
+    assert found["overlaps"] == []
+    assert found["outside"] == []
+    assert not found["wider"]
+    assert found["alerts"] == 0
+
+
+@in_chromium
+def test_it_is_drawn_in_light_and_dark_and_on_paper(page_path: Path, tmp_path: Path) -> None:
+    from matplotlib import image
+
+    for number, (option, light) in enumerate((("preferredColorScheme=1", True), ("preferredColorScheme=0", False))):
+        picture = tmp_path / f"{number}.png"
+        chromium(
+            tmp_path,
+            page_path.as_uri(),
+            f"--blink-settings={option}",
+            f"--screenshot={picture}",
+            "--window-size=900,900",
+        )
+        pixels = image.imread(picture)[..., :3]
+        assert (pixels[5, 5].mean() > 0.9) == light
+        assert pixels.std() > 0.03
+    paper = tmp_path / "page.pdf"
+    chromium(tmp_path, page_path.as_uri(), f"--print-to-pdf={paper}")
+    assert paper.read_bytes().startswith(b"%PDF")
