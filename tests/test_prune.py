@@ -6,7 +6,9 @@ import copy
 import gc
 import inspect
 import io
+import pathlib
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
@@ -1236,3 +1238,38 @@ def test_nothing_warns_when_pruning_in_a_loop():
         for _ in range(3):
             prune.global_unstructured([(net[0], "weight"), (net[2], "weight")], prune.L1Unstructured, amount=0.2)
             net(torch.randn(2, 6)).sum().backward()
+
+
+def test_row_21_an_amount_of_true_counts_one():
+    assert zeros(prune.l1_unstructured(linear(), "weight", True).weight_mask) == 1
+
+
+def test_row_24_each_read_is_a_new_tensor():
+    layer = prune.l1_unstructured(linear(), "weight", 6)
+    assert layer.weight is not layer.weight
+    layer(torch.randn(2, 6)).sum().backward()
+    assert layer.weight.grad_fn is not None
+    assert layer.weight_orig.grad.count_nonzero() == 18
+
+
+def test_the_code_in_the_document_runs():
+    document = (pathlib.Path(__file__).parents[1] / "docs" / "drop-in.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 5
+    namespace: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        for block in blocks:
+            exec(block, namespace)
+
+
+def test_every_row_of_the_document_names_tests_that_exist():
+    folder = pathlib.Path(__file__).parent
+    document = (folder.parent / "docs" / "drop-in.md").read_text(encoding="utf-8")
+    tests = "".join(
+        (folder / name).read_text(encoding="utf-8") for name in ("test_prune.py", "test_prune_distributed.py")
+    )
+    rows = re.findall(r"^\| (\d+) \|.*\| `(test_\w+)\*` \|$", document, re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 25))
+    for _, prefix in rows:
+        assert f"def {prefix}" in tests, prefix

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-__all__ = ["compute_on_read", "is_computed_on_read", "masked", "stop_computing_on_read"]
+__all__ = ["compute_on_read", "is_computed_on_read", "masked", "placed_like", "stop_computing_on_read"]
 
 _LAYERS: weakref.WeakValueDictionary[tuple[type, frozenset[tuple[str, bool]]], type] = weakref.WeakValueDictionary()
 
@@ -32,20 +32,25 @@ def masked(orig: Tensor, mask: Tensor) -> Tensor:
     tensor([1.0000, 0.0000, 1.5000])
     """
     if getattr(orig, "device_mesh", None) is not getattr(mask, "device_mesh", None):
-        mask = _placed_like(mask, orig)
+        mask = placed_like(mask, orig)
     product = mask.to(dtype=orig.dtype) * orig
     with torch.no_grad():
         product.masked_fill_(mask == 0, 0)
     return product
 
 
-def _placed_like(mask: Tensor, orig: Tensor) -> Tensor:
+def placed_like(mask: Tensor, orig: Tensor) -> Tensor:
+    """`mask` cut over ranks as `orig` is, or gathered if `orig` is whole.
+
+    Cutting sends nothing, for each rank has the whole.
+    """
+    mesh = getattr(orig, "device_mesh", None)
+    if mesh is getattr(mask, "device_mesh", None):
+        return mask
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     whole = mask.full_tensor() if isinstance(mask, DTensor) else mask
-    if not isinstance(orig, DTensor):
-        return whole
-    return distribute_tensor(whole, orig.device_mesh, orig.placements, src_data_rank=None)  # each rank cuts its part
+    return distribute_tensor(whole, mesh, orig.placements, src_data_rank=None) if isinstance(orig, DTensor) else whole
 
 
 def is_computed_on_read(module: nn.Module, name: str) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import prune as torch_prune
 
-from secateur.masked_weight import compute_on_read, is_computed_on_read, masked, stop_computing_on_read
+from secateur.masked_weight import compute_on_read, is_computed_on_read, masked, placed_like, stop_computing_on_read
 from secateur.owners import other_owners, replicating_group, sharded_parameter
 from secateur.selection import LazyScores, keep_largest, keep_largest_overall
 
@@ -841,7 +841,7 @@ class _Target:
             method._tensor_name = name
             if isinstance(holder.hook, PruningContainer) and holder.hook._tensor_name != name:
                 raise ValueError(f"{holder} is pruned by a container for '{holder.hook._tensor_name}'")
-        sharded_parameter(module, name)  # puts a gathered parameter away
+        sharded_parameter(module, _key(holder))  # puts a gathered parameter away
         others = [_other_holder(*other, than=holder) for other in other_owners(module, _key(holder))]
         _refuse_unprunable(holder)
         for other in others:
@@ -867,10 +867,10 @@ class _Target:
         """What is left of the tensor: a new tensor in its dtype, or None if it was never pruned."""
         if not self.masks:
             return None
-        mask = self.masks[0].detach().clone()
+        mask = placed_like(self.masks[0].detach(), self.orig).clone()
         for other in self.masks[1:]:
             if other is not self.masks[0]:
-                mask = mask * other.to(mask)
+                mask = mask * placed_like(other, self.orig).to(mask)
         return mask.to(self.orig.dtype)
 
     def __str__(self) -> str:
@@ -971,7 +971,7 @@ def _mask_for(target: _Target, scores: Tensor | None) -> Tensor:
         mask = _same_on_all_ranks(mask, target)
     if mask.stride() != orig.stride() and not _is_sharded(orig):
         mask = torch.empty_like(orig).copy_(mask)  # channels_last stays channels_last
-    return _placed(mask, orig)
+    return placed_like(mask, orig)
 
 
 def _current(holder: _Holder, orig: Tensor, mask: Tensor) -> Tensor:
@@ -1031,15 +1031,6 @@ def _same_on_all_ranks(mask: Tensor, target: _Target) -> Tensor:
         for group in groups:
             torch.distributed.broadcast(mask, group=group, group_src=0)
     return mask
-
-
-def _placed(mask: Tensor, orig: Tensor) -> Tensor:
-    """A whole mask cut as the parameter is; every rank has all of it, so that nothing is sent."""
-    if not _is_sharded(orig):
-        return mask
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(mask, orig.device_mesh, orig.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
 # Global pruning.
@@ -1167,7 +1158,7 @@ def _joined(
         survivors = masks[key] == 1
         stop = start + int(survivors.sum())
         masks[key][survivors] = left[start:stop].to(dtype=masks[key].dtype, device=masks[key].device)
-        masks[key] = _placed(masks[key], target.orig)
+        masks[key] = placed_like(masks[key], target.orig)
         start = stop
     return masks
 
@@ -1319,6 +1310,7 @@ def _make_permanent(hook: Any, module: nn.Module) -> None:
     """Writes the zeros into the parameter and gives it its name back; those that merely followed do the same."""
     name = hook._tensor_name
     holder = _Holder(module, name, None, hook)
+    sharded_parameter(module, name + "_orig")  # puts a gathered parameter away
     others = other_owners(module, name + "_orig")
     # Under inference_mode the product would be a tensor that autograd refuses for good.
     with torch.inference_mode(False), torch.no_grad():
