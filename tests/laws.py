@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from hypothesis import strategies as st
 
@@ -33,25 +31,21 @@ CRITERIA = [criteria.magnitude, criteria.ln_norm, criteria.random, criteria.lamp
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
-def fits(pattern, shape) -> bool:
-    try:
-        pattern.pool(torch.empty(shape, device="meta"))
-    except ValueError:
-        return False
-    return True
-
-
 @st.composite
-def shapes(draw, *, least=2, most=4):
-    dims = draw(st.integers(least, most))
+def shapes(draw, pattern):
+    """A shape of 2 to 4 dimensions that the pattern fits."""
+    dims = draw(st.integers(2, 4))
     sizes = [draw(st.sampled_from([1, 2, 3, 4, 7, 8, 16, 32])) for _ in range(2)]
-    return torch.Size(sizes + [draw(st.integers(1, 3)) for _ in range(dims - 2)])
+    sizes += [draw(st.integers(1, 3)) for _ in range(dims - 2)]
+    if isinstance(pattern, NM):
+        sizes[pattern.axis] = pattern.m * draw(st.integers(1, 3))
+    return torch.Size(sizes)
 
 
 @st.composite
-def weights(draw, shape=None):
+def weights(draw, pattern):
     """Weights with many ties, of any dtype and memory layout."""
-    shape = draw(shapes()) if shape is None else shape
+    shape = draw(shapes(pattern))
     seed = draw(st.integers(0, 2**16))
     kind = draw(st.sampled_from(["normal", "ties", "equal", "zeros", "sorted"]))
     generator = torch.Generator().manual_seed(seed)
@@ -140,7 +134,3 @@ def ties_keep_the_first(pattern, shape):
     count = round(expected_density * units) if pattern.density is not None else units - round(0.5 * units)
     assert kept[:, :count].all()
     assert not kept[:, count:].any()
-
-
-def numel(shape) -> int:
-    return math.prod(shape)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import laws
@@ -18,10 +18,10 @@ def test_every_public_pattern_and_criterion_is_here():
 
 
 @pytest.mark.parametrize("pattern", laws.PATTERNS, ids=str)
-@settings(max_examples=25, deadline=None)
-@given(shape=laws.shapes(), seed=st.integers(0, 999))
-def test_patterns(pattern, shape, seed):
-    assume(laws.fits(pattern, shape))
+@settings(max_examples=25)
+@given(data=st.data(), seed=st.integers(0, 999))
+def test_patterns(pattern, data, seed):
+    shape = data.draw(laws.shapes(pattern))
     laws.spread_of_ones_is_true(pattern, shape)
     laws.ties_keep_the_first(pattern, shape)
     laws.pool_inverts_spread(pattern, shape, torch.Generator().manual_seed(seed))
@@ -29,10 +29,10 @@ def test_patterns(pattern, shape, seed):
 
 @pytest.mark.parametrize("criterion", laws.CRITERIA, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("pattern", laws.PATTERNS, ids=str)
-@settings(max_examples=10, deadline=None)
-@given(weight=laws.weights(), low=sparsities, high=sparsities)
-def test_pipeline(pattern, criterion, weight, low, high):
-    assume(laws.fits(pattern, weight.shape))
+@settings(max_examples=10)
+@given(data=st.data(), low=sparsities, high=sparsities)
+def test_pipeline(pattern, criterion, data, low, high):
+    weight = data.draw(laws.weights(pattern))
     before = weight.clone()
     laws.counts_are_exact(pattern, criterion, weight, low)
     laws.masks_nest(pattern, criterion, weight, min(low, high), max(low, high))

@@ -148,7 +148,7 @@ def test_attach_and_detach():
     assert detach(model) == {}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(first=st.floats(0, 1), second=st.floats(0, 1), seed=st.integers(0, 99))
 def test_masks_nest_within_earlier_ones(first, second, seed):
     generator = torch.Generator().manual_seed(seed)

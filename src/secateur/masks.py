@@ -21,13 +21,14 @@ from secateur.allocation import Allocation, Tables, check_sparsity, everywhere, 
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
-from secateur.selection import LazyScores, keep_largest, keep_largest_overall
+from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
 from secateur.targets import find_targets
 
 __all__ = ["apply_", "attach", "detach", "iterate_masks", "load", "make_masks", "save", "sparsity_of"]
 
 Masks = dict[str, Tensor]
 PIECE = (1 << 15) - 64  # entries zeroed at a time: below ATen's grain for threads, and in cache
+SEGMENT = PIECE * 32  # entries that one thread works through at a time
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -44,8 +45,8 @@ def make_masks(
     """``{name: bool mask}``: the best units by a criterion, in a pattern, at a sparsity. Changes no weight.
 
     Args:
-        weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked as
-            the whole tensors that they are shards of.
+        weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked
+            as the whole tensors that they are shards of.
         sparsity: fraction of units removed, in [0, 1]. A pattern that fixes it, such as n:m, needs none.
         pattern: who competes with whom; `Unstructured` by default.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
@@ -322,8 +323,16 @@ def _zero_(weight: Tensor, mask: Tensor) -> None:
     # and with 0 or all ones: half the cost of masked_fill_, and NaN becomes 0
     integer = _SAME_SIZE[weight.element_size()]
     bits, kept = weight.view(-1).view(integer), mask.view(-1).view(torch.int8)
-    for at in range(0, bits.shape[0], PIECE):
-        bits[at : at + PIECE].bitwise_and_(kept[at : at + PIECE].to(integer).neg_())
+
+    def work(start: int) -> None:
+        with torch.no_grad():
+            for at in range(start, min(start + SEGMENT, bits.shape[0]), PIECE):
+                end = min(at + PIECE, bits.shape[0])
+                bits[at:end].bitwise_and_(kept[at:end].to(integer).neg_())
+
+    threads = torch.get_num_threads() if bits.shape[0] > SEGMENT else 1
+    for _ in in_threads(work, range(0, bits.shape[0], SEGMENT), threads):
+        pass
 
 
 def _dtensor(tensor: Tensor) -> Any:

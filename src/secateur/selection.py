@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-__all__ = ["LazyScores", "counts_kept_overall", "keep_largest", "keep_largest_overall"]
+__all__ = ["LazyScores", "counts_kept_overall", "in_threads", "keep_largest", "keep_largest_overall"]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -31,10 +31,10 @@ _Result = TypeVar("_Result")
 PIECE = (1 << 15) - 64
 SEGMENT = PIECE * 32  # 1 M entries: what one thread works through at a time
 DEVICE_SEGMENT = 1 << 24  # on an accelerator: few launches, bounded buffers
-SAMPLE = 1 << 18  # entries sampled to bracket the threshold; up to this many are ranked without a sample
+SAMPLE = 1 << 19  # entries sampled to bracket the threshold; up to this many are ranked without a sample
 COLLECTED = 1 << 22  # entries that may lie inside the bracket before the search turns to counting digits
 ROUNDS = 4  # brackets that are tried before digits
-STANDARD_DEVIATIONS = 5  # half width of the bracket; a miss costs a second search, never a wrong answer
+STANDARD_DEVIATIONS = 4  # half width of the bracket; a miss costs a second search, never a wrong answer
 
 
 class LazyScores(Mapping[str, Tensor]):
@@ -245,42 +245,47 @@ def counts_kept_overall(
 def _keep_by_rank(table: Tensor, kept: int) -> Tensor:
     """Few units a row (n:m): an entry's rank is the number of entries that beat it; m(m-1)/2 comparisons of columns."""
     groups, units = table.shape
-    if kept in (0, units):
-        _refuse_nan("", _comparable(table))
-        return torch.full((groups, units), kept > 0, dtype=torch.bool, device=table.device)
     mask = _empty_mask(groups * units, table.device).view(groups, units)
-    step = max(1, (PIECE if table.device.type == "cpu" else DEVICE_SEGMENT) // units)
+    on_host = table.device.type == "cpu"
+    step = max(1, (PIECE if on_host else DEVICE_SEGMENT) // max(units, 1))
+    segment = step * max(1, SEGMENT // PIECE)
 
-    def work(first: int) -> None:
+    def work(start: int) -> None:
         with torch.no_grad():
-            columns = _comparable(table[first : first + step]).t().contiguous()
-            _refuse_nan("", columns)
-            mask[first : first + step] = (
-                torch.from_numpy(_ranks_below(columns.numpy(), kept)).t()
-                if columns.device.type == "cpu"
-                else _ranks_below_on_device(columns, kept).t()
-            )
+            for first in range(start, min(start + segment, groups), step):
+                rows = _comparable(table[first : first + step].detach())
+                if on_host:
+                    _first_of_ranks(rows.numpy(), kept, mask[first : first + step].numpy())
+                else:
+                    _refuse_nan("", rows)
+                    mask[first : first + step] = _first_of_ranks_on_device(rows, kept)
 
-    for _ in _in_threads(work, range(0, groups, step), torch.get_num_threads() if groups > step else 1):
+    threads = torch.get_num_threads() if on_host and groups > segment else 1
+    for _ in in_threads(work, range(0, groups, segment), threads):
         pass
     return mask
 
 
-def _ranks_below(columns: npt.NDArray[Any], kept: int) -> npt.NDArray[np.bool_]:
-    """(units, groups) -> which entries have fewer than ``kept`` entries before them; earlier wins a tie."""
-    units, groups = columns.shape
-    beaten = np.zeros((units, groups), dtype=np.uint8)
+def _first_of_ranks(rows: npt.NDArray[Any], kept: int, mask: npt.NDArray[np.bool_]) -> None:
+    """Write which entries of (groups, units) have fewer than ``kept`` entries before them; earlier wins a tie."""
+    groups, units = rows.shape
+    columns = np.empty((units, groups), dtype=rows.dtype)
+    np.copyto(columns, rows.T)  # from here on every operation is contiguous
+    if columns.size and np.isnan(columns.max()):
+        raise _nan("")
+    beaten = np.empty((units, groups), dtype=np.uint8)
+    beaten[:] = np.arange(units - 1, -1, -1, dtype=np.uint8)[:, None]  # as if beaten by all that follow
     wins = np.empty(groups, dtype=np.bool_)
     for first in range(units):
         for second in range(first + 1, units):
             np.greater_equal(columns[first], columns[second], out=wins)
+            beaten[first] -= wins.view(np.uint8)
             beaten[second] += wins.view(np.uint8)
-            np.logical_not(wins, out=wins)
-            beaten[first] += wins.view(np.uint8)
-    return beaten < kept
+    np.stack(list(beaten < kept), axis=-1, out=mask)
 
 
-def _ranks_below_on_device(columns: Tensor, kept: int) -> Tensor:
+def _first_of_ranks_on_device(rows: Tensor, kept: int) -> Tensor:
+    columns = rows.t().contiguous()
     units = columns.shape[0]
     beaten = torch.zeros(columns.shape, dtype=torch.uint8, device=columns.device)
     for first in range(units):
@@ -288,7 +293,7 @@ def _ranks_below_on_device(columns: Tensor, kept: int) -> Tensor:
             wins = columns[first] >= columns[second]
             beaten[second] += wins
             beaten[first] += ~wins
-    return beaten < kept
+    return (beaten < kept).t()
 
 
 def _keep_in_rows(table: Tensor, kept: Tensor) -> Tensor:
@@ -534,14 +539,14 @@ def _search_in_bracket(sources: list[_Source], kept: int, below: float, above: f
     """One pass: count what is above the bracket, collect what is inside, finish there. None: it is not in there, or
     too much is.
     """
-    collected: list[tuple[_Source, npt.NDArray[np.int64], npt.NDArray[np.float64]]] = []
+    collected: list[tuple[_Source, int, npt.NDArray[np.int32], npt.NDArray[Any]]] = []
     inside_total = 0
     for source in sources:
         source.kept = 0
         for above_count, inside_count, parts in _classify(source, below, above, collect=below < above):
             source.kept += above_count
             inside_total += inside_count
-            collected.extend((source, positions, values) for positions, values in parts)
+            collected.extend((source, *part) for part in parts)
             if below < above and inside_total > COLLECTED:
                 return None
     missing = kept - sum(source.kept for source in sources)
@@ -549,25 +554,28 @@ def _search_in_bracket(sources: list[_Source], kept: int, below: float, above: f
         return None
     if below == above:
         return _Found(below, missing)
-    values = np.concatenate([values for _, _, values in collected])
-    threshold = float(np.partition(values, values.size - missing)[values.size - missing])
-    ties = missing - int(np.count_nonzero(values > threshold))
-    for source, positions, values in collected:
+    joined = np.concatenate([values for *_, values in collected], dtype=np.float64)
+    joined.partition(joined.size - missing)
+    threshold = float(joined[joined.size - missing])
+    ties = missing - int(np.count_nonzero(joined > threshold))
+    for source, at, positions, values in collected:
+        values = values.astype(np.float64)  # compared exactly, whatever its type was
         chosen = values > threshold
         equal = np.flatnonzero(values == threshold)[:ties]
         ties -= equal.size
         chosen[equal] = True
         source.kept += int(np.count_nonzero(chosen))
         if source.mask is not None:
-            source.mask[torch.from_numpy(positions).to(source.device)] = torch.from_numpy(chosen).to(source.device)
+            where = torch.from_numpy(positions.astype(np.int64) + at).to(source.device)
+            source.mask[where] = torch.from_numpy(chosen).to(source.device)
     return _COMPLETE
 
 
-_Classified = tuple[int, int, list[tuple["npt.NDArray[np.int64]", "npt.NDArray[np.float64]"]]]
+_Classified = tuple[int, int, list[tuple[int, "npt.NDArray[np.int32]", "npt.NDArray[Any]"]]]
 
 
 def _classify(source: _Source, below: float, above: float, *, collect: bool) -> Iterator[_Classified]:
-    """For each segment: how many scores are above the bracket, how many inside, and those with their positions.
+    """For each segment: how many scores are above the bracket, how many inside, and where: (start, offsets, scores).
 
     The source's mask, if it has one, becomes "not below the bracket".
     """
@@ -583,10 +591,10 @@ def _classify(source: _Source, below: float, above: float, *, collect: bool) -> 
             if inside_count and collect and inside_count <= COLLECTED:
                 where = torch.from_numpy(np.flatnonzero(inside.cpu().numpy())).to(segment.device)
                 alive = None if source.among is None else source.among[at + where]
-                values = _score(source, segment[where], alive).double().cpu().numpy()
+                values = _score(source, segment[where], alive).cpu().numpy()
                 if np.isnan(values).any():
                     raise _nan(source.name)
-                parts.append((where.cpu().numpy() + at, values))
+                parts.append((at, where.cpu().numpy().astype(np.int32), values))
             elif inside_count:
                 for _, piece in _scored(source, at, segment):
                     _refuse_nan(source.name, piece)
@@ -594,7 +602,7 @@ def _classify(source: _Source, below: float, above: float, *, collect: bool) -> 
 
     loaded = source.load()
     side_by_side = loaded.is_contiguous() and loaded.device.type == "cpu" and source.numel > SEGMENT
-    yield from _in_threads(work, _segments(loaded), torch.get_num_threads() if side_by_side else 1)
+    yield from in_threads(work, _segments(loaded), torch.get_num_threads() if side_by_side else 1)
 
 
 def _compare_on_host(
@@ -809,7 +817,7 @@ def _first_of_shards(source: _Source, equal: Tensor, taken: int) -> Tensor:
 # ---- helpers -------------------------------------------------------------------------------------------------------
 
 
-def _in_threads(work: Callable[[_Item], _Result], parts: Iterable[_Item], threads: int) -> Iterator[_Result]:
+def in_threads(work: Callable[[_Item], _Result], parts: Iterable[_Item], threads: int) -> Iterator[_Result]:
     """``work(part)`` for each part, in order."""
     if threads <= 1:
         yield from map(work, parts)
