@@ -4,7 +4,7 @@
 
 Each measurement is a process of its own; ours and torch's alternate; medians. Time is that of the one call. Peak memory
 is the growth of the resident set's high-water mark during the call, as a multiple of the model's bytes (Linux only).
-The floor is a read of all weights, a write of the masks, and a read and write of all weights, at the measured bandwidth.
+The floor is the memory traffic alone: all weights read, the masks written, all weights read and written.
 """
 
 from __future__ import annotations

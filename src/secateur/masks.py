@@ -233,7 +233,7 @@ def sparsity_of(what: nn.Module | Mapping[str, Tensor]) -> float:
     else:
         tensors = [tensor.detach() for tensor in what.values()]
     entries = sum(tensor.numel() for tensor in tensors)
-    kept = sum(int(torch.count_nonzero(tensor)) for tensor in tensors)
+    kept = sum(_count(tensor.ne(0)) for tensor in tensors)
     return 1 - kept / entries if entries else 0.0
 
 
@@ -286,10 +286,14 @@ def _check_nesting(alive: int, kept: int, where: str) -> None:
         )
 
 
-def _any(mask: Tensor) -> bool:
+def _count(mask: Tensor) -> int:
     sharded = _dtensor(mask)
-    if sharded is not None:
-        return int(sharded.sum().full_tensor()) > 0
+    return int(torch.count_nonzero(mask) if sharded is None else sharded.sum().full_tensor())
+
+
+def _any(mask: Tensor) -> bool:
+    if _dtensor(mask) is not None:
+        return _count(mask) > 0
     return bool(np.any(mask.numpy()) if mask.device.type == "cpu" else mask.any())
 
 
