@@ -110,7 +110,10 @@ def test_no_class_is_torchs_and_isinstance_holds_in_both_directions():
     assert isinstance(torch_prune.PruningContainer(), prune.PruningContainer)
     assert not isinstance(ours, torch_prune.PruningContainer)
     assert not isinstance(theirs, prune.PruningContainer)
-    assert not isinstance(theirs, prune.L1Unstructured)
+    assert isinstance(ours, torch_prune.L1Unstructured)
+    assert isinstance(theirs, prune.L1Unstructured)
+    assert not isinstance(theirs, prune.Identity)
+    assert not isinstance(ours, torch_prune.Identity)
     assert not isinstance(object(), prune.BasePruningMethod)
 
 
@@ -902,6 +905,29 @@ def test_row_13_containers_from_several_methods_or_one_iterable():
     assert len(prune.PruningContainer()) == 0
     nested = prune.PruningContainer(prune.PruningContainer(first))
     assert isinstance(nested[0], prune.PruningContainer)
+
+
+def test_a_container_on_its_own_computes_masks_as_torchs_does():
+    t, default = torch.arange(1.0, 9).view(2, 4), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 1]])
+    for make in (
+        lambda p: p.L1Unstructured(2),
+        lambda p: p.LnStructured(1, 2, 0),
+        lambda p: p.LnStructured(1, 2, 1),
+        lambda p: p.CustomFromMask(torch.tensor([[0, 1, 1, 1], [0, 1, 1, 1]])),
+        lambda p: p.Identity(),
+    ):
+        masks = []
+        for library in (torch_prune, prune):
+            container = library.PruningContainer()
+            container._tensor_name = "test"
+            method = make(library)
+            method._tensor_name = "test"
+            container.add_pruning_method(method)
+            masks.append(container.compute_mask(t, default))
+            masks.append(method.prune(t, default))
+        assert torch.equal(masks[0], masks[2])
+        assert torch.equal(masks[1], masks[3])
+        assert masks[0].dtype == masks[2].dtype == torch.float32
 
 
 # Row 14.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _TORCH_METHOD: Any = torch_prune.BasePruningMethod
 _TORCH_CONTAINER: Any = torch_prune.PruningContainer
+_COUNTERPARTS: dict[type, Any] = {}  # each of the classes below to torch's of the same name
 
 __all__ = [
     "BasePruningMethod",
@@ -78,10 +79,8 @@ class BasePruningMethod(ABC):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> Any:
-        """A method made by torch counts as one of ours."""
-        if cls is BasePruningMethod and _TORCH_METHOD in other.__mro__[1:]:
-            return True
-        return NotImplemented
+        """A method made by torch counts as one of ours, of the same name; the other direction is registered below."""
+        return True if _COUNTERPARTS.get(cls) in other.__mro__ else NotImplemented
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:  # noqa: ARG002
         """The forward pre-hook: ``module.<name>`` becomes `apply_mask` of the module, unless reading it does that."""
@@ -169,9 +168,6 @@ class BasePruningMethod(ABC):
         _make_permanent(self, module)
 
 
-_TORCH_METHOD.register(BasePruningMethod)
-
-
 class PruningContainer(BasePruningMethod):
     """Several methods that pruned one tensor, in order; its mask is the last one's within what the others left.
 
@@ -190,13 +186,6 @@ class PruningContainer(BasePruningMethod):
             args = tuple(args[0])
         for method in args:
             self.add_pruning_method(method)
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> Any:
-        if cls is PruningContainer and _TORCH_CONTAINER in other.__mro__:
-            # The class itself only once it is known not to be asked for by its own registration below.
-            return other is not _TORCH_CONTAINER or _registered
-        return NotImplemented
 
     def add_pruning_method(self, method: BasePruningMethod | None) -> None:
         """Appends a method; the first one gives the container its tensor name.
@@ -240,8 +229,8 @@ class PruningContainer(BasePruningMethod):
         """
         method = self._pruning_methods[-1]
         choice = _choice(method, t.dim(), default_mask)
-        mask = default_mask.clone()
-        chosen = mask[choice]
+        mask = default_mask.to(dtype=t.dtype if t.is_floating_point() else default_mask.dtype, copy=True)
+        chosen = default_mask[choice]
         partial = method.compute_mask(t[choice], default_mask=chosen)
         if partial.shape != chosen.shape:
             raise ValueError(
@@ -250,11 +239,6 @@ class PruningContainer(BasePruningMethod):
             )
         mask[choice] = partial.to(dtype=mask.dtype)
         return mask
-
-
-_registered = False
-_TORCH_CONTAINER.register(PruningContainer)
-_registered = True
 
 
 def _choice(method: BasePruningMethod, n_dims: int, mask: Tensor) -> Any:
@@ -458,6 +442,21 @@ class CustomFromMask(BasePruningMethod):
     def apply(cls, module: nn.Module, name: str, mask: Tensor) -> BasePruningMethod:  # type: ignore[override]
         """Prunes ``module.<name>`` by `mask`; see `custom_from_mask`."""
         return super().apply(module, name, mask=mask)
+
+
+for _ours in (
+    BasePruningMethod,
+    PruningContainer,
+    Identity,
+    RandomUnstructured,
+    L1Unstructured,
+    RandomStructured,
+    LnStructured,
+    CustomFromMask,
+):
+    _theirs: Any = getattr(torch_prune, _ours.__name__)
+    _theirs.register(_ours)  # before the other direction holds, for an abstract class refuses a circle
+    _COUNTERPARTS[_ours] = _theirs
 
 
 def identity(module: nn.Module, name: str) -> nn.Module:
@@ -864,10 +863,10 @@ class _Target:
 
     @property
     def mask(self) -> Tensor | None:
-        """What is left of the tensor: a new tensor in its dtype, or None if it was never pruned."""
+        """What is left of the tensor, in its dtype, or None if it was never pruned; not to be changed."""
         if not self.masks:
             return None
-        mask = placed_like(self.masks[0].detach(), self.orig).clone()
+        mask = placed_like(self.masks[0].detach(), self.orig)
         for other in self.masks[1:]:
             if other is not self.masks[0]:
                 mask = mask * placed_like(other, self.orig).to(mask)
@@ -948,7 +947,7 @@ def _mask_for(target: _Target, scores: Tensor | None) -> Tensor:
         _refuse_other_mask(method.mask, target)
     if scores is None:
         scores = orig if previous is None else _current(holder, orig, previous)
-    default = torch.ones_like(orig) if previous is None else previous
+    default = torch.ones_like(orig) if previous is None else previous.clone()
     if _is_sharded(orig):
         scores, default = _whole(scores), _whole(default)
     if previous is None:
@@ -1097,18 +1096,17 @@ def _largest_overall(
     """L1 over all tensors at once, without joining them: each weight is read, and only the masks are written."""
     previous = {key: mask for key, target in targets.items() if (mask := target.mask) is not None}
     among = {key: mask == 1 for key, mask in previous.items()}
-    sizes = {
-        key: int(_whole(among[key].sum())) if key in among else target.orig.numel() for key, target in targets.items()
-    }
+    sizes = {key: _ones(among[key]) if key in among else target.orig.numel() for key, target in targets.items()}
     count = _count(method.amount, sum(sizes.values()))
+    if count == 0:
+        return {
+            key: previous[key].clone() if key in previous else torch.ones_like(target.orig)
+            for key, target in targets.items()
+        }
     # What the user wrote into a mask that is neither 0 nor 1 is not in the competition, so that orig is the product.
     weights = {key: given.get(key, target.orig.detach()) for key, target in targets.items()}
     kept = sum(sizes.values()) - count
     masks: dict[str, Tensor] = {}
-    if count == 0:
-        for key, target in targets.items():
-            masks[key] = previous[key] if key in previous else torch.ones_like(target.orig)
-        return masks
     for key in targets:
         if among and key not in among:
             among[key] = torch.ones_like(targets[key].orig, dtype=torch.bool)
@@ -1121,12 +1119,15 @@ def _largest_overall(
             LazyScores(weights, lambda weight: _above_all(weight.abs()), elementwise=True), kept, among=among or None
         )
     for key, target in targets.items():
-        if key in previous:
-            masks[key] = previous[key].masked_fill_(among[key] & ~keep[key], 0)
-        else:
-            masks[key] = torch.empty_like(target.orig).copy_(keep[key])
-        del keep[key]
+        masks[key] = torch.empty_like(target.orig).copy_(keep.pop(key))
+        if key in previous and _ones(previous[key] != 0) != sizes[key]:
+            masks[key] = torch.where(among[key], masks[key], previous[key])
     return masks
+
+
+def _ones(mask: Tensor) -> int:
+    """How many entries of a bool mask are true, over all ranks if it is sharded."""
+    return int(_whole(mask.sum())) if _is_sharded(mask) else int(mask.count_nonzero())
 
 
 def _joined(
@@ -1140,7 +1141,7 @@ def _joined(
         score = given.get(key)
         if score is None:
             score = target.orig if previous is None else _current(target.holders[0], target.orig, previous)
-        masks[key] = _whole(torch.ones_like(target.orig) if previous is None else previous)
+        masks[key] = _whole(torch.ones_like(target.orig) if previous is None else previous.clone())
         scores.append(_whole(score.detach())[masks[key] == 1])
     vector = torch.cat(scores)
     del scores
@@ -1286,10 +1287,18 @@ _TABLES = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_forward_p
 
 def _is_emptied(change: _Change) -> bool:
     """Whether nothing is left where something was."""
-    if change.target.orig.numel() == 0 or bool(_whole((change.mask != 0).any())):
-        return False
     previous = change.target.mask
-    return previous is None or bool(_whole((previous != 0).any()))
+    return (
+        change.target.orig.numel() > 0
+        and not _holds_anything(change.mask)
+        and (previous is None or _holds_anything(previous))
+    )
+
+
+def _holds_anything(mask: Tensor) -> bool:
+    if _is_sharded(mask):
+        return _ones(mask != 0) > 0
+    return bool(mask[:1].any()) or bool(mask.any())  # the first row nearly always tells
 
 
 def _warn_of_emptied(changes: Sequence[_Change]) -> None:
