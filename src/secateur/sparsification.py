@@ -32,9 +32,9 @@ def sparsify(
 ) -> dict[str, Tensor]:
     """Zero a fraction of a model's weights, in place, and return the masks ``{name: bool tensor, True = kept}``.
 
-    By default global magnitude pruning: of all weights that `find_targets` finds, exactly ``round(sparsity · weights)`` go,
-    those with the smallest ``|w|``, and each tensor keeps at least one. To train on, call `apply_` after each optimizer
-    step; to make the zeros reversible, `attach` the masks instead.
+    By default global magnitude pruning: of all weights that `find_targets` finds, exactly
+    ``round(sparsity · weights)`` go, those with the smallest ``|w|``, and each tensor keeps at least one. To train on,
+    call `apply_` after each optimizer step; to make the zeros reversible, `attach` the masks instead.
 
     Args:
         model: any module.
