@@ -807,7 +807,7 @@ def _layer_plot(results: Results, rows: Sequence[Row]) -> list[_Plot]:
     for number, network in enumerate(networks):  # the legend, in rows of three
         color, marker = styles[network.method]
         x, y = -0.5 + 0.5 * (number % 3), 1 + (0.36 - 0.2 * (number // 3)) / (height - 1.05)
-        axes.plot(x, y + 0.012, marker=marker, color=color, markersize=6, transform=axes.transAxes, clip_on=False)
+        axes.plot(x, y + 0.004, marker=marker, color=color, markersize=6, transform=axes.transAxes, clip_on=False)
         axes.text(
             x + 0.03, y, _short(network.method), color=color, transform=axes.transAxes, va="center", **_NAME,
         )  # fmt: skip
