@@ -6,6 +6,7 @@ asked for.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -13,9 +14,12 @@ import torch
 from torch import Tensor
 
 from secateur.patterns import Pattern, Unstructured
+from secateur.progress import track
 from secateur.selection import LazyScores, counts_kept_overall
 
 __all__ = ["Allocation", "Tables", "check_sparsity", "erk", "everywhere", "kept_by_pattern", "uniform"]
+
+_watch = functools.partial(track, description="ranking")
 
 Counts = dict[str, int | Tensor]
 Allocation = Callable[[Mapping[str, Tensor], float, Pattern], Mapping[str, int | Tensor]]
@@ -212,7 +216,7 @@ def shape_of(scores: Mapping[str, Tensor], name: str) -> torch.Size:
 def _counts(tables: Tables, names: list[str], kept: int) -> dict[str, int]:
     part = tables if len(names) == len(tables) else tables.only(names)
     # Unstructured tables are the scores themselves: ranked from there, they are computed piece by piece
-    return counts_kept_overall(part.scores if isinstance(part.pattern, Unstructured) else part, kept)
+    return counts_kept_overall(part.scores if isinstance(part.pattern, Unstructured) else part, kept, watch=_watch)
 
 
 def _rounded_to(ideal: dict[str, float], total: int, units: dict[str, int]) -> dict[str, int]:

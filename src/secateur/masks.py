@@ -5,6 +5,7 @@ Law: all masks are ready before a model is touched, and a mask keeps exactly as 
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tempfile
@@ -21,6 +22,7 @@ from secateur.allocation import Allocation, Tables, check_sparsity, everywhere, 
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
+from secateur.progress import track
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
 from secateur.targets import find_targets
 
@@ -69,7 +71,7 @@ def make_masks(
         kept = total - round(sparsity * total)
         if kept >= len(scores):
             # the common case in one pass; a tensor left empty means that `everywhere` must hold some back
-            masks = keep_largest_overall(scores, kept)
+            masks = keep_largest_overall(scores, kept, watch=functools.partial(track, description="ranking"))
             if all(_any(mask) or not mask.numel() for mask in masks.values()):
                 _check_nesting(sum(int(mask.sum()) for mask in masks.values()) if within else kept, kept, "the model")
                 return masks
@@ -110,7 +112,7 @@ def iterate_masks(
         check_sparsity(sparsity)
         counts = allocate(scores, sparsity, pattern)
     tables = Tables(scores, pattern)
-    for name in scores:
+    for name in track(scores, "choosing"):
         yield name, _mask(tables, name, counts[name], within)
 
 
@@ -132,7 +134,7 @@ def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[st
     weights = _by_name(model_or_weights)
     _check(weights, masks)
     with torch.no_grad():
-        for name, mask in masks.items():
+        for name, mask in track(masks.items(), "zeroing", total=len(masks)):
             _zero_(weights[name].detach(), mask)
 
 

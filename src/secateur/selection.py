@@ -187,7 +187,11 @@ def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
 
 
 def keep_largest_overall(
-    scores: Mapping[str, Tensor], kept: int, *, among: Mapping[str, Tensor] | None = None
+    scores: Mapping[str, Tensor],
+    kept: int,
+    *,
+    among: Mapping[str, Tensor] | None = None,
+    watch: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> dict[str, Tensor]:
     """True for the ``kept`` largest entries of all tensors together, as one competition.
 
@@ -200,6 +204,7 @@ def keep_largest_overall(
         kept: how many entries stay, over all tensors.
         among: ``{name: mask}`` of the tensors' shapes; only entries that are true take part. If fewer than ``kept``
             take part, all of them stay.
+        watch: goes round the loop over tensors; a progress bar, say.
 
     Returns:
         ``{name: bool mask}`` with exactly ``kept`` True. Among equal scores the first are kept, in the order of the
@@ -214,14 +219,18 @@ def keep_largest_overall(
     sources, total = _sources(scores, kept, among)
     for source in sources:
         source.mask = _empty_mask(source.numel, source.device)
-    found = _search(sources, min(kept, total))
+    found = _search(sources, min(kept, total), watch)
     if found is not _COMPLETE:
         _write_masks(sources, found)
     return {source.name: source.whole(source.mask) for source in sources if source.mask is not None}
 
 
 def counts_kept_overall(
-    scores: Mapping[str, Tensor], kept: int, *, among: Mapping[str, Tensor] | None = None
+    scores: Mapping[str, Tensor],
+    kept: int,
+    *,
+    among: Mapping[str, Tensor] | None = None,
+    watch: Callable[[list[Any]], Iterable[Any]] = iter,
 ) -> dict[str, int]:
     """How many entries of each tensor are among the ``kept`` largest of all: the counts of `keep_largest_overall`.
 
@@ -232,7 +241,7 @@ def counts_kept_overall(
     """
     sources, total = _sources(scores, kept, among)
     kept = min(kept, total)
-    found = _search(sources, kept)
+    found = _search(sources, kept, watch)
     if found is not _COMPLETE:
         for source, taken, _ in _shares_of_ties(sources, found):
             source.kept += taken
@@ -462,7 +471,7 @@ def _comparable(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype.is_floating_point else scores.double()
 
 
-def _search(sources: list[_Source], kept: int) -> _Found:
+def _search(sources: list[_Source], kept: int, watch: Callable[[list[Any]], Iterable[Any]]) -> _Found:
     """Find the threshold and each source's count of entries above it."""
     if kept == 0:
         for source in sources:
@@ -475,11 +484,12 @@ def _search(sources: list[_Source], kept: int) -> _Found:
         return _search_by_digits(sources, kept)
     entries = sum(source.numel for source in sources)
     if entries <= SAMPLE:
-        return _search_in_bracket(sources, kept, -np.inf, np.inf) or _search_by_digits(sources, kept)
+        found = _search_in_bracket(sources, kept, -np.inf, np.inf, watch)
+        return _search_by_digits(sources, kept) if found is None else found
     sample = _sample(sources)
     below, above = _bracket(sample, kept / entries)
     for _ in range(ROUNDS):
-        found = _search_in_bracket(sources, kept, below, above)
+        found = _search_in_bracket(sources, kept, below, above, watch)
         if found is not None:
             return found
         # too much lies inside: most likely one score has a great share, so rank against the commonest one
@@ -488,7 +498,7 @@ def _search(sources: list[_Source], kept: int) -> _Found:
             break
         values, counts = np.unique(inside, return_counts=True)
         pivot = float(values[counts.argmax()])
-        found = _search_in_bracket(sources, kept, pivot, pivot)
+        found = _search_in_bracket(sources, kept, pivot, pivot, watch)
         if found is not None:
             return found
         if sum(source.kept for source in sources) >= kept:
@@ -535,13 +545,15 @@ def _bracket(sample: npt.NDArray[np.float64], share: float) -> tuple[float, floa
     return below, above
 
 
-def _search_in_bracket(sources: list[_Source], kept: int, below: float, above: float) -> _Found | None:
+def _search_in_bracket(
+    sources: list[_Source], kept: int, below: float, above: float, watch: Callable[[list[Any]], Iterable[Any]]
+) -> _Found | None:
     """One pass: count what is above the bracket, collect what is inside, finish there. None: it is not in there, or
     too much is.
     """
     collected: list[tuple[_Source, int, npt.NDArray[np.int32], npt.NDArray[Any]]] = []
     inside_total = 0
-    for source in sources:
+    for source in watch(sources):
         source.kept = 0
         for above_count, inside_count, parts in _classify(source, below, above, collect=below < above):
             source.kept += above_count
