@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,35 +19,43 @@ if TYPE_CHECKING:
 __all__ = ["other_owners", "replicating_group", "sharded_parameter"]
 
 
-@dataclass
 class _Index:
-    """All live modules at one moment, and how often each of their parameters was referred to."""
+    """All live modules of the process."""
 
-    modules: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
-    references: dict[int, int] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.modules: dict[int, weakref.ref[nn.Module]] = {}
+        self.moment: object = None
 
-    def build(self) -> None:
+    def refresh(self) -> None:
+        """Adds the modules made since the last time.
+
+        Looking through all objects takes some 50 ms. Unless the collector has passed its second or third generation
+        since, whatever is new is in the first two, and there are few in them.
+        """
+        moment = _collections()
+        young = gc.get_objects(0) + gc.get_objects(1)
+        # Python 3.14 has no generations of that kind. A collection in between may have moved what is new.
+        complete = sys.version_info < (3, 14) and self.moment == moment == _collections()
+        if not complete:
+            self.modules.clear()
         kinds = _subclasses(nn.Module)
-        modules = [found for found in gc.get_objects() if type(found) in kinds]
-        self.modules = {id(module): weakref.ref(module) for module in modules}
-        self.references = {}
-        for module in modules:
-            parameters = _registered(module)
-            for key in parameters:
-                self.references[id(parameters[key])] = sys.getrefcount(parameters[key])
-
-    def __contains__(self, module: nn.Module) -> bool:
-        reference = self.modules.get(id(module))
-        return reference is not None and reference() is module
+        for found in young if complete else gc.get_objects():
+            if type(found) in kinds:
+                self.modules[id(found)] = weakref.ref(found)
+        self.moment = moment
 
     def __iter__(self) -> Iterator[nn.Module]:
-        for reference in self.modules.values():
+        for reference in list(self.modules.values()):
             module = reference()
             if module is not None:
                 yield module
 
 
 _index = _Index()
+
+
+def _collections() -> list[int]:
+    return [generation["collections"] for generation in gc.get_stats()[1:]]
 
 
 def _subclasses(cls: type) -> set[type]:
@@ -78,9 +85,7 @@ def _modules_that_may_hold(module: nn.Module, key: str) -> Iterator[nn.Module]:
     listed = sum(each is wanted for each in module.__dict__.get("_flat_weights", ()))  # of an RNN
     if references <= 2 + listed:
         return
-    # A new tie adds a reference, so while the count has not grown the last index has seen every tie.
-    if module not in _index or references > _index.references.get(id(wanted), 0):
-        _index.build()
+    _index.refresh()
     yield from _index
 
 

@@ -936,7 +936,7 @@ def _refuse_unprunable(holder: _Holder) -> None:
 
 
 def _refuse_nan_scores(scores: Tensor, target: _Target) -> None:
-    if scores.isnan().any():
+    if bool(_whole(scores.isnan().any())):
         raise ValueError(f"importance_scores of {target} holds NaN.")
 
 
@@ -991,7 +991,7 @@ def _refuse_other_mask(mask: Any, target: _Target) -> None:
         raise TypeError(f"The mask for {target} is a {type(mask).__name__}, not a tensor.")
     if mask.shape != target.orig.shape:
         raise _MaskShapeError(f"default_mask shape {target.orig.shape} must match self.mask shape {mask.shape}")
-    if not bool(((mask == 0) | (mask == 1)).all()):
+    if not bool(_whole(((mask == 0) | (mask == 1)).all())):
         raise ValueError(f"The mask for {target} holds values other than 0 and 1.")
 
 
@@ -1104,7 +1104,7 @@ def _largest_overall(
             for key, target in targets.items()
         }
     # What the user wrote into a mask that is neither 0 nor 1 is not in the competition, so that orig is the product.
-    weights = {key: given.get(key, target.orig.detach()) for key, target in targets.items()}
+    weights = {key: placed_like(given.get(key, target.orig).detach(), target.orig) for key, target in targets.items()}
     kept = sum(sizes.values()) - count
     masks: dict[str, Tensor] = {}
     for key in targets:
