@@ -296,11 +296,24 @@ def _check_matches(option: str, glob: str, names: Iterable[str]) -> None:
     names = list(names)
     if any(fnmatchcase(name, glob) for name in names):
         return
-    plain = re.sub(r"[*?\[\]]+", "", glob)
-    close = difflib.get_close_matches(plain, names, n=3, cutoff=0)
-    raise ValueError(
-        f"{option} {glob!r} matches no tensor. Close names: {', '.join(printable(name) for name in close) or 'none'}."
-    )
+    close = ", ".join(printable(name) for name in _close_names(glob, names)) or "none"
+    raise ValueError(f"{option} {glob!r} matches no tensor. Close names: {close}.")
+
+
+def _close_names(glob: str, names: list[str], count: int = 3) -> list[str]:
+    """The names with the part most like the glob, one of each kind of layer."""
+    plain = re.sub(r"[*?\[\]]+", "", glob).strip(".")
+    length = plain.count(".") + 1
+    likeness: dict[str, float] = {}
+    best: dict[str, tuple[float, str]] = {}
+    for name in names:
+        parts = name.split(".")
+        windows = {".".join(parts[at : at + length]) for at in range(max(1, len(parts) - length + 1))}
+        for window in windows - likeness.keys():
+            likeness[window] = difflib.SequenceMatcher(None, plain, window, autojunk=False).ratio()
+        kind = re.sub("[0-9]+", "*", name)
+        best[kind] = max(best.get(kind, (0.0, name)), (max(likeness[window] for window in windows), name))
+    return [name for _, name in sorted(best.values(), key=lambda found: -found[0])[:count]]
 
 
 def _word(pattern: Pattern) -> str:

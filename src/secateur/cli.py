@@ -73,7 +73,7 @@ def _secateur(
     del version
 
 
-@app.command()
+@app.command(short_help="Show the tensors of a checkpoint: sizes, zeros, patterns.")
 def inspect(
     path: Annotated[
         Path, typer.Argument(help="A .safetensors file, a .safetensors.index.json, or a Hugging Face directory.")
@@ -98,7 +98,7 @@ def inspect(
         sys.stdout.flush()
 
 
-@app.command()
+@app.command(short_help="Write a pruned copy of a checkpoint directory.")
 def prune(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A directory with .safetensors files, such as Hugging Face's.")
@@ -114,7 +114,7 @@ def prune(
     allocate: Annotated[
         Allocate | None,
         typer.Option(
-            help="One threshold everywhere (the default), the same share of each tensor, or erk, by the tensors' shapes."
+            help="One threshold everywhere (default), the same share of each tensor, or erk, by the tensors' shapes."
         ),
     ] = None,
     criterion: Annotated[Criterion, typer.Option(help="What ranks the weights.")] = Criterion.magnitude,
@@ -164,7 +164,7 @@ def prune(
         sys.stdout.flush()
 
 
-@app.command()
+@app.command(short_help="Train a small network, prune it, report what that cost.")
 def demo(
     out: Annotated[Path | None, typer.Option(help="The directory for report.html.")] = None,
 ) -> None:

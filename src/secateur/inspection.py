@@ -180,10 +180,10 @@ def inspect_checkpoint(path: Path | str) -> Inspection:
 def inspect_tensor(checkpoint: Checkpoint, name: str) -> TensorInspection:
     """One tensor of a checkpoint, read in pieces.
 
-    **n:m** runs along the inputs: dimension 1 of (outputs, inputs, ...), for m of 4, 8 and 16. It is reported where it
-    holds with n < m and where the zeros it demands are at least half of those that are there, since 13:16 holds by
-    accident in any small tensor with random zeros. The smallest m is taken, and a larger one only where it implies the
-    smaller: a 2:4 tensor is 2:4, a 1:8 tensor is 1:8 and not 1:4.
+    **n:m** runs along the inputs: dimension 1 of (outputs, inputs, ...), for m of 4, 8 and 16. 2:4 and 1:4, which
+    hardware takes, are reported wherever they hold; any other where the non-zeros also fill three quarters of the
+    places that it leaves, since 7:16 holds by accident in any small tensor with random zeros. The smallest m is taken,
+    and a larger one only where it implies the smaller: a 2:4 tensor is 2:4, a 1:8 tensor is 1:8 and not 1:4.
 
     **Blocks**: the tile's height is the greatest common divisor of the rows at which zeros begin or end, its width the
     same of the columns (inputs and kernel positions of a convolution together), so it is the largest tile for which
@@ -285,9 +285,10 @@ class _Finder:
 
     def _tightest(self) -> tuple[int, int] | None:
         found: tuple[int, int] | None = None
-        forced = 0.5 * self.zeros / (self.rows * self.columns * self.positions)
+        density = 1 - self.zeros / (self.rows * self.columns * self.positions)
         for m, n in self.most.items():
-            if n < m and 1 - n / m >= forced and (found is None or n <= found[0]):
+            explains = density >= 0.75 * n / m or (m == 4 and n <= 2)
+            if n < m and explains and (found is None or n <= found[0]):
                 found = (n, m)
         return found
 

@@ -1,0 +1,315 @@
+"""The command as a person or a script meets it: output, exit codes, one line for what is wrong."""
+
+import json
+import pathlib
+import re
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import secateur.demo
+from secateur import checkpoint_sparsification, cli
+from secateur.version import __version__
+
+
+def run(*arguments, env=None):
+    return CliRunner().invoke(cli.app, [str(argument) for argument in arguments], env=env, prog_name="secateur")
+
+
+def fails(result, message):
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert re.fullmatch(rf"secateur: .*{message}.*\n", result.stderr), result.stderr
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "dense"
+    folder.mkdir()
+    torch.manual_seed(0)
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": torch.randn(16, 16, dtype=torch.float16) for n in range(11)}
+    tensors["model.embed_tokens.weight"] = torch.randn(32, 16)
+    tensors["model.norm.weight"] = torch.ones(16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+def test_help_and_version():
+    assert run("--version").stdout == f"secateur {__version__}\n"
+    text = run("--help").stdout
+    for word in ("inspect", "prune", "demo"):
+        assert re.search(rf"^  {word} .*\.$", text, re.MULTILINE)  # a whole sentence on one line
+    for command in ("inspect", "prune", "demo"):
+        assert run(command, "-h").exit_code == 0
+    assert run().exit_code == 2
+
+
+def test_python_m_secateur():
+    done = subprocess.run([sys.executable, "-m", "secateur", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"secateur {__version__}\n"
+
+
+# ---- inspect -----------------------------------------------------------------------------------------------------
+
+
+def test_inspect_is_one_line_a_tensor(model):
+    result = run("inspect", model)
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["Tensor", "Shape", "Dtype", "Size", "Zeros", "Patterns"]
+    assert lines[1].split() == ["model.embed_tokens.weight", "32x16", "F32", "2.05", "kB", "0%"]
+    assert lines[4].split()[0] == "model.layers.2.mlp.up_proj.weight"
+    assert lines[12].split()[0] == "model.layers.10.mlp.up_proj.weight" or "model.layers.10" in result.stdout
+    assert re.search(r"^all +13 +3,344 +7\.74 kB +0%$", result.stdout, re.MULTILINE)
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_inspect_groups_layers(model):
+    result = run("inspect", "--group", model)
+    assert re.search(
+        r"model\.layers\.\*\.mlp\.up_proj\.weight  \(11 of them\) +16x16 +F16 +5\.63 kB +0%", result.stdout
+    )
+
+
+def test_inspect_json(model, tmp_path):
+    run("prune", model, "--out", tmp_path / "out", "--pattern", "2:4")
+    result = run("inspect", "--json", tmp_path / "out")
+    assert result.stderr == ""
+    found = json.loads(result.stdout)
+    assert found["total"]["tensors"] == 13
+    assert found["files"] == ["model.safetensors"]
+    assert found["metadata"] == {"model.safetensors": {"format": "pt"}}
+    by_name = {tensor["name"]: tensor for tensor in found["tensors"]}
+    assert by_name["model.layers.3.mlp.up_proj.weight"] == {
+        "name": "model.layers.3.mlp.up_proj.weight",
+        "file": "model.safetensors",
+        "dtype": "F16",
+        "shape": [16, 16],
+        "inputs_first": False,
+        "parameters": 256,
+        "bytes": 512,
+        "zeros": 128,
+        "sparsity": 0.5,
+        "n_m": "2:4",
+        "block": None,
+        "channels": None,
+    }
+
+
+def test_inspect_shows_names_and_not_what_they_do(tmp_path):
+    save_file({"evil\x1b[2J\n[bold]x": torch.zeros(2, 2)}, tmp_path / "x.safetensors")
+    result = run("inspect", tmp_path / "x.safetensors")
+    assert "\x1b" not in result.stdout
+    assert r"evil\x1b[2J\n[bold]x" in result.stdout
+    assert "all zero" in result.stdout
+
+
+def test_inspect_folds_long_names_on_a_terminal(tmp_path, monkeypatch):
+    name = ".".join(["layer"] * 30)
+    save_file({name: torch.ones(2)}, tmp_path / "x.safetensors")
+    monkeypatch.setattr(cli, "_console", lambda: cli.Console(width=80, force_terminal=True, color_system=None))
+    result = run("inspect", tmp_path / "x.safetensors")
+    assert max(map(len, result.stdout.splitlines())) <= 80
+    assert result.stdout.count("layer") == 30 or "lay" in result.stdout
+    assert "F32" in result.stdout
+
+
+def test_the_reader_of_a_pipe_may_leave(model):
+    command = f"'{sys.executable}' -m secateur inspect '{model}' | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("Tensor")
+    assert done.stderr == ""
+
+
+# ---- prune -------------------------------------------------------------------------------------------------------
+
+
+def test_prune_says_what_it_did(model, tmp_path):
+    (model / "pytorch_model.bin").write_bytes(b"dense")
+    result = run("prune", model, "--out", tmp_path / "out", "--sparsity", "0.75", "--allocate", "uniform")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert re.search(r"^pruned +11 +2,816 +75\.0%$", result.stdout, re.MULTILINE)
+    assert re.search(r"^whole model +13 +3,344 +63\.2%$", result.stdout, re.MULTILINE)
+    assert re.search(r"^embeddings +1 +512 +model\.embed_tokens\.weight$", result.stdout, re.MULTILINE)
+    assert re.search(r"^vectors and scalars +1 +16 +model\.norm\.weight$", result.stdout, re.MULTILINE)
+    assert "not pruned: pytorch_model.bin" in result.stdout
+    assert "make the files no smaller" in result.stdout
+    record = json.loads((tmp_path / "out/secateur.json").read_text())
+    assert record["arguments"]["sparsity"] == 0.75
+    assert record["arguments"]["command"].startswith(f"secateur prune {model} --out")
+    assert (tmp_path / "out/model.safetensors").stat().st_size == (model / "model.safetensors").stat().st_size
+
+
+def test_prune_passes_every_option_on(model, tmp_path):
+    result = run(
+        *("prune", model, "--out", tmp_path / "out", "-s", "0.5", "-p", "4x4", "--allocate", "erk", "--criterion"),
+        *("random", "--seed", "3", "--include", "*.1.*", "--include", "*.2.*", "--exclude", "*.2.mlp*"),
+    )
+    assert result.exit_code == 0, result.output
+    sparse = {name for name, tensor in load_file(tmp_path / "out/model.safetensors").items() if (tensor == 0).any()}
+    assert sparse == {"model.layers.1.mlp.up_proj.weight"}
+    arguments = json.loads((tmp_path / "out/secateur.json").read_text())["arguments"]
+    assert (arguments["criterion"], arguments["seed"], arguments["include"]) == ("random", 3, ["*.1.*", "*.2.*"])
+    assert run("prune", model, "--out", tmp_path / "b", "-s", "0.5", "--criterion", "lamp").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sparsity", "nan"], "got nan"),
+        (["--sparsity", "90"], r"For 90 percent write 0\.9"),
+        (["--sparsity", "1"], "every weight"),
+        (["--sparsity", "-0.5"], "got -0.5"),
+        ([], "needs a sparsity"),
+        (["--pattern", "2:4", "--sparsity", "0.7"], r"2:4 removes 0\.5"),
+        (["--pattern", "2:4", "--allocate", "erk"], "leave --allocate out"),
+        (["--pattern", "stripes", "-s", "0.5"], "no pattern is called 'stripes'"),
+        (["--pattern", "3:2"], "n:m keeps n of every m"),
+        (["-s", "0.5", "--include", "*.up_prj.weight"], r"Close names: model\.layers\.\d+\.mlp\.up_proj\.weight"),
+        (["-s", "0.5", "--exclude", "*"], "nothing to prune"),
+    ],
+)
+def test_wrong_usage_is_one_line(model, tmp_path, options, message):
+    fails(run("prune", model, "--out", tmp_path / "out", *options), message)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_wrong_options_exit_with_2(model, tmp_path):
+    for options in (["--sparsity", "much"], ["--allocate", "somewhere"], ["--nonsense"]):
+        assert run("prune", model, "--out", tmp_path / "out", *options).exit_code == 2
+    assert run("prune", model).exit_code == 2
+
+
+def test_wrong_files_are_one_line(model, tmp_path):
+    fails(run("inspect", tmp_path / "gone"), "no such file")
+    (tmp_path / "x.safetensors").write_bytes(b"PK\x03\x04 not a tensor file")
+    fails(run("inspect", tmp_path / "x.safetensors"), "not a safetensors file")
+    fails(run("prune", model, "--out", model, "-s", "0.5"), "replace the input")
+    fails(run("prune", tmp_path / "gone", "--out", tmp_path / "out", "-s", "0.5"), "no such directory")
+    with open(model / "model.safetensors", "r+b") as file:
+        file.truncate(3000)
+    fails(run("inspect", model), "truncated")
+    fails(run("prune", model, "--out", tmp_path / "out", "-s", "0.5"), "truncated")
+    assert not (tmp_path / "out").exists()
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to("gone")
+    fails(run("inspect", model), "No such file or directory")
+
+
+def test_debug_shows_the_traceback(tmp_path):
+    result = run("inspect", tmp_path / "gone", env={"SECATEUR_DEBUG": "1"})
+    assert isinstance(result.exception, ValueError)
+
+
+def test_a_full_disk_is_one_line(model, tmp_path):
+    """A limit on file sizes stands in for the full disk: the copy fails in the middle."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
+
+    command = [sys.executable, "-m", "secateur", "prune", model, "--out", tmp_path / "out", "-s", "0.5"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
+    assert done.returncode == 2
+    assert re.fullmatch(r"secateur: .*File too large\.\n", done.stderr), done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [
+        (OSError(28, "No space left on device", "/disk/out"), 2, r"/disk/out: No space left on device\."),
+        (PermissionError(13, "Permission denied", "/disk"), 2, r"/disk: Permission denied\."),
+        (OSError(30, "Read-only file system", "/disk"), 2, r"Read-only file system\."),
+        (MemoryError(), 2, "not enough memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+            2,
+            "not enough memory",
+        ),
+        (KeyboardInterrupt(), 130, r"interrupted; nothing was written\."),
+    ],
+)
+def test_failures_are_one_line_and_leave_nothing(model, tmp_path, monkeypatch, failure, code, message):
+    def fail(*_):
+        raise failure
+
+    monkeypatch.setattr(checkpoint_sparsification, "write_tensor", fail)
+    result = run("prune", model, "--out", tmp_path / "out", "-s", "0.5")
+    assert result.exit_code == code
+    assert re.fullmatch(rf"secateur: .*{message}\n", result.stderr) or message in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_a_fault_of_our_own_is_not_hidden(model, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(checkpoint_sparsification, "write_tensor", fail)
+    assert isinstance(run("prune", model, "--out", tmp_path / "out", "-s", "0.5").exception, RuntimeError)
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+STALLED = """
+import sys, time
+from secateur import checkpoint_sparsification
+def wait(*_):
+    print("writing", flush=True)
+    time.sleep(60)
+checkpoint_sparsification.write_tensor = wait
+from secateur.cli import main
+main(["prune", sys.argv[1], "--out", sys.argv[2], "-s", "0.5"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_signals(model, tmp_path, number, code):
+    command = [sys.executable, "-c", STALLED, model, tmp_path / "out"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "Traceback" not in stderr
+    left = sorted(path.name for path in tmp_path.iterdir())
+    if number == signal.SIGKILL:  # nobody can tidy up: the name says what it is
+        assert re.fullmatch(r"out\.unfinished-[0-9a-f]{8}", left[1])
+        left.pop(1)
+    assert left == ["dense"]
+
+
+def test_demo_is_passed_on(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(secateur.demo, "run_demo", called.append)
+    assert run("demo").exit_code == 0
+    assert run("demo", "--out", tmp_path / "page").exit_code == 0
+    assert called == [None, tmp_path / "page"]
+
+
+def test_demo_without_its_extras(monkeypatch):
+    def fail(_):
+        raise ModuleNotFoundError("No module named 'sklearn'; pip install 'secateur[demo]'.")
+
+    monkeypatch.setattr(secateur.demo, "run_demo", fail)
+    fails(run("demo"), r"secateur\[demo\]")
+
+
+# ---- the documentation -------------------------------------------------------------------------------------------
+
+
+def test_every_option_is_documented():
+    text = (pathlib.Path(__file__).parent.parent / "docs/command.md").read_text()
+    for command in ("inspect", "prune", "demo"):
+        for option in re.findall(r"--[a-z]+", run(command, "--help").stdout):
+            assert f"`{option}" in text or f" {option}" in text, option
