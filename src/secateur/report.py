@@ -642,6 +642,7 @@ def _curves(results: Results, rows: Sequence[Row], stage: str, axes: Any, abscis
             markersize=5.5,
             markeredgecolor=_PAPER,
             markeredgewidth=0.8,
+            zorder=2 if len(points) > 1 else 3,
         )
         labels.append((ys[-1], xs[-1], method, color))
     if ticks:
