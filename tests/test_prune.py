@@ -145,6 +145,50 @@ def test_state_of_a_pruned_module():
         prune.remove(layer, "weight")
 
 
+def test_the_mask_is_replaced_and_not_changed_by_another_pruning():
+    layer = prune.l1_unstructured(linear(), "weight", 6)
+    for call in (
+        lambda: prune.l1_unstructured(layer, "weight", 3),
+        lambda: prune.identity(layer, "weight"),
+        lambda: prune.random_structured(layer, "weight", 1, 0),
+        lambda: prune.custom_from_mask(layer, "weight", torch.ones(4, 6)),
+        lambda: prune.global_unstructured([(layer, "weight")], prune.L1Unstructured, amount=0),
+        lambda: prune.global_unstructured([(layer, "weight")], prune.L1Unstructured, amount=2),
+    ):
+        mask, values = layer.weight_mask, layer.weight_mask.clone()
+        call()
+        assert layer.weight_mask is not mask
+        assert layer.weight_mask.data_ptr() != mask.data_ptr()
+        assert torch.equal(mask, values)
+        assert "weight_mask" not in layer._non_persistent_buffers_set
+
+
+def test_the_method_of_that_name_leaves_the_hook():
+    layer = linear()
+    method = prune.L1Unstructured.apply(layer, "weight", 6)
+    method.remove(layer)
+    assert list(layer._forward_pre_hooks.values()) == [method]
+    assert list(layer._parameters) == ["bias", "weight"]
+    assert type(layer) is nn.Linear
+
+
+def test_of_equal_scores_the_first_in_memory_order_are_kept():
+    one, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    for layer in (one, other):
+        nn.init.ones_(layer.weight)
+    prune.global_unstructured([(one, "weight"), (other, "weight")], prune.L1Unstructured, amount=7)
+    assert other.weight_mask.flatten().tolist() == [1] * 5 + [0] * 7
+    assert one.weight_mask.all()
+    prune.l1_unstructured(one, "weight", 7)
+    assert one.weight_mask.flatten().tolist() == [1] * 5 + [0] * 7
+    for dim in (0, 1):
+        layer = nn.Linear(4, 3)
+        nn.init.ones_(layer.weight)
+        prune.ln_structured(layer, "weight", 2, 2, dim)
+        size = layer.weight.shape[dim]
+        assert layer.weight_mask.amax(1 - dim).tolist() == [1] * (size - 2) + [0] * 2
+
+
 def test_remove_does_not_recurse_and_is_pruned_does():
     net = nn.Sequential(prune.identity(linear(), "weight"))
     assert prune.is_pruned(net)

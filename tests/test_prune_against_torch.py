@@ -465,3 +465,69 @@ def refresh(kind: str) -> Step:
 def test_random_programs_leave_the_same_trace(chunk: int) -> None:
     ends = [run(seed) for seed in range(chunk, PROGRAMS, CHUNKS)]
     assert ends.count("tie") <= 0.25 * len(ends) + 1
+
+
+def outcome_of(call: Any) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = call()
+    except Exception as error:
+        return type(error), str(error)
+    return result
+
+
+def one_call(rng: random.Random, prune: Any, seed: int) -> Any:
+    """A method, a container or a helper used on its own, on a tensor without a module."""
+    shape = tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 4)))
+    generator = torch.Generator().manual_seed(seed)
+    t = torch.randn(shape, generator=generator)
+    default = (torch.rand(shape, generator=generator) < 0.8).to(rng.choice((torch.float32, torch.int64)))
+    how, dim = amount(rng), rng.choice((0, 1, 2, -1, -2, 4, -6))
+    # Orders for which torch accepts several axes; the others are row 14.
+    n = rng.choice((1, 2, 3, 0.5))
+    make = rng.choice(
+        (
+            lambda: prune.Identity(),
+            lambda: prune.L1Unstructured(how),
+            lambda: prune.RandomUnstructured(how),
+            lambda: prune.RandomStructured(how, dim),
+            lambda: prune.LnStructured(how, n, dim),
+            lambda: prune.CustomFromMask(default.bool()),
+        )
+    )
+    kind = rng.choice(("mask", "container", "prune", "helper"))
+    torch.manual_seed(seed)
+    if kind == "mask":
+        return outcome_of(lambda: make().compute_mask(t, default))
+    if kind == "prune":
+        return outcome_of(lambda: make().prune(t, default, importance_scores=rng.choice((None, t, t[:0]))))
+    if kind == "container":
+
+        def contained() -> Tensor:
+            container, method = prune.PruningContainer(), make()
+            container._tensor_name = method._tensor_name = "weight"
+            container.add_pruning_method(method)
+            return container.compute_mask(t, default)
+
+        return outcome_of(contained)
+    helper = rng.choice(
+        (
+            lambda: prune._validate_pruning_amount_init(how),
+            lambda: prune._validate_pruning_amount(how, 2),
+            lambda: prune._validate_structured_pruning(t),
+            lambda: prune._validate_pruning_dim(t, dim),
+            lambda: prune._compute_nparams_toprune(how, 7),
+            lambda: prune._compute_norm(t, n, dim),
+        )
+    )
+    return outcome_of(helper)
+
+
+def test_methods_containers_and_helpers_on_their_own():
+    for seed in range(PROGRAMS // 2):
+        left, right = (one_call(random.Random(seed), library, seed) for library in (theirs, ours))
+        if isinstance(left, Tensor):
+            assert same(left, right), seed
+        else:
+            assert left == right, seed

@@ -229,7 +229,7 @@ class PruningContainer(BasePruningMethod):
         """
         method = self._pruning_methods[-1]
         choice = _choice(method, t.dim(), default_mask)
-        mask = default_mask.to(dtype=t.dtype if t.is_floating_point() else default_mask.dtype, copy=True)
+        mask = _in_dtype_of(t, default_mask).clone()
         chosen = default_mask[choice]
         partial = method.compute_mask(t[choice], default_mask=chosen)
         if partial.shape != chosen.shape:
@@ -358,7 +358,7 @@ class RandomStructured(BasePruningMethod):
         if count == 0:
             return default_mask
         kept = _largest(torch.rand(channels), channels - count)
-        return default_mask.masked_fill(~_along(kept, t, self.dim), 0)
+        return _in_dtype_of(t, default_mask).masked_fill(~_along(kept, t, self.dim), 0)
 
     @classmethod
     def apply(  # type: ignore[override]
@@ -396,7 +396,7 @@ class LnStructured(BasePruningMethod):
         norm = _compute_norm(t.detach(), self.n, self.dim)
         if count == 0:
             return default_mask
-        return default_mask.masked_fill(~_along(_largest(norm, channels - count), t, self.dim), 0)
+        return _in_dtype_of(t, default_mask).masked_fill(~_along(_largest(norm, channels - count), t, self.dim), 0)
 
     @classmethod
     def apply(  # type: ignore[override]
@@ -758,6 +758,11 @@ def _largest(scores: Tensor, kept: int) -> Tensor:
 
 def _above_all(scores: Tensor) -> Tensor:
     return scores.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _in_dtype_of(t: Tensor, mask: Tensor) -> Tensor:
+    """Methods on their own return masks as torch's do; whole scores would round what a user wrote into a mask."""
+    return mask.to(dtype=t.dtype) if t.is_floating_point() else mask
 
 
 def _along(kept: Tensor, t: Tensor, dim: int) -> Tensor:
