@@ -67,16 +67,14 @@ def test_inspect_is_one_line_a_tensor(model):
     assert lines[0].split() == ["Tensor", "Shape", "Dtype", "Size", "Zeros", "Patterns"]
     assert lines[1].split() == ["model.embed_tokens.weight", "32x16", "F32", "2.05", "kB", "0%"]
     assert lines[4].split()[0] == "model.layers.2.mlp.up_proj.weight"
-    assert lines[12].split()[0] == "model.layers.10.mlp.up_proj.weight" or "model.layers.10" in result.stdout
+    assert lines[12].split()[0] == "model.layers.10.mlp.up_proj.weight"
     assert re.search(r"^all +13 +3,344 +7\.74 kB +0%$", result.stdout, re.MULTILINE)
     assert all(line == line.rstrip() for line in lines)
 
 
 def test_inspect_groups_layers(model):
     result = run("inspect", "--group", model)
-    assert re.search(
-        r"model\.layers\.\*\.mlp\.up_proj\.weight  \(11 of them\) +16x16 +F16 +5\.63 kB +0%", result.stdout
-    )
+    assert re.search(r"model\.layers\.\*\.mlp\.up_proj\.weight \(x11\) +16x16 +F16 +5\.63 kB +0%", result.stdout)
 
 
 def test_inspect_json(model, tmp_path):
@@ -118,8 +116,8 @@ def test_inspect_folds_long_names_on_a_terminal(tmp_path, monkeypatch):
     monkeypatch.setattr(cli, "_console", lambda: cli.Console(width=80, force_terminal=True, color_system=None))
     result = run("inspect", tmp_path / "x.safetensors")
     assert max(map(len, result.stdout.splitlines())) <= 80
-    assert result.stdout.count("layer") == 30 or "lay" in result.stdout
-    assert "F32" in result.stdout
+    assert result.stdout.count("layer") == 30
+    assert result.stdout.splitlines()[2].startswith("  layer.")
 
 
 def test_the_reader_of_a_pipe_may_leave(model):
@@ -312,4 +310,4 @@ def test_every_option_is_documented():
     text = (pathlib.Path(__file__).parent.parent / "docs/command.md").read_text()
     for command in ("inspect", "prune", "demo"):
         for option in re.findall(r"--[a-z]+", run(command, "--help").stdout):
-            assert f"`{option}" in text or f" {option}" in text, option
+            assert option in text or option == "--help", option

@@ -236,7 +236,7 @@ def _terminable() -> Iterator[None]:
 
 def _console() -> Console:
     # In a pipe a line is a tensor, for grep; on a terminal long names fold.
-    return Console(width=None if sys.stdout.isatty() else 500, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, soft_wrap=False)
 
 
 def _table(*columns: str) -> Table:
@@ -246,7 +246,7 @@ def _table(*columns: str) -> Table:
         table.add_column(
             column,
             justify="right" if right else "left",
-            no_wrap=column not in ("Tensor", "Patterns"),
+            no_wrap=column not in ("Tensor", "Patterns", "such as"),
             overflow="fold",
         )
     return table
@@ -264,23 +264,17 @@ def _printing() -> Iterator[Console]:
 
 
 def _print_inspection(console: Console, inspection: Inspection, group: bool) -> None:
-    table = _table("Tensor", "Shape", "Dtype", "Size", "Zeros", "Patterns")
-    for name, members in _grouped(inspection.tensors, group):
-        first = members[0]
-        shape = "x".join(map(str, first.shape)) or "scalar"
-        table.add_row(
-            Text(printable(name, 1000)),
-            shape,
-            first.dtype,
-            _bytes(sum(tensor.nbytes for tensor in members)),
-            _range([tensor.sparsity for tensor in members], opaque=first.zeros is None),
-            first.pattern + (" (stored inputs first)" if first.inputs_first and first.pattern else ""),
-        )
+    columns = ("Tensor", "Shape", "Dtype", "Size", "Zeros", "Patterns")
+    table = _table(*columns)
+    rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
+    others = sum(max(map(len, cells)) + 2 for cells in list(zip(columns, *rows, strict=True))[1:])
+    for name, *cells in rows:
+        table.add_row(Text(_folded(name, console.width - others)), *cells)
     console.print(table)
     console.print()
     totals = _table("Total", "Tensors", "Parameters", "Size", "Zeros")
-    rows = list(inspection.by_dtype.items())
-    for dtype, total in [*rows, ("all", inspection.total())] if len(rows) != 1 else rows:
+    dtypes = list(inspection.by_dtype.items())
+    for dtype, total in [*dtypes, ("all", inspection.total())] if len(dtypes) != 1 else dtypes:
         totals.add_row(
             dtype,
             f"{total.tensors:,}",
@@ -294,6 +288,34 @@ def _print_inspection(console: Console, inspection: Inspection, group: bool) -> 
     console.print(f"\n[bold]{escape(printable(str(inspection.path)))}[/bold]: {escape(printable(where))}")
 
 
+def _row(name: str, members: Sequence[TensorInspection]) -> tuple[str, ...]:
+    first = members[0]
+    return (
+        printable(name, 1000),
+        "x".join(map(str, first.shape)) or "scalar",
+        first.dtype,
+        _bytes(sum(tensor.nbytes for tensor in members)),
+        _range([tensor.sparsity for tensor in members], opaque=first.zeros is None),
+        first.pattern + (" (stored inputs first)" if first.inputs_first and first.pattern else ""),
+    )
+
+
+def _folded(name: str, width: int) -> str:
+    """The name in lines of at most ``width``, or 20, characters, broken after dots; the later lines are indented.
+
+    >>> print(_folded("encoder.layer.0.attention.self.query.weight", 30))
+    encoder.layer.0.attention.
+      self.query.weight
+    """
+    width = max(width, 20)
+    lines = [""]
+    for part in re.findall(r"[^.]*\.|[^.]+$", name):
+        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
+            lines.append("  ")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
 def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple[str, list[TensorInspection]]]:
     if not group:
         yield from ((tensor.name, [tensor]) for tensor in tensors)
@@ -303,7 +325,7 @@ def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple
         key = (re.sub("[0-9]+", "*", tensor.name), tensor.shape, tensor.dtype, tensor.pattern)
         groups.setdefault(key, []).append(tensor)
     for key, members in groups.items():
-        yield (f"{key[0]}  ({len(members)} of them)" if len(members) > 1 else members[0].name), members
+        yield (f"{key[0]} (x{len(members)})" if len(members) > 1 else members[0].name), members
 
 
 def _print_done(console: Console, done: CheckpointSparsification) -> None:
@@ -314,6 +336,14 @@ def _print_done(console: Console, done: CheckpointSparsification) -> None:
     table.add_row("pruned", f"{len(done.targets):,}", f"{count:,}", _percent(done.target_sparsity))
     table.add_row("whole model", f"{total.tensors:,}", f"{total.parameters:,}", _percent(total.sparsity))
     console.print(table)
+    pruned = sorted((tensor for tensor in done.inspection.tensors if tensor.name in chosen), key=_sparsity)
+    least, most = pruned[0], pruned[-1]
+    if _percent(least.sparsity) != _percent(most.sparsity):
+        console.print(
+            f"\nFrom {_percent(least.sparsity)} ({escape(printable(least.name))}) to {_percent(most.sparsity)} "
+            f"({escape(printable(most.name))}).",
+            soft_wrap=not console.is_terminal,
+        )
     sizes = {tensor.name: tensor.numel for tensor in done.inspection.tensors}
     if done.left_alone:
         console.print("\n[bold]Left alone[/bold]")
@@ -326,13 +356,17 @@ def _print_done(console: Console, done: CheckpointSparsification) -> None:
     if done.stale:
         files = ", ".join(printable(str(path)) for path in done.stale[:4])
         more = f" and {len(done.stale) - 4} more" if len(done.stale) > 4 else ""
-        console.print(f"\nCopied as they were, not pruned: {escape(files)}{more}.", soft_wrap=True)
+        console.print(f"\nCopied as they were, not pruned: {escape(files)}{more}.", soft_wrap=not console.is_terminal)
     console.print(
         f"\nWrote {escape(printable(str(done.out)))} ({_bytes(total.nbytes)} of weights, {done.seconds:.1f} s); "
         f"{RECORD} in it says what was done. The zeros are stored like other numbers: by themselves they make the "
         "files no smaller and the model no faster.",
-        soft_wrap=not sys.stdout.isatty(),
+        soft_wrap=not console.is_terminal,
     )
+
+
+def _sparsity(tensor: TensorInspection) -> float:
+    return tensor.sparsity or 0.0
 
 
 def _words(arguments: dict[str, Any]) -> Iterator[str]:
