@@ -718,6 +718,18 @@ def test_row_07_what_is_masked_is_exactly_zero(value):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("values", [[torch.inf, 1.0], [torch.inf, -torch.inf], [torch.nan, 1.0], [60000.0, 60000.0]])
+def test_row_07_zeros_are_exact_wherever_the_infinities_are(dtype, values):
+    layer = nn.Linear(2, 4).to(dtype)
+    layer.weight.data = torch.tensor(values).expand(4, 2).to(dtype).contiguous()
+    mask = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]])
+    prune.custom_from_mask(layer, "weight", mask)
+    assert torch.equal(layer.weight[mask == 0], torch.zeros(4, dtype=dtype))
+    kept = layer.weight_orig[mask == 1]
+    assert torch.equal(layer.weight[mask == 1].nan_to_num(7.0), kept.nan_to_num(7.0))
+
+
 def test_row_07_a_mask_that_the_user_made_soft_is_still_a_factor():
     layer = prune.identity(linear(), "weight")
     layer.weight_mask[0] = 0.5
