@@ -12,7 +12,7 @@ from torch import nn
 
 from secateur.demo import BATCH, DigitsNet, accuracy, calibrate, load_digits, run_demo, train
 from secateur.masks import sparsity_of
-from secateur.report import Results, load_results
+from secateur.results import Results, load_results
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 
@@ -88,7 +88,7 @@ def test_fine_tuning_and_choosing_both_help(results: Results) -> None:
         assert row.after is not None
         return row.after
 
-    from secateur.report import summarize
+    from secateur.results import summarize
 
     rows = summarize(results.runs)
     for method in ("global magnitude", "ERK", "LAMP"):

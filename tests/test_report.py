@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from secateur.report import (
+from secateur.report import write_report
+from secateur.results import (
     Layer,
     Network,
     Results,
@@ -25,7 +26,6 @@ from secateur.report import (
     print_summary,
     save_results,
     summarize,
-    write_report,
 )
 
 HOSTILE = "<script>alert(1)</script>"

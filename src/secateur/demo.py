@@ -25,7 +25,8 @@ from secateur.allocation import erk
 from secateur.criteria import lamp, random
 from secateur.masks import apply_, sparsity_of
 from secateur.patterns import NM
-from secateur.report import Network, Results, Run, describe, print_summary, save_results, summarize, write_report
+from secateur.report import write_report
+from secateur.results import Network, Results, Run, describe, print_summary, save_results, summarize
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from secateur import prune
 from secateur.allocation import Allocation, Tables, check_sparsity, everywhere, kept_by_pattern
 from secateur.criteria import magnitude
 from secateur.evidence import needs
+from secateur.files import write_whole
 from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
@@ -188,15 +187,7 @@ def save(
             raise TypeError(f"{name}: a mask is a bool tensor, not {mask.dtype}.")
     header = {"secateur": json.dumps({"kind": "masks", "version": 1, **(metadata or {})})}
     content = to_bytes({name: mask.detach().cpu().contiguous() for name, mask in masks.items()}, metadata=header)
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_whole(path, content)
 
 
 def load(path: str | os.PathLike[str]) -> Masks:

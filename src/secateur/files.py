@@ -1,0 +1,41 @@
+"""Files that are there whole or not at all.
+
+Law: content goes to a temporary name in the same folder and is renamed; a failure leaves what was there before.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["write_whole"]
+
+
+def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
+    """All of ``content`` under ``path``, or nothing; returns the path. Text is written as UTF-8.
+
+    Raises:
+        FileNotFoundError: the folder does not exist.
+        OSError: the disk is full, the folder is read-only, …; the old file, if any, is untouched.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder, "note.txt"), "kept").read_text()
+    'kept'
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.name} cannot be written: there is no folder {path.parent}; create it first.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)  # mkstemp makes it private
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return path
