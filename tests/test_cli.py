@@ -218,7 +218,7 @@ def test_a_full_disk_is_one_line(model, tmp_path):
     command = [sys.executable, "-m", "secateur", "prune", model, "--out", tmp_path / "out", "-s", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, check=False)
     assert done.returncode == 2
-    assert re.fullmatch(r"secateur: .*File too large\.\n", done.stderr), done.stderr
+    assert re.fullmatch(r"secateur: .*out\.unfinished-.*File too large\.\n", done.stderr), done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
 

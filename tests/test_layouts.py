@@ -58,3 +58,10 @@ def test_experts_are_told_apart_by_the_hidden_size(name, shape, config, inputs_f
 
 def test_a_convolution_is_no_expert():
     assert layout_of("conv.weight", (8, 4, 3), {}) == Layout((8, 4, 3))
+
+
+def test_a_config_may_hold_anything():
+    for value in ([], {}, None, 3, True):
+        config = {"model_type": value, "hidden_size": value, "text_config": value}
+        assert not layout_of("h.0.mlp.c_fc.weight", (6, 8), config).inputs_first
+        assert layout_of("experts.w", (2, 6, 8), config).experts

@@ -8,6 +8,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -223,8 +224,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
 
 def _parse_entry(name: str, fields: object, path: Path, data: int) -> TensorEntry:
     where = f"{path}: damaged header: {printable(name)}"
-    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{where} needs exactly dtype, shape and data_offsets.")
+    if not isinstance(fields, dict) or not fields.keys() >= {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(f"{where} needs dtype, shape and data_offsets.")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not isinstance(dtype, str) or not (
         0 < len(dtype) <= 32 and dtype.isascii() and dtype.replace("_", "").isalnum()

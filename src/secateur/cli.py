@@ -190,7 +190,8 @@ def _clear_errors() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        file = error.filename2 or error.filename  # of a copy, the place that it was to go to
+        where = f"{file}: " if file else ""
         raise _fail(f"{where}{error.strerror or error}.") from None
     except (ValueError, ImportError) as error:
         raise _fail(str(error)) from None
@@ -236,7 +237,7 @@ def _terminable() -> Iterator[None]:
 
 def _console() -> Console:
     # In a pipe a line is a tensor, for grep; on a terminal long names fold.
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, soft_wrap=False)
+    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
 
 
 def _table(*columns: str) -> Table:

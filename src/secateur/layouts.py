@@ -74,7 +74,7 @@ def layout_of(name: str, shape: tuple[int, ...], config: Mapping[str, object]) -
     >>> layout_of("h.0.attn.c_attn.weight", (6144, 2048), {"model_type": "gpt_bigcode"}).rows_shape
     (6144, 2048)
     """
-    model = config.get("model_type")
+    model = str(config.get("model_type"))
     if len(shape) == 2 and model in _CONV1D_MODELS and _CONV1D_NAMES.search(name):
         return Layout(shape, inputs_first=True)
     if len(shape) == 3 and 0 not in shape and _EXPERTS.search(name):
@@ -89,4 +89,4 @@ def _experts_are_inputs_first(name: str, shape: tuple[int, ...], config: Mapping
     if hidden in (first, second) and first != second:
         hidden_is_output = _EXPERTS_DOWN.search(name.rsplit("experts", 1)[1]) is not None
         return (hidden == second) if hidden_is_output else (hidden == first)
-    return config.get("model_type") in _BMM_MODELS
+    return str(config.get("model_type")) in _BMM_MODELS
