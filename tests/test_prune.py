@@ -571,6 +571,44 @@ def test_row_04_global_counts_a_tensor_once():
         prune.remove(one, "weight")
 
 
+class LanguageModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.decoder(self.embedding(tokens))
+
+
+def test_row_04_embedding_and_decoder_of_a_language_model():
+    model = LanguageModel()
+    prune.l1_unstructured(model.decoder, "weight", 14)
+    duplicate = through_file(copy.deepcopy(model))
+    for net in (model, duplicate, model.to(torch.float64)):
+        assert sum(parameter.numel() for parameter in net.parameters()) == 28
+        assert torch.equal(net.embedding.weight, net.decoder.weight)
+        net(torch.tensor([1, 2])).square().sum().backward()
+        grad = net.embedding.weight_orig.grad
+        assert torch.equal(grad, grad * net.decoder.weight_mask)
+        prune.l1_unstructured(net.embedding, "weight", 2)
+        assert zeros(net.decoder.weight) == zeros(net.embedding.weight) > 14
+    for name in ("decoder", "embedding"):
+        prune.remove(getattr(duplicate, name), "weight")
+    assert duplicate.decoder.weight is duplicate.embedding.weight
+    assert not prune.is_pruned(duplicate)
+
+
+def test_row_04_shallow_copies_are_no_second_owner():
+    layer = linear()
+    twin = copy.copy(layer)
+    prune.l1_unstructured(layer, "weight", 6)
+    x = torch.randn(2, 6)
+    assert torch.equal(twin(x), layer(x))
+    prune.remove(layer, "weight")
+    assert zeros(layer.weight) == 6
+
+
 def test_row_04_a_tie_made_after_pruning_is_named_at_remove():
     one = prune.l1_unstructured(linear(), "weight", 6)
     other = nn.Linear(6, 4)
@@ -1339,10 +1377,8 @@ def test_the_code_in_the_document_runs():
     blocks = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5
     namespace: dict[str, Any] = {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        for block in blocks:
-            exec(block, namespace)
+    for block in blocks:
+        exec(block, namespace)
 
 
 def test_every_row_of_the_document_names_tests_that_exist():

@@ -797,7 +797,7 @@ def _hooks(module: nn.Module, name: str) -> list[tuple[int, Any]]:
     ]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Holder:
     """One place where the tensor is registered: a module, the name there, and the pruning hook if it has one."""
 
@@ -820,7 +820,7 @@ class _Holder:
         return f"{type(self.module).__name__}.{self.name}"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Target:
     """One tensor to prune, with every module that holds it; the first holder is the one that was asked for."""
 
@@ -843,8 +843,6 @@ class _Target:
         if make is not None:
             method = make()
             method._tensor_name = name
-            if isinstance(holder.hook, PruningContainer) and holder.hook._tensor_name != name:
-                raise ValueError(f"{holder} is pruned by a container for '{holder.hook._tensor_name}'")
         sharded_parameter(module, _key(holder))  # puts a gathered parameter away
         others = [_other_holder(*other, than=holder) for other in other_owners(module, _key(holder))]
         _refuse_unprunable(holder)
@@ -1065,8 +1063,11 @@ def _distinct(found: Sequence[_Target]) -> dict[str, _Target]:
             continue
         first.pairs.append(pair)
         # The pair that was asked for comes before those that merely follow.
-        place = next(i for i, each in enumerate(first.holders) if each.module is pair[0] and each.name == pair[1])
-        first.holders.insert(first.asked, first.holders.pop(place))
+        holder = next((each for each in first.holders if each.module is pair[0] and each.name == pair[1]), None)
+        if holder is None:
+            continue  # a shallow copy of a module that is listed
+        first.holders.remove(holder)
+        first.holders.insert(first.asked, holder)
         first.asked += 1
     _refuse_overlap(list(targets.values()))
     return {str(target): target for target in targets.values()}
@@ -1172,7 +1173,7 @@ def _joined(
 # Changing the modules.
 
 
-@dataclass
+@dataclass(eq=False)
 class _Change:
     target: _Target
     mask: Tensor
