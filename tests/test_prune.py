@@ -588,6 +588,7 @@ def test_row_04_embedding_and_decoder_of_a_language_model():
     for net in (model, duplicate, model.to(torch.float64)):
         assert sum(parameter.numel() for parameter in net.parameters()) == 28
         assert torch.equal(net.embedding.weight, net.decoder.weight)
+        net.zero_grad()
         net(torch.tensor([1, 2])).square().sum().backward()
         grad = net.embedding.weight_orig.grad
         assert torch.equal(grad, grad * net.decoder.weight_mask)
