@@ -136,6 +136,7 @@ BAD_HEADERS = [
     ({"w": {"dtype": "F32"}}, "needs dtype"),
     ({"w": entry(dtype=3)}, "no valid dtype"),
     ({"w": entry(dtype="")}, "no valid dtype"),
+    ({"w": entry(dtype="32")}, "no valid dtype"),
     ({"w": entry(dtype="\x1b[2J")}, "no valid dtype"),
     ({"w": entry(shape=[-2])}, "no valid shape"),
     ({"w": entry(shape=[True])}, "no valid shape"),

@@ -227,9 +227,7 @@ def _parse_entry(name: str, fields: object, path: Path, data: int) -> TensorEntr
     if not isinstance(fields, dict) or not fields.keys() >= {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{where} needs dtype, shape and data_offsets.")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or not (
-        0 < len(dtype) <= 32 and dtype.isascii() and dtype.replace("_", "").isalnum()
-    ):
+    if not isinstance(dtype, str) or not re.fullmatch("[A-Z][A-Z0-9_]{0,31}", dtype):
         raise CheckpointError(f"{where} has no valid dtype.")
     if not _are_sizes(shape) or len(shape) > MAX_DIMS:
         raise CheckpointError(f"{where} has no valid shape.")
