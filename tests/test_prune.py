@@ -1087,6 +1087,11 @@ def test_row_16_functional_transforms_leave_an_ordinary_tensor():
     assert torch.equal(layer.weight, layer.weight_mask * layer.weight_orig)
     layer(x).square().sum().backward()
     assert torch.allclose(layer.weight_orig.grad, gradients["weight_orig"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        tangents = {name: torch.ones_like(value) for name, value in parameters.items()}
+        _, slope = torch.func.jvp(loss, (parameters,), (tangents,))
+    assert torch.allclose(slope, sum(gradient.sum() for gradient in gradients.values()), rtol=1e-4)
     batched = torch.func.vmap(lambda w: torch.func.functional_call(layer, {"weight_orig": w}, (x,)))
     assert batched(torch.randn(5, 4, 6)).shape == (5, 3, 4)
 
@@ -1326,7 +1331,26 @@ def test_scripting_and_quantization_ask_to_remove_first():
     torch.jit.script(net)
 
 
-def test_hooks_of_another_order_and_data_parallel_replicas():
+def test_modules_without_values_take_masks_without_values():
+    for call in (
+        lambda p, m: p.identity(m, "weight"),
+        lambda p, m: p.l1_unstructured(m, "weight", 3),
+        lambda p, m: p.random_unstructured(m, "weight", 0.5),
+        lambda p, m: p.ln_structured(m, "weight", 1, 2, 0),
+        lambda p, m: p.custom_from_mask(m, "weight", torch.ones(3, 3, device="meta")),
+    ):
+        for library in (torch_prune, prune):
+            layer = nn.Linear(3, 3, device="meta")
+            call(library, layer)
+            assert layer.weight_mask.is_meta
+            assert layer.weight.shape == (3, 3)
+    layer = prune.identity(nn.Linear(3, 3, device="meta"), "weight")
+    state = prune.l1_unstructured(nn.Linear(3, 3), "weight", 3).state_dict()
+    layer.load_state_dict(state, assign=True)
+    assert zeros(prune.remove(layer, "weight").weight) == 3
+
+
+def test_replicas_of_data_parallel():
     layer = prune.l1_unstructured(linear(), "weight", 0.5)
     replica = layer._replicate_for_data_parallel()
     replica.weight_orig = (layer.weight_orig * 2).detach()

@@ -750,6 +750,8 @@ def _channels(t: Tensor, dim: int, amount: Amount) -> tuple[int, int]:
 
 def _largest(scores: Tensor, kept: int) -> Tensor:
     """Bool mask of the `kept` largest entries, the first of equal ones; NaN is above all, as in ``torch.topk``."""
+    if scores.is_meta:
+        return torch.empty_like(scores, dtype=torch.bool)
     table = scores.reshape(1, -1)
     if table.isnan().any():
         table = _above_all(table)
@@ -939,7 +941,7 @@ def _refuse_unprunable(holder: _Holder) -> None:
 
 
 def _refuse_nan_scores(scores: Tensor, target: _Target) -> None:
-    if bool(_whole(scores.isnan().any())):
+    if not scores.is_meta and bool(_whole(scores.isnan().any())):
         raise ValueError(f"importance_scores of {target} holds NaN.")
 
 
@@ -964,7 +966,7 @@ def _mask_for(target: _Target, scores: Tensor | None) -> Tensor:
     mask = mask.detach().to(dtype=orig.dtype)
     if mask.shape != orig.shape:
         raise ValueError(f"The mask for {target} has shape {tuple(mask.shape)}, the parameter {tuple(orig.shape)}.")
-    if not _is_ours(method):
+    if not _is_ours(method) and not mask.is_meta:
         # What a user has written into the buffer stays as it is; anything else is 0 or 1.
         unchanged = mask == default if previous is not None else torch.zeros_like(mask, dtype=torch.bool)
         if not bool(((mask == 0) | (mask == 1) | unchanged).all()):
@@ -994,7 +996,7 @@ def _refuse_other_mask(mask: Any, target: _Target) -> None:
         raise TypeError(f"The mask for {target} is a {type(mask).__name__}, not a tensor.")
     if mask.shape != target.orig.shape:
         raise _MaskShapeError(f"default_mask shape {target.orig.shape} must match self.mask shape {mask.shape}")
-    if not bool(_whole(((mask == 0) | (mask == 1)).all())):
+    if not mask.is_meta and not bool(_whole(((mask == 0) | (mask == 1)).all())):
         raise ValueError(f"The mask for {target} holds values other than 0 and 1.")
 
 
@@ -1296,6 +1298,7 @@ def _is_emptied(change: _Change) -> bool:
     previous = change.target.mask
     return (
         change.target.orig.numel() > 0
+        and not change.mask.is_meta
         and not _holds_anything(change.mask)
         and (previous is None or _holds_anything(previous))
     )
