@@ -6,9 +6,12 @@ kind of pruning is the same five steps: score, pool, count, keep, spread.
 
 from secateur import criteria, patterns, prune, schedules
 from secateur.allocation import erk, everywhere, uniform
+from secateur.checkpoint_sparsification import sparsify_checkpoint
 from secateur.criteria import elementwise, lamp, magnitude
+from secateur.inspection import inspect_checkpoint
 from secateur.masks import apply_, attach, detach, iterate_masks, make_masks, sparsity_of
 from secateur.patterns import NM, Block, Channels, Rows, Unstructured, parse
+from secateur.report import write_report
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 from secateur.version import __version__
@@ -28,6 +31,7 @@ __all__ = [
     "erk",
     "everywhere",
     "find_targets",
+    "inspect_checkpoint",
     "iterate_masks",
     "lamp",
     "magnitude",
@@ -37,6 +41,8 @@ __all__ = [
     "prune",
     "schedules",
     "sparsify",
+    "sparsify_checkpoint",
     "sparsity_of",
     "uniform",
+    "write_report",
 ]
