@@ -200,17 +200,25 @@ def compare(left: Side, right: Side, stale: set[str]) -> None:
     assert theirs.is_pruned(theirs_) == theirs.is_pruned(ours_) == ours.is_pruned(theirs_) == ours.is_pruned(ours_)
 
 
-def end_at_ties(left: Side, right: Side, names: tuple[str, ...], structured: bool) -> None:
+def end_at_ties(left: Side, right: Side, step: Step) -> None:
     """Different masks are allowed where scores are equal: the same number and the same values stay."""
     theirs_, ours_ = left.module, right.module
+    names = step.names
     names = tuple(name for name in names if name + "_mask" in theirs_._buffers and name + "_mask" in ours_._buffers)
     masks = [[module._buffers[name + "_mask"] for name in names] for module in (theirs_, ours_)]
     if all(torch.equal(*pair) for pair in zip(*masks, strict=True)):
         return
     origs = [theirs_._parameters[name + "_orig"].detach() for name in names]
     half = origs[0].dtype in (torch.float16, torch.bfloat16)
-    if structured:
-        assert half, "norms tie or overflow in half precision only"
+    if step.norm is not None:
+        dim, n = step.norm
+        axes = [axis for axis in range(origs[0].dim()) if axis != dim % origs[0].dim()]
+        kept_channels = [each[0].amax(axes) != 0 for each in masks]
+        assert kept_channels[0].sum() == kept_channels[1].sum()
+        if not half and not step.scored:  # the channels that only one of the two keeps are equally strong
+            norms = torch.linalg.vector_norm(origs[0] * torch.maximum(*(each[0] for each in masks)), n, axes)
+            only = [norms[one & ~other] for one, other in (kept_channels, kept_channels[::-1])]
+            assert torch.allclose(only[0].sort().values, only[1].sort().values)
         raise Stop
     counts = [sum(int(mask.count_nonzero()) for mask in each) for each in masks]
     assert counts[0] == counts[1]
@@ -231,7 +239,8 @@ class Step:
     label: str
     act: Any
     names: tuple[str, ...] = ()
-    structured: bool = False
+    norm: tuple[int, Any] | None = None  # (dim, n) where channels are ranked by their norm
+    scored: bool = False  # by importance_scores
     makes_stale: bool = False
     refreshes: bool = False
 
@@ -260,7 +269,6 @@ def pruning_step(rng: random.Random, names: tuple[str, ...], soft: bool) -> Step
         return torch.randperm(torch.Size(shape).numel(), generator=generator).view(shape).to(tensor.dtype)
 
     rng_scores = rng.random() if rng.random() < 0.2 else None
-    structured = kind in ("random_structured", "ln")
 
     def act(side: Side) -> Any:
         p, m = side.prune, side.module
@@ -295,7 +303,9 @@ def pruning_step(rng: random.Random, names: tuple[str, ...], soft: bool) -> Step
         kind = "l1"
     chosen = tuple(rng.sample(names, rng.randint(1, len(names))))
     made = chosen if kind == "global" else (name,)
-    return Step(f"{kind} {made} {how!r} dim={dim} n={n}", act, made, structured)
+    return Step(
+        f"{kind} {made} {how!r} dim={dim} n={n}", act, made, (dim, n) if kind == "ln" else None, rng_scores is not None
+    )
 
 
 def other_step(rng: random.Random, kind: str, names: tuple[str, ...], soft: bool) -> Step:
@@ -432,7 +442,7 @@ def run(seed: int) -> str:
                 failures = [isinstance(each, tuple) and isinstance(each[0], type) for each in (outcome, other)]
                 if any(failures):
                     assert outcome == other
-                end_at_ties(left, right, each.names, each.structured)
+                end_at_ties(left, right, each)
                 if isinstance(outcome, Tensor):
                     assert same(outcome, other)
                 else:
