@@ -8,6 +8,11 @@ from hypothesis import strategies as st
 from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks
 from secateur.allocation import uniform
 
+
+def largest(channels):
+    return channels.amax(1)
+
+
 PATTERNS = [
     Unstructured(),
     Rows(),
@@ -25,8 +30,15 @@ PATTERNS = [
     Block(3, 5),
     Channels(0),
     Channels(1),
-    Channels(-1, reduce=lambda channels: channels.amax(1)),
+    Channels(-1, reduce=largest),
 ]
+
+
+def name(pattern):
+    """The same in every process, for the names of the tests."""
+    return str(pattern).split(" at 0x")[0]
+
+
 CRITERIA = [criteria.magnitude, criteria.ln_norm, criteria.random, criteria.lamp]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 

@@ -17,7 +17,7 @@ def test_every_public_pattern_and_criterion_is_here():
     assert {criterion.__name__ for criterion in laws.CRITERIA} == set(criteria.__all__) - {"elementwise"}
 
 
-@pytest.mark.parametrize("pattern", laws.PATTERNS, ids=str)
+@pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)
 @settings(max_examples=25)
 @given(data=st.data(), seed=st.integers(0, 999))
 def test_patterns(pattern, data, seed):
@@ -28,7 +28,7 @@ def test_patterns(pattern, data, seed):
 
 
 @pytest.mark.parametrize("criterion", laws.CRITERIA, ids=lambda c: c.__name__)
-@pytest.mark.parametrize("pattern", laws.PATTERNS, ids=str)
+@pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)
 @settings(max_examples=10)
 @given(data=st.data(), low=sparsities, high=sparsities)
 def test_pipeline(pattern, criterion, data, low, high):
