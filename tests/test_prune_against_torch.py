@@ -214,11 +214,14 @@ def end_at_ties(left: Side, right: Side, step: Step) -> None:
         dim, n = step.norm
         axes = [axis for axis in range(origs[0].dim()) if axis != dim % origs[0].dim()]
         kept_channels = [each[0].amax(axes) != 0 for each in masks]
-        assert kept_channels[0].sum() == kept_channels[1].sum()
+        if origs[0].dim() == 1:
+            raise Stop  # a vector is one row of channels to a container, and those already pruned tie at 0
         if not half and not step.scored:  # the channels that only one of the two keeps are equally strong
             norms = torch.linalg.vector_norm(origs[0] * torch.maximum(*(each[0] for each in masks)), n, axes)
             only = [norms[one & ~other] for one, other in (kept_channels, kept_channels[::-1])]
-            assert torch.allclose(only[0].sort().values, only[1].sort().values)
+            only = [norm[norm > 0].sort().values for norm in only]
+            assert only[0].shape == only[1].shape
+            assert torch.allclose(*only)
         raise Stop
     counts = [sum(int(mask.count_nonzero()) for mask in each) for each in masks]
     assert counts[0] == counts[1]
