@@ -1,6 +1,7 @@
 """Selection against sorting, on everything that makes a threshold hard to find."""
 
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -58,7 +59,8 @@ def path(request, monkeypatch):
         monkeypatch.setattr(selection, "SEGMENT", 192)
         monkeypatch.setattr(selection, "DEVICE_SEGMENT", 192)
     if request.param == "on a device":
-        monkeypatch.setattr(selection, "_compare_on_host", selection._compare_on_device)
+        on_device = selection._compare_on_device
+        monkeypatch.setattr(selection, "_compare_on_host", lambda *arguments: on_device(*arguments[:-1]))
         monkeypatch.setattr(selection, "PIECE", 192)
     return request.param
 
@@ -203,12 +205,12 @@ def test_more_than_two_to_the_31_entries(monkeypatch):
     far = 2**31 + 1024
     monkeypatch.setattr(selection, "_segments", lambda tensor: iter([(far, huge[-2:].reshape(-1))]))
     source.mask = torch.from_numpy(np.empty(source.numel, dtype=np.bool_))  # pages are not touched until written
-    ((above, inside, ((start, offsets, values),)),) = selection._classify(source, 2.0, 4.0, collect=True)
-    assert (above, inside) == (0, 1024)
-    assert start == far
-    assert (offsets[0], offsets[-1]) == (1, 2047)
+    ((at, segment),) = selection._segments(huge)
+    found = selection._classify(source, at, segment, 2.0, 4.0, collect=True, scratch=threading.local())
+    assert (found.start, found.above, found.inside) == (far, 0, 1024)
+    assert (found.offsets[0], found.offsets[-1]) == (1, 2047)
     assert far + 2047 == source.numel - 1
-    assert set(values.tolist()) == {3.0}
+    assert set(found.values.tolist()) == {3.0}
     assert source.mask[far:].tolist() == [False, True] * 1024
     at = [at for at, _ in selection._pieces(source)]
     assert at[0] == far

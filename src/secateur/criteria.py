@@ -19,7 +19,8 @@ _Criterion = TypeVar("_Criterion", bound=Callable[..., Tensor])
 def elementwise(criterion: _Criterion) -> _Criterion:
     """Say that each score depends on its own weight alone, so that it may be computed piece by piece.
 
-    A global threshold then takes no memory of the model's size.
+    A global threshold then takes no memory of the model's size. Where the attribute ``on_arrays`` is set too, the
+    function is handed numpy arrays of float32 or float64 as well, which is faster on a CPU.
 
     >>> @elementwise
     ... def squared(weight):
@@ -42,7 +43,10 @@ def magnitude(weight: Tensor) -> Tensor:
     >>> magnitude(torch.tensor([0.5, -2.0]))
     tensor([0.5000, 2.0000])
     """
-    return weight.abs()
+    return abs(weight)
+
+
+magnitude.on_arrays = True  # type: ignore[attr-defined]
 
 
 @elementwise

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.nn.utils import prune as torch_prune
 
+from secateur.criteria import magnitude
 from secateur.masked_weight import compute_on_read, is_computed_on_read, masked, placed_like, stop_computing_on_read
 from secateur.owners import other_owners, replicating_group, sharded_parameter
 from secateur.selection import LazyScores, keep_largest, keep_largest_overall
@@ -1119,7 +1120,7 @@ def _largest_overall(
         if among and key not in among:
             among[key] = torch.ones_like(targets[key].orig, dtype=torch.bool)
     try:
-        keep = keep_largest_overall(LazyScores(weights, torch.abs, elementwise=True), kept, among=among or None)
+        keep = keep_largest_overall(LazyScores(weights, magnitude), kept, among=among or None)
     except ValueError:
         if not any(_whole(weight.isnan().any()) for weight in weights.values()):
             raise

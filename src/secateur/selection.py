@@ -7,8 +7,10 @@ scores are seen in pieces that stay in cache, may be computed on access, and may
 from __future__ import annotations
 
 import functools
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,12 +31,12 @@ _Result = TypeVar("_Result")
 # A piece is just below ATen's grain of 32768 elements: its operations run without an OpenMP barrier (which costs
 # milliseconds on a busy machine), its buffers stay in the L2 cache, and whole segments go to threads instead.
 PIECE = (1 << 15) - 64
-SEGMENT = PIECE * 32  # 1 M entries: what one thread works through at a time
+SEGMENT = PIECE * 64  # 2 M entries: what one thread works through at a time
 DEVICE_SEGMENT = 1 << 24  # on an accelerator: few launches, bounded buffers
-SAMPLE = 1 << 19  # entries sampled to bracket the threshold; up to this many are ranked without a sample
+SAMPLE = 1 << 18  # entries sampled to bracket the threshold; up to this many are ranked without a sample
 COLLECTED = 1 << 22  # entries that may lie inside the bracket before the search turns to counting digits
 ROUNDS = 4  # brackets that are tried before digits
-STANDARD_DEVIATIONS = 4  # half width of the bracket; a miss costs a second search, never a wrong answer
+STANDARD_DEVIATIONS = 3  # half width of the bracket; a miss costs a second search, never a wrong answer
 
 
 class LazyScores(Mapping[str, Tensor]):
@@ -74,6 +76,7 @@ class LazyScores(Mapping[str, Tensor]):
         self.among = among
         said = bool(getattr(innermost, "elementwise", False)) if elementwise is None else elementwise
         self.elementwise = said and evidence is None
+        self.on_arrays = self.elementwise and bool(getattr(innermost, "on_arrays", False))
         self._generator_states: dict[str, Tensor] = {}
 
     def only(self, names: Iterable[str]) -> LazyScores:
@@ -85,7 +88,7 @@ class LazyScores(Mapping[str, Tensor]):
             evidence=self.evidence,
             among=self.among,
         )
-        part.elementwise = self.elementwise
+        part.elementwise, part.on_arrays = self.elementwise, self.on_arrays
         part._generator_states = self._generator_states
         return part
 
@@ -339,6 +342,7 @@ class _Source:
     shape: torch.Size  # local
     device: torch.device
     sharded: DTensor | None
+    on_arrays: bool = False  # the function takes numpy arrays too
     mask: Tensor | None = None  # flat, local, written by the search
     kept: int = 0  # over all shards
 
@@ -391,7 +395,8 @@ def _sources(scores: Mapping[str, Tensor], kept: int, among: Mapping[str, Tensor
                 raise ValueError(f"{name}: a mask of shape {tuple(part.shape)} for shape {tuple(local.shape)}.")
             part = part.ne(0).reshape(-1)
         function = lazy.function if lazy is not None and lazy.elementwise else None
-        sources.append(_Source(name, load, function, part, local.shape, local.device, _as_dtensor(given)))
+        on_arrays = function is not None and lazy is not None and lazy.on_arrays
+        sources.append(_Source(name, load, function, part, local.shape, local.device, _as_dtensor(given), on_arrays))
     entries = sum(_totals(sources, torch.tensor([source.numel for source in sources])))
     if not 0 <= kept <= entries:
         raise ValueError(f"can't keep {kept} of {entries} entries.")
@@ -514,7 +519,7 @@ def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
     """A sorted sample of all scores, drawn without torch's generator; NaN last."""
     entries = sum(source.numel for source in sources)
     generator = np.random.default_rng(entries)
-    sampled: list[npt.NDArray[np.float64]] = []
+    sampled: list[npt.NDArray[Any]] = []
     for source in sources:
         size = -(-SAMPLE * source.numel // entries)
         if size == 0:
@@ -529,8 +534,10 @@ def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
         values = _comparable(picked if source.function is None else source.function(picked))
         if source.among is not None:
             values = values.masked_fill(~source.among[index], -torch.inf)
-        sampled.append(values.double().cpu().numpy())
-    return np.sort(np.concatenate(sampled))
+        sampled.append(values.cpu().numpy())
+    sample: npt.NDArray[np.float64] = np.concatenate(sampled)
+    sample.sort()
+    return sample
 
 
 def _bracket(sample: npt.NDArray[np.float64], share: float) -> tuple[float, float]:
@@ -553,20 +560,33 @@ def _search_in_bracket(
     """
     collected: list[tuple[_Source, int, npt.NDArray[np.int32], npt.NDArray[Any]]] = []
     inside_total = 0
-    for source in watch(sources):
-        source.kept = 0
-        for above_count, inside_count, parts in _classify(source, below, above, collect=below < above):
-            source.kept += above_count
-            inside_total += inside_count
-            collected.extend((source, *part) for part in parts)
-            if below < above and inside_total > COLLECTED:
-                return None
+    collect = below < above
+    scratch = threading.local()
+
+    def work(item: tuple[_Source, int, Tensor]) -> _Classified:
+        return _classify(*item, below, above, collect=collect, scratch=scratch)
+
+    def segments() -> Iterator[tuple[_Source, int, Tensor]]:
+        for source in watch(sources):
+            source.kept = 0
+            for at, segment in _segments(source.load()):
+                yield source, at, segment
+
+    on_host = all(source.device.type == "cpu" for source in sources)
+    large = sum(source.numel for source in sources) > SEGMENT
+    for found in in_threads(work, segments(), torch.get_num_threads() if on_host and large else 1):
+        found.source.kept += found.above
+        inside_total += found.inside
+        if found.values.size:
+            collected.append((found.source, found.start, found.offsets, found.values))
+        if collect and inside_total > COLLECTED:
+            return None
     missing = kept - sum(source.kept for source in sources)
     if not 0 < missing <= inside_total:
         return None
     if below == above:
         return _Found(below, missing)
-    joined = np.concatenate([values for *_, values in collected], dtype=np.float64)
+    joined = np.concatenate([values for *_, values in collected])
     joined.partition(joined.size - missing)
     threshold = float(joined[joined.size - missing])
     ties = missing - int(np.count_nonzero(joined > threshold))
@@ -583,66 +603,106 @@ def _search_in_bracket(
     return _COMPLETE
 
 
-_Classified = tuple[int, int, list[tuple[int, "npt.NDArray[np.int32]", "npt.NDArray[Any]"]]]
+@dataclass(frozen=True)
+class _Classified:
+    """A segment: how many scores are above the bracket, how many inside, and where and which those are."""
+
+    source: _Source
+    start: int
+    above: int
+    inside: int
+    offsets: npt.NDArray[np.int32]
+    values: npt.NDArray[Any]
 
 
-def _classify(source: _Source, below: float, above: float, *, collect: bool) -> Iterator[_Classified]:
-    """For each segment: how many scores are above the bracket, how many inside, and where: (start, offsets, scores).
-
-    The source's mask, if it has one, becomes "not below the bracket".
-    """
-
-    def work(at_and_segment: tuple[int, Tensor]) -> _Classified:
-        at, segment = at_and_segment
-        with torch.no_grad():
-            compare = _compare_on_host if segment.device.type == "cpu" else _compare_on_device
-            mask = None if source.mask is None else source.mask[at : at + segment.shape[0]]
-            above_count, inside = compare(source, at, segment, below, above, mask)
-            inside_count = int(np.count_nonzero(inside.cpu().numpy()))
-            parts = []
-            if inside_count and collect and inside_count <= COLLECTED:
-                where = torch.from_numpy(np.flatnonzero(inside.cpu().numpy())).to(segment.device)
-                alive = None if source.among is None else source.among[at + where]
-                values = _score(source, segment[where], alive).cpu().numpy()
-                if np.isnan(values).any():
-                    raise _nan(source.name)
-                parts.append((at, where.cpu().numpy().astype(np.int32), values))
-            elif inside_count:
+def _classify(
+    source: _Source,
+    at: int,
+    segment: Tensor,
+    below: float,
+    above: float,
+    *,
+    collect: bool,
+    scratch: threading.local,
+) -> _Classified:
+    """The source's mask, if it has one, becomes "not below the bracket" on the way."""
+    with torch.no_grad():
+        mask = None if source.mask is None else source.mask[at : at + segment.shape[0]]
+        if segment.device.type == "cpu":
+            above_count, inside = _compare_on_host(source, at, segment, below, above, mask, scratch)
+        else:
+            above_count, inside = _compare_on_device(source, at, segment, below, above, mask)
+        if not collect:
+            inside_count = int(np.count_nonzero(inside))
+            if inside_count:
                 for _, piece in _scored(source, at, segment):
                     _refuse_nan(source.name, piece)
-        return above_count, inside_count, parts
+            return _Classified(source, at, above_count, inside_count, _NOWHERE, _NOWHERE)
+        offsets = np.flatnonzero(inside)
+        if offsets.size > COLLECTED:
+            return _Classified(source, at, above_count, offsets.size, _NOWHERE, _NOWHERE)
+        where = torch.from_numpy(offsets).to(segment.device)
+        alive = None if source.among is None else source.among[at + where]
+        values = _score(source, segment[where], alive).cpu().numpy()
+        if np.isnan(values).any():
+            raise _nan(source.name)
+        return _Classified(source, at, above_count, offsets.size, offsets.astype(np.int32), values)
 
-    loaded = source.load()
-    side_by_side = loaded.is_contiguous() and loaded.device.type == "cpu" and source.numel > SEGMENT
-    yield from in_threads(work, _segments(loaded), torch.get_num_threads() if side_by_side else 1)
+
+_NOWHERE = np.empty(0, dtype=np.int32)
 
 
 def _compare_on_host(
-    source: _Source, at: int, segment: Tensor, below: float, above: float, mask: Tensor | None
-) -> tuple[int, Tensor]:
-    """How many are above, and which are inside. A NaN is neither above nor below, so it is inside."""
-    is_below = np.empty(segment.shape[0], dtype=np.bool_)
-    is_above = np.empty(segment.shape[0], dtype=np.bool_)
-    for position, piece in _scored(source, at, segment):
-        scores = piece.numpy()  # numpy's comparisons write bools several times faster than ATen's
-        part = slice(position - at, position - at + scores.size)
+    source: _Source,
+    at: int,
+    segment: Tensor,
+    below: float,
+    above: float,
+    mask: Tensor | None,
+    scratch: threading.local,
+) -> tuple[int, npt.NDArray[np.bool_]]:
+    """How many are above, and which are inside. A NaN is neither above nor below, so it is inside.
+
+    numpy's comparisons write bools several times faster than ATen's, and into buffers that stay in cache.
+    """
+    if not hasattr(scratch, "flags"):
+        scratch.flags = np.empty((1 if mask is not None else 2, SEGMENT), dtype=np.bool_)
+    is_above = scratch.flags[0, : segment.shape[0]]
+    is_below = scratch.flags[1, : segment.shape[0]] if mask is None else mask.numpy()
+    for start, scores in _scores_on_host(source, at, segment):
+        part = slice(start, start + scores.size)
         np.less(scores, _rounded(below, scores.dtype, up=True), out=is_below[part])
         np.greater(scores, _rounded(above, scores.dtype, up=False), out=is_above[part])
+    above_count = int(np.count_nonzero(is_above))
+    inside = np.equal(is_below, is_above, out=is_above)
     if mask is not None:
-        np.logical_not(is_below, out=mask.numpy())
-    return int(np.count_nonzero(is_above)), torch.from_numpy(np.equal(is_below, is_above, out=is_below))
+        np.logical_not(is_below, out=is_below)
+    return above_count, inside
+
+
+def _scores_on_host(source: _Source, at: int, segment: Tensor) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """(offset, scores) of the pieces of a segment, as arrays."""
+    if source.on_arrays and source.among is None and segment.dtype in (torch.float32, torch.float64):
+        assert source.function is not None
+        array: Any = segment.numpy()
+        for start in range(0, array.size, 4 * PIECE):  # numpy has no barriers, and fewer calls meet at Python's lock
+            scores: Any = source.function(array[start : start + 4 * PIECE])
+            yield start, scores
+        return
+    for position, piece in _scored(source, at, segment):
+        yield position - at, piece.numpy()
 
 
 def _compare_on_device(
     source: _Source, at: int, segment: Tensor, below: float, above: float, mask: Tensor | None
-) -> tuple[int, Tensor]:
+) -> tuple[int, npt.NDArray[np.bool_]]:
     ((_, scores),) = _scored(source, at, segment)
     dtype = np.dtype(np.float32 if scores.dtype == torch.float32 else np.float64)
     is_below = scores < float(_rounded(below, dtype, up=True))
     is_above = scores > float(_rounded(above, dtype, up=False))
     if mask is not None:
         torch.logical_not(is_below, out=mask)
-    return int(is_above.sum()), is_below == is_above
+    return int(is_above.sum()), (is_below == is_above).cpu().numpy()
 
 
 def _above_and_equal(piece: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
@@ -830,12 +890,26 @@ def _first_of_shards(source: _Source, equal: Tensor, taken: int) -> Tensor:
 
 
 def in_threads(work: Callable[[_Item], _Result], parts: Iterable[_Item], threads: int) -> Iterator[_Result]:
-    """``work(part)`` for each part, in order."""
+    """``work(part)`` for each part, in order; only a few parts are taken ahead, so they may be large.
+
+    >>> list(in_threads(abs, range(-3, 0), threads=2))
+    [3, 2, 1]
+    """
     if threads <= 1:
         yield from map(work, parts)
         return
+    ahead: deque[Future[_Result]] = deque()
     with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(work, parts)
+        try:
+            for part in parts:
+                ahead.append(pool.submit(work, part))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
 
 
 def _empty_mask(entries: int, device: torch.device) -> Tensor:
