@@ -259,8 +259,9 @@ def _keep_by_rank(table: Tensor, kept: int) -> Tensor:
     groups, units = table.shape
     mask = _empty_mask(groups * units, table.device).view(groups, units)
     on_host = table.device.type == "cpu"
-    step = max(1, (PIECE if on_host else DEVICE_SEGMENT) // max(units, 1))
-    segment = step * max(1, SEGMENT // PIECE)
+    # on a host long pieces, for threads meet at Python's lock at each of the many short operations
+    step = max(1, (8 * PIECE if on_host else DEVICE_SEGMENT) // max(units, 1))
+    segment = 8 * step
 
     def work(start: int) -> None:
         with torch.no_grad():
