@@ -21,7 +21,8 @@ from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
 from torch.utils.checkpoint import checkpoint
 
-from secateur import prune
+from secateur import masked_weight, prune
+from secateur.masked_weight import masked
 
 
 def linear(rows: int = 4, columns: int = 6) -> nn.Linear:
@@ -425,6 +426,25 @@ def test_row_01_global_is_all_or_nothing_even_if_a_module_refuses():
     with pytest.raises(RuntimeError, match="no buffers"):
         prune.global_unstructured(pairs, prune.L1Unstructured, amount=0.05)
     assert_unchanged(before, net)
+
+
+def test_row_01_remove_changes_nothing_if_the_module_refuses():
+    class Closed(nn.Linear):
+        def __setattr__(self, name, value):
+            if name == "weight" and "closed" in self.__dict__:
+                raise RuntimeError("closed")
+            super().__setattr__(name, value)
+
+    layer = prune.l1_unstructured(Closed(3, 3), "weight", amount=4)
+    layer.closed = True
+    cls, hooks = type(layer), list(layer._forward_pre_hooks)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    with pytest.raises(RuntimeError, match="closed"):
+        prune.remove(layer, "weight")
+    assert type(layer) is cls
+    assert list(layer._forward_pre_hooks) == hooks
+    assert list(before) == list(layer.state_dict())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
 def test_row_01_several_hooks_for_one_tensor_are_refused():
@@ -975,7 +995,7 @@ def test_row_12_any_iterable_of_pairs():
         prune.global_unstructured(3, prune.L1Unstructured, amount=1)
     with pytest.raises(TypeError, match="importance_scores must be of type dict"):
         prune.global_unstructured([(one, "weight")], prune.L1Unstructured, [1], amount=1)
-    with pytest.raises(RuntimeError, match="expected a non-empty list of Tensors"):
+    with pytest.raises(ValueError, match="expected a non-empty list of Tensors"):
         prune.global_unstructured([], prune.L1Unstructured, amount=1)
 
 
@@ -1110,6 +1130,17 @@ def test_row_16_removing_under_inference_mode_leaves_a_trainable_parameter():
         prune.l1_unstructured(layer, "weight", 8)
     layer(torch.randn(1, 6)).sum().backward()
     assert layer.weight_orig.grad is not None
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_row_16_a_module_made_under_inference_mode_computes_after_remove(inside):
+    with torch.inference_mode():
+        layer = nn.Linear(3, 2)
+    with torch.inference_mode(inside), torch.no_grad():
+        prune.l1_unstructured(layer, "weight", amount=2)
+        expected = layer(torch.ones(1, 3))
+        prune.remove(layer, "weight")
+        assert torch.equal(layer(torch.ones(1, 3)), expected)
 
 
 # Row 18.
@@ -1269,6 +1300,21 @@ def test_recurrent_networks_train(make, name):
     assert torch.allclose(rnn(x)[0], out)
 
 
+def test_recurrent_networks_compute_each_product_twice_a_forward(monkeypatch):
+    network = nn.LSTM(3, 4)
+    for name in ("weight_ih_l0", "weight_hh_l0"):
+        prune.l1_unstructured(network, name, amount=0.5)
+    computed = []
+
+    def counted(orig, mask):
+        computed.append(orig)
+        return masked(orig, mask)
+
+    monkeypatch.setattr(masked_weight, "masked", counted)
+    network(torch.randn(2, 1, 3))
+    assert len(computed) == 4  # once to check the dtype of the input, once to compute
+
+
 def test_checkpointing_and_autocast():
     net, x = two_layers(), torch.randn(2, 6)
     for reentrant in (False, True):
@@ -1416,3 +1462,45 @@ def test_every_row_of_the_document_names_tests_that_exist():
     assert [int(number) for number, _ in rows] == list(range(1, 25))
     for _, prefix in rows:
         assert f"def {prefix}" in tests, prefix
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", ["l1_unstructured", "random_unstructured", "identity", "global"])
+def test_a_scalar_parameter_is_pruned_as_with_torch(how, times):
+    states = []
+    for library in (torch_prune, prune):
+        module = nn.Module()
+        module.scale = nn.Parameter(torch.tensor(3.0))
+        for _ in range(times):
+            if how == "global":
+                library.global_unstructured([(module, "scale")], library.L1Unstructured, amount=0.3)
+            else:
+                getattr(library, how)(module, "scale", *([] if how == "identity" else [0.3]))
+        states.append(module.state_dict())
+    assert states[0] == states[1]
+    with pytest.warns(UserWarning, match="Nothing is left of Module.scale"):
+        prune.l1_unstructured(module, "scale", amount=1)
+
+
+def test_complex_weights_compete_by_their_absolute_value():
+    masks = []
+    for library in (torch_prune, prune):
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 6, dtype=torch.complex64)
+        library.global_unstructured([(layer, "weight"), (layer, "bias")], library.L1Unstructured, amount=9)
+        layer(torch.ones(1, 4, dtype=torch.complex64)).abs().sum().backward()
+        masks.append([layer.weight_mask, layer.bias_mask])
+    assert all(torch.equal(*pair) and pair[0].dtype == pair[1].dtype for pair in zip(*masks, strict=True))
+
+
+def test_an_integer_beyond_floats_is_too_large_an_amount():
+    for library in (torch_prune, prune):
+        with pytest.raises(ValueError, match="should be smaller than the number of parameters"):
+            library.l1_unstructured(nn.Linear(2, 2), "weight", amount=10**400)
+
+
+def test_a_norm_of_order_none_is_the_euclidean_one():
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 5)
+    expected = torch_prune.ln_structured(copy.deepcopy(layer), "weight", amount=2, n=None, dim=0).weight_mask
+    assert torch.equal(prune.ln_structured(layer, "weight", amount=2, n=None, dim=0).weight_mask, expected)

@@ -123,11 +123,10 @@ def _with_reads(cls: type, reads: Mapping[str, bool]) -> type:
     base = cls.__bases__[0] if own else cls
     reads = {**own, **reads}
     key = (base, frozenset(reads.items()))
-    if key not in _LAYERS:
-        layer = _layer(base, reads)
-        _LAYERS[key] = layer
-        return layer
-    return _LAYERS[key]
+    layer = _LAYERS.get(key)  # held: a class that no module has any more may be collected at any moment
+    if layer is None:
+        layer = _LAYERS[key] = _layer(base, reads)
+    return layer
 
 
 def _layer(base: type, reads: Mapping[str, bool]) -> type:
@@ -146,6 +145,7 @@ def _layer(base: type, reads: Mapping[str, bool]) -> type:
     if issubclass(base, nn.RNNBase):
         # An RNN computes with this list. As a stored list it would hold the products of the last call.
         space["_flat_weights"] = property(_flat_weights, _keep_as_it_is)
+        space["_update_flat_weights"] = _nothing_to_update
         space["__jit_unused_properties__"].append("_flat_weights")
     return type(base)(base.__name__, (base,), space)
 
@@ -174,6 +174,10 @@ def _keep_as_it_is(module: nn.Module, value: object) -> None:
 
 def _flat_weights(module: nn.Module) -> list[Any]:
     return [getattr(module, name, None) for name in module._flat_weights_names]  # type: ignore[union-attr]
+
+
+def _nothing_to_update(module: nn.Module) -> None:
+    """An RNN would compare its list with its weights before each forward: eight products more of every weight."""
 
 
 def _reduce(base: type, reads: Mapping[str, bool]) -> Callable[[Any, Any], Any]:

@@ -374,7 +374,7 @@ class LnStructured(BasePruningMethod):
 
     Args:
         amount: a fraction of the channels in [0, 1], or (an integer) how many.
-        n: the order of the norm, as in ``torch.norm``: a number, ``inf``, ``-inf``, ``'fro'``, ``'nuc'``.
+        n: the order of the norm, as in ``torch.norm``: a number, ``inf``, ``-inf``, ``'fro'``, ``'nuc'``; None is 2.
         dim: the axis that counts channels.
     """
 
@@ -575,7 +575,7 @@ def global_unstructured(
         raise TypeError("global_unstructured(): importance_scores must be of type dict")
     pairs = [_pair(pair, index) for index, pair in enumerate(parameters)]
     if not pairs:
-        raise RuntimeError("global_unstructured(): expected a non-empty list of Tensors")
+        raise ValueError("global_unstructured(): expected a non-empty list of Tensors")
     listed = {(id(module), name) for module, name in pairs}
     for module, name in importance_scores:
         if (id(module), name) not in listed:
@@ -679,7 +679,7 @@ def _validate_pruning_amount_init(amount: Any) -> None:
     if not isinstance(amount, numbers.Real):
         raise TypeError(f"Invalid type for amount: {amount}. Must be int or float.")
     # NaN passes here, as with torch, and is found out where it is counted.
-    if float(amount) < 0 or (float(amount) > 1 and not isinstance(amount, numbers.Integral)):
+    if amount < 0 or (not isinstance(amount, numbers.Integral) and float(amount) > 1):
         raise ValueError(f"amount={amount} should either be a float in the range [0, 1] or a non-negative integer")
 
 
@@ -728,7 +728,7 @@ def _compute_norm(t: Tensor, n: Any, dim: int) -> Tensor:
     if isinstance(n, str) and n != "fro":
         norm = torch.norm(t, p=n, dim=dims)
     else:
-        norm = torch.linalg.vector_norm(t, 2 if n == "fro" else n, dim=dims)
+        norm = torch.linalg.vector_norm(t, 2 if n is None or n == "fro" else n, dim=dims)
     return norm
 
 
@@ -1114,6 +1114,7 @@ def _largest_overall(
         }
     # What the user wrote into a mask that is neither 0 nor 1 is not in the competition, so that orig is the product.
     weights = {key: placed_like(given.get(key, target.orig).detach(), target.orig) for key, target in targets.items()}
+    weights = {key: weight.abs() if weight.is_complex() else weight for key, weight in weights.items()}
     kept = sum(sizes.values()) - count
     masks: dict[str, Tensor] = {}
     for key in targets:
@@ -1308,7 +1309,7 @@ def _is_emptied(change: _Change) -> bool:
 def _holds_anything(mask: Tensor) -> bool:
     if _is_sharded(mask):
         return _ones(mask != 0) > 0
-    return bool(mask[:1].any()) or bool(mask.any())  # the first row nearly always tells
+    return (mask.dim() > 0 and bool(mask[:1].any())) or bool(mask.any())  # the first row nearly always tells
 
 
 def _warn_of_emptied(changes: Sequence[_Change]) -> None:
@@ -1331,13 +1332,13 @@ def _make_permanent(hook: Any, module: nn.Module) -> None:
     holder = _Holder(module, name, None, hook)
     sharded_parameter(module, name + "_orig")  # puts a gathered parameter away
     others = other_owners(module, name + "_orig")
-    # Under inference_mode the product would be a tensor that autograd refuses for good.
-    with torch.inference_mode(False), torch.no_grad():
+    orig = module._parameters[name + "_orig"]
+    assert orig is not None
+    # The product of a trainable parameter under inference_mode would be a tensor that autograd refuses for good.
+    with torch.inference_mode(orig.is_inference()), torch.no_grad():
         weight = (
             hook.apply_mask(module) if not _is_plain(hook, "apply_mask") else BasePruningMethod.apply_mask(hook, module)
         )
-        orig = module._parameters[name + "_orig"]
-        assert orig is not None
         following = [_other_holder(*other, than=holder) for other in others]
         for other in following:
             if other.hook is None and not bool(_whole((orig == weight).all())):
@@ -1345,16 +1346,17 @@ def _make_permanent(hook: Any, module: nn.Module) -> None:
                     f"{holder} and {other} are one tensor, and {other} is not pruned: removing the pruning of {holder} "
                     f"would write its zeros into both. Prune {other} as well, or give it a Parameter of its own."
                 )
-        if _is_sharded(orig):
-            orig.copy_(weight)  # fully_shard keeps the memory of its shard for itself
-        else:
-            orig.data = weight.detach()
-    _restore(module, name, orig)
-    for other in following:
-        if getattr(other.hook, "_follows", False):
-            _restore(other.module, other.name, orig)
-            assert other.key is not None
-            del other.module._forward_pre_hooks[other.key]
+        with _all_or_none([module, *(other.module for other in following)]):
+            _restore(module, name, orig)
+            for other in following:
+                if getattr(other.hook, "_follows", False):
+                    _restore(other.module, other.name, orig)
+                    assert other.key is not None
+                    del other.module._forward_pre_hooks[other.key]
+            if _is_sharded(orig):
+                orig.copy_(weight)  # fully_shard keeps the memory of its shard for itself
+            else:
+                orig.data = weight.detach()
 
 
 def _restore(module: nn.Module, name: str, orig: nn.Parameter) -> None:
