@@ -12,7 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import NM, Block, Channels, Rows, apply_, attach, criteria, detach, masks, prune, sparsify, sparsity_of
+from secateur import (
+    NM,
+    Block,
+    Channels,
+    Rows,
+    Unstructured,
+    apply_,
+    attach,
+    criteria,
+    detach,
+    masks,
+    prune,
+    sparsify,
+    sparsity_of,
+)  # fmt: skip
 from secateur.allocation import erk, uniform
 from secateur.masks import iterate_masks, load, make_masks, save
 from secateur.targets import find_targets
@@ -312,3 +326,152 @@ def test_meta_and_empty():
     assert make_masks({"w": torch.zeros(0, 4)}, 0.5)["w"].shape == (0, 4)
     assert sparsity_of({}) == 0.0
     assert np.isclose(sparsity_of({"w": torch.zeros(3)}), 1.0)
+
+
+def test_attaching_is_all_or_nothing():
+    def refused(change, error, message):
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+        found = make_masks(find_targets(model), 0.5)
+        change(model)
+        before, names = snapshot(model), [name for name, _ in model.named_parameters()]
+        with pytest.raises(error, match=message):
+            attach(model, found)
+        assert same(model, before)
+        assert [name for name, _ in model.named_parameters()] == names
+
+    refused(lambda model: setattr(model[2], "weight_mask", 1), KeyError, "'weight_mask' already exists")
+
+    def over_one_memory(model):
+        memory = torch.randn(32)
+        model[1].weight, model[2].weight = (nn.Parameter(memory[at : at + 16].view(4, 4)) for at in (0, 8))
+
+    refused(over_one_memory, ValueError, "different parameters over the same memory")
+    refused(lambda model: attach(model, {"2.weight": torch.ones(4, 4, dtype=torch.bool)}), KeyError,
+            r"'2\.weight', but no such weight; a mask is attached to it: detach\(model\) first")  # fmt: skip
+
+
+def test_what_is_attached_is_not_attached_again():
+    model = network()
+    attach(model, make_masks(find_targets(model), 0.5))
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"0\.weight_orig belongs to a mask that is attached already"):
+        attach(model, make_masks(find_targets(model), 0.7))
+    assert same(model, before)
+    with pytest.raises(KeyError, match=r"a mask is attached to it: detach\(model\) first"):
+        apply_(model, {"0.weight": torch.ones(8, 4, 3, 3, dtype=torch.bool)})
+
+
+def test_detaching_leaves_names_that_only_look_like_masks():
+    model = nn.Linear(4, 4)
+    model.scale_orig = nn.Parameter(torch.ones(4))
+    model.register_buffer("scale_mask", torch.ones(4))
+    found = make_masks({"weight": model.weight}, 0.5)
+    attach(model, found)
+    assert torch.equal(detach(model)["weight"], found["weight"])
+    assert {name for name, _ in model.named_parameters()} == {"weight", "bias", "scale_orig"}
+
+
+@pytest.mark.parametrize("allocate", [uniform, erk, masks.everywhere])
+@pytest.mark.parametrize("pattern", [Unstructured(), Block(1, 2), Channels(1)], ids=str)
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        lambda weight: weight.abs().log(),
+        lambda weight: (weight.abs() * 10).int(),
+        lambda weight: weight > 1,
+        criteria.elementwise(lambda weight: weight.abs().log()),
+        criteria.elementwise(lambda weight: (weight.abs() * 10).long()),
+    ],
+    ids=["minus infinity", "int", "bool", "minus infinity, elementwise", "long, elementwise"],
+)
+def test_any_scores_within_earlier_masks(criterion, pattern, allocate):
+    """What an earlier mask removed is below everything else, also below a score of -inf."""
+    weight = torch.tensor([[0.0, 0, 1, 2], [0, 3, 0, 4]])
+    earlier = pattern.spread(torch.arange(pattern.pool(weight).numel()).view(1, -1) > 0, weight.shape)
+    units = pattern.pool(earlier.float()) > 0
+    for kept in range(1, int(units.sum()) + 1):
+        mask = make_masks({"w": weight}, 1 - kept / units.numel(), pattern=pattern, criterion=criterion,
+                          allocate=allocate, within={"w": earlier})["w"]  # fmt: skip
+        assert int(pattern.pool(mask.float()).sum()) == kept
+        assert bool((earlier | ~mask).all())
+
+
+def test_within_masks_that_emptied_a_tensor():
+    weights = {"a": torch.randn(10), "b": torch.randn(10)}
+    earlier = {"a": torch.zeros(10, dtype=torch.bool), "b": torch.ones(10, dtype=torch.bool)}
+    for options in ({}, {"allocate": lambda *arguments: masks.everywhere(*arguments, min_kept=3)}):
+        found = make_masks(weights, 0.6, within=earlier, **options)
+        assert {name: int(mask.sum()) for name, mask in found.items()} == {"a": 0, "b": 8}
+
+
+def test_earlier_masks_that_do_not_fit():
+    weights = {"w": torch.randn(2, 4)}
+    for options in (
+        {"sparsity": 0.5},
+        {"pattern": NM(2, 4)},
+        {"sparsity": 0.5, "pattern": Rows(), "allocate": uniform},
+    ):
+        with pytest.raises(ValueError, match=r"w: an earlier mask of shape \(1, 4\) for a weight of shape \(2, 4\)"):
+            make_masks(weights, within={"w": torch.ones(1, 4)}, **options)
+        with pytest.raises(ValueError, match="'v' is not among the weights"):
+            make_masks(weights, within={"v": torch.ones(2, 4)}, **options)
+    few = {"w": torch.arange(8).view(2, 4) < 2}
+    for make in (make_masks, lambda *a, **k: dict(iterate_masks(*a, **k))):
+        with pytest.raises(ValueError, match="earlier masks keep fewer units"):
+            make(weights, 0.5, within=few)
+
+
+def test_what_the_users_own_functions_return_is_checked():
+    class Pattern:
+        density = None
+
+        def __init__(self, spread):
+            self.spread = spread
+
+        def pool(self, scores):
+            return scores.reshape(1, -1)
+
+    weights = {"w": torch.randn(2, 4)}
+    for spread, message in (
+        (lambda keep, shape: keep.view(shape).int(), r"spread returned torch\.int32 of shape \(2, 4\)"),
+        (lambda keep, _: keep, r"spread returned torch\.bool of shape \(1, 8\), not a bool mask of shape \(2, 4\)"),
+        (lambda *_: None, "spread returned NoneType"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            make_masks(weights, 0.5, pattern=Pattern(spread))
+    for pattern in ("2:4", Rows):
+        with pytest.raises(TypeError, match=r"a pattern is a value such as Rows\(\) or parse"):
+            make_masks(weights, 0.5, pattern=pattern)
+    with pytest.raises(ValueError, match="gave no count for w"):
+        make_masks(weights, 0.5, allocate=lambda *_: {})
+    with pytest.raises(TypeError, match=r"w: a count is an integer, .*, not 2\.5"):
+        make_masks(weights, 0.5, allocate=lambda *_: {"w": 2.5})
+    assert int(make_masks(weights, 0.5, allocate=lambda *_: {"w": np.int64(3)})["w"].sum()) == 3
+    with pytest.raises(TypeError, match=r"weights are a mapping \{name: tensor\}, such as find_targets"):
+        make_masks(nn.Linear(2, 2), 0.5)
+
+
+def test_masks_that_share_memory_are_saved(tmp_path):
+    memory = torch.rand(6) > 0.5
+    found = {"a": memory[:4], "b": memory[2:], "c": memory, "d": memory[:1].expand(5)}
+    save(found, tmp_path / ("long" * 60))
+    assert all(torch.equal(mask, found[name]) for name, mask in load(tmp_path / ("long" * 60)).items())
+    with pytest.raises(IsADirectoryError, match="is a folder; name the file of masks in it"):
+        load(tmp_path)
+
+
+def test_every_width_of_a_number_is_zeroed():
+    for dtype in (torch.complex128, torch.complex64, torch.float8_e4m3fn, torch.int8, torch.bool):
+        weight = torch.ones(3).to(dtype)
+        apply_({"w": weight}, {"w": torch.tensor([True, False, True])})
+        assert weight.to(torch.complex64).tolist() == [1, 0, 1]
+
+
+def test_empty_tensors_beside_others():
+    for shape in ((0, 4), (4, 0), (0, 4, 0)):
+        for pattern in (Unstructured(), Rows(), Block(2, 2), Channels(), Channels(-1), NM(2, 4, axis=0)):
+            for allocate in (uniform, erk, masks.everywhere):
+                weights = {"empty": torch.zeros(shape), "w": torch.randn(4, 4)}
+                found = make_masks(weights, None if pattern.density else 0.5, pattern=pattern, allocate=allocate)
+                assert found["empty"].shape == shape
+                assert 8 <= int(found["w"].sum()) <= 16, "an empty tensor's channels may be among those that go"

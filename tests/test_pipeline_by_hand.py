@@ -74,6 +74,16 @@ def test_halves_are_pooled_in_float32():
     assert Block(2, 1024).pool(weight.abs() * 200).isfinite().all()
 
 
+@pytest.mark.parametrize("pattern", [Channels(0), Channels(1), Block(64, 64), Block(16, 1)], ids=str)
+def test_sums_are_taken_in_one_order_whatever_the_layout(pattern):
+    for weight in (torch.randn(64, 48, 3, 3), torch.randn(300, 200)):
+        expected = pattern.pool(weight.abs())
+        transposed = weight.transpose(0, 1).contiguous().transpose(0, 1)
+        last = weight.movedim(1, -1).contiguous().movedim(-1, 1)
+        for layout in (transposed, last, torch.stack([weight, weight], -1)[..., 0]):
+            assert torch.equal(pattern.pool(layout.abs()), expected)
+
+
 def test_lamp_by_hand():
     scores = criteria.lamp(torch.tensor([[1.0, -2.0], [2.0, 4.0]]))
     # ascending squares 1, 4, 4, 16; of the two equal weights the first counts as the larger
@@ -220,6 +230,7 @@ def test_patterns_of_ones_own_need_no_base_class():
         (lambda: check_sparsity(True), "got True"),
         (lambda: check_sparsity(80), "For 80 percent write 0.8"),
         (lambda: check_sparsity("0.5"), "got '0.5'"),
+        (lambda: check_sparsity(torch.tensor(0.5)), r"Pass a Python number: float\(sparsity\)"),
         (lambda: criteria.ln_norm(W, n=0), "positive and finite"),
         (lambda: schedules.linear(1.5, end=3), "final is a sparsity"),
         (lambda: schedules.cubic(0.5, initial=-1, end=3), "initial is a sparsity"),

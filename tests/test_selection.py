@@ -280,3 +280,33 @@ def test_rows_by_rank_on_a_device():
 def test_messages(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_what_an_elementwise_function_returns_is_checked(path):
+    def arrays(weight):
+        return (abs(weight) * 100).astype(int) if isinstance(weight, np.ndarray) else (abs(weight) * 100).long()
+
+    arrays.on_arrays = True
+    weights = {"w": torch.randn(3000)}
+    found = keep_largest_overall(LazyScores(weights, arrays, elementwise=True), 1000)
+    assert torch.equal(found["w"], by_sorting({"w": (weights["w"].abs() * 100).long()}, 1000)["w"])
+    scale = torch.ones((), requires_grad=True)
+    check({"w": weights["w"].abs()}, 1000, LazyScores(weights, lambda w: w.abs() * scale, elementwise=True))
+    for function, error, message in (
+        (lambda w: w.mean(), ValueError, r"w: the criterion returned scores of shape \(\)"),
+        (lambda w: w.reshape(-1, 1), ValueError, r"w: the criterion returned scores of shape \(\d+, 1\)"),
+        (lambda _: [1.0], TypeError, "w: the criterion returned a list, not a tensor"),
+        (lambda w: w * 1j, ValueError, "w: complex scores have no order"),
+    ):
+        for elementwise in (True, False):
+            with pytest.raises(error, match=message):
+                keep_largest_overall(LazyScores(weights, function, elementwise=elementwise), 1000)
+
+
+def test_counts_are_integers_and_rows_may_be_empty():
+    assert keep_largest(torch.zeros(5, 0), 0).shape == (5, 0)
+    assert keep_largest(torch.randn(3, 9), np.int64(2)).sum(1).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="can't keep 99 of 9 units"):
+        keep_largest(torch.zeros(1, 9), np.int64(99))
+    with pytest.raises(TypeError, match="a count is an integer"):
+        keep_largest(torch.zeros(3, 9), 1.5)

@@ -1,7 +1,7 @@
 """How many units each tensor keeps: functions ``(scores, sparsity, pattern) -> {name: units kept in each group}``.
 
-Law: over all tensors exactly ``round(sparsity · units)`` units go, and no tensor is emptied unless everything is
-asked for.
+Law: `everywhere` and `erk` remove exactly ``round(sparsity · units)`` units over all tensors, `uniform` in each group.
+Only `everywhere` holds some of each tensor back.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
-from secateur.selection import LazyScores, counts_kept_overall
+from secateur.selection import LazyScores, comparable, counts_kept_overall, removed_lowest
 
-__all__ = ["Allocation", "Tables", "check_sparsity", "erk", "everywhere", "kept_by_pattern", "uniform"]
+__all__ = ["Allocation", "Tables", "check_nesting", "check_sparsity", "erk", "everywhere", "kept_by_pattern", "uniform"]
 
 _watch = functools.partial(track, description="ranking")
 
@@ -42,10 +42,10 @@ class Tables(Mapping[str, Tensor]):
         if among is None or name not in among or isinstance(self.pattern, Unstructured):
             return self._pool(name, _whole(self.scores[name]))
         assert isinstance(self.scores, LazyScores)
-        alive = _whole(among[name]).ne(0)
-        scores = _whole(self.scores.before_masking(name)).masked_fill(~alive, 0)
-        any_alive = self._pool(name, alive.to(torch.float32)) > 0
-        return self._pool(name, scores).masked_fill(~any_alive, -torch.inf)
+        scores = _whole(self.scores.before_masking(name))
+        alive = _whole(among[name]).ne(0).to(scores.device)
+        table = comparable(self._pool(name, scores.masked_fill(~alive, 0)))
+        return removed_lowest(table, self._pool(name, alive.to(torch.float32)) > 0)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.scores)
@@ -63,6 +63,13 @@ class Tables(Mapping[str, Tensor]):
         """(groups, units) of a table, without computing its scores."""
         groups, units = self._pool(name, torch.empty(shape_of(self.scores, name), device="meta")).shape
         return groups, units
+
+    def left(self, name: str) -> int:
+        """How many units of a table no earlier mask removed, without computing its scores."""
+        among = self.scores.among if isinstance(self.scores, LazyScores) else None
+        if among is None or name not in among:
+            return math.prod(self.shape(name))
+        return int((self._pool(name, _whole(among[name]).ne(0).to(torch.float32)) > 0).sum())
 
     def _pool(self, name: str, scores: Tensor) -> Tensor:
         try:
@@ -93,10 +100,11 @@ def everywhere(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, 
         scores: comparable between tensors, such as magnitudes or LAMP's.
         sparsity: fraction of all units that goes; exactly ``round(sparsity · units)`` of them go.
         pattern: where its groups are smaller than a tensor (rows), a tensor's count is dealt out to its groups.
-        min_kept: each tensor keeps at least this many units (or all, if it has fewer), unless ``sparsity`` is 1.
+        min_kept: each tensor keeps at least this many units (or all that it has, or that earlier masks left of it),
+            unless ``sparsity`` is 1.
 
     Raises:
-        ValueError: the tensors can't all keep ``min_kept`` at this sparsity.
+        ValueError: the tensors can't all keep ``min_kept`` at this sparsity, or earlier masks left too few.
 
     >>> from secateur.patterns import Unstructured
     >>> everywhere({"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0, 4.0])}, 0.5, Unstructured())
@@ -109,7 +117,9 @@ def everywhere(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, 
     shapes = {name: tables.shape(name) for name in scores}
     units = {name: math.prod(shape) for name, shape in shapes.items()}
     kept = sum(units.values()) - round(sparsity * sum(units.values()))
-    floors = {name: min(min_kept, size) if sparsity < 1 else 0 for name, size in units.items()}
+    left = {name: tables.left(name) for name in units}
+    check_nesting(sum(left.values()), kept, "the model")
+    floors = {name: min(min_kept, size) if sparsity < 1 else 0 for name, size in left.items()}
     if sum(floors.values()) > kept:
         raise ValueError(
             f"sparsity {sparsity} leaves {kept} of {sum(units.values())} units, too few for {min_kept} in each of "
@@ -203,9 +213,19 @@ def check_sparsity(sparsity: float) -> None:
         hint = (
             f" For {sparsity:g} percent write {sparsity / 100:g}."
             if type(sparsity) in (int, float) and sparsity > 1
+            else " Pass a Python number: float(sparsity)."
+            if hasattr(sparsity, "__float__") and not isinstance(sparsity, int | float)
             else ""
         )
         raise ValueError(f"sparsity is the fraction that is removed, in [0, 1]; got {sparsity!r}.{hint}")
+
+
+def check_nesting(left: int, kept: int, where: str) -> None:
+    """``ValueError`` if more units are asked for than earlier masks left."""
+    if left < kept:
+        raise ValueError(
+            f"{where}: the earlier masks keep fewer units than the sparsity asks to keep; ask for more sparsity."
+        )
 
 
 def shape_of(scores: Mapping[str, Tensor], name: str) -> torch.Size:

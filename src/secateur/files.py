@@ -24,7 +24,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
     path = Path(path)
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.name} cannot be written: there is no folder {path.parent}; create it first.")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:

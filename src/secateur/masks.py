@@ -9,14 +9,14 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from secateur import prune
-from secateur.allocation import Allocation, Tables, check_sparsity, everywhere, kept_by_pattern
+from secateur.allocation import Allocation, Tables, check_nesting, check_sparsity, everywhere, kept_by_pattern
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.files import write_whole
@@ -52,17 +52,19 @@ def make_masks(
         pattern: who competes with whom; `Unstructured` by default.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
         allocate: how many units each tensor keeps.
-        within: earlier masks; what they removed stays removed and counts towards the sparsity.
+        within: ``{name: mask}`` of an earlier pruning, bool or 0 and 1, for all of the weights or some; what they
+            removed stays removed and counts towards the sparsity.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some.
 
     Raises:
         ValueError: a score is NaN, a shape does not fit the pattern, a sparsity that contradicts it or earlier masks.
-        TypeError: the criterion names evidence that is unknown or was not given.
+        TypeError: the criterion names evidence that is unknown or was not given, or what a function or pattern of one's
+            own returned is not what it has to return.
 
     >>> make_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5)
     {'weight': tensor([[False,  True,  True, False]])}
     """
-    pattern = Unstructured() if pattern is None else pattern
+    pattern = _pattern(pattern)
     if isinstance(pattern, Unstructured) and allocate is everywhere and sparsity is not None:
         scores = _scores(weights, criterion, within, evidence)
         check_sparsity(sparsity)
@@ -72,7 +74,7 @@ def make_masks(
             # the common case in one pass; a tensor left empty means that `everywhere` must hold some back
             masks = keep_largest_overall(scores, kept, watch=functools.partial(track, description="ranking"))
             if all(_any(mask) or not mask.numel() for mask in masks.values()):
-                _check_nesting(sum(int(mask.sum()) for mask in masks.values()) if within else kept, kept, "the model")
+                check_nesting(sum(_count(mask) for mask in masks.values()) if within else kept, kept, "the model")
                 return masks
     return dict(
         iterate_masks(
@@ -96,7 +98,7 @@ def iterate_masks(
     >>> next(iterate_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5))
     ('weight', tensor([[False,  True,  True, False]]))
     """
-    pattern = Unstructured() if pattern is None else pattern
+    pattern = _pattern(pattern)
     scores = _scores(weights, criterion, within, evidence)
     counts: Mapping[str, int | Tensor]
     if pattern.density is not None:
@@ -110,6 +112,8 @@ def iterate_masks(
     else:
         check_sparsity(sparsity)
         counts = allocate(scores, sparsity, pattern)
+        if missing := [name for name in scores if name not in counts]:
+            raise ValueError(f"the allocation gave no count for {', '.join(missing)}; return {{name: units kept}}.")
     tables = Tables(scores, pattern)
     for name in track(scores, "choosing"):
         yield name, _mask(tables, name, counts[name], within)
@@ -149,9 +153,17 @@ def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     ['weight_orig']
     """
     _check(dict(model.named_parameters(remove_duplicate=False)), masks)
-    for name, mask in masks.items():
+    places = {}
+    for name in masks:
         module_name, _, parameter_name = name.rpartition(".")
-        prune.custom_from_mask(model.get_submodule(module_name), parameter_name, mask)
+        module = model.get_submodule(module_name)
+        if prune._hooks(module, parameter_name.removesuffix("_orig")):
+            raise ValueError(f"{name} belongs to a mask that is attached already: detach(model) first.")
+        places[name] = module, parameter_name
+    # whatever makes one of them impossible to prune is said before the first is
+    prune._distinct([prune._Target.find(module, parameter_name) for module, parameter_name in places.values()])
+    for name, mask in masks.items():
+        prune.custom_from_mask(*places[name], mask)
 
 
 def detach(model: nn.Module) -> Masks:
@@ -166,7 +178,7 @@ def detach(model: nn.Module) -> Masks:
     for module_name, module in model.named_modules():
         for original in [name for name, _ in module.named_parameters(recurse=False) if name.endswith("_orig")]:
             name = original.removesuffix("_orig")
-            if isinstance(getattr(module, f"{name}_mask", None), Tensor):
+            if prune._hooks(module, name):
                 masks[f"{module_name}.{name}" if module_name else name] = getattr(module, f"{name}_mask").ne(0)
                 prune.remove(module, name)
     return masks
@@ -185,9 +197,10 @@ def save(
     for name, mask in masks.items():
         if mask.dtype != torch.bool:
             raise TypeError(f"{name}: a mask is a bool tensor, not {mask.dtype}.")
+    # cloned, because safetensors refuses tensors that share memory
+    copies = {name: mask.detach().cpu().clone(memory_format=torch.contiguous_format) for name, mask in masks.items()}
     header = {"secateur": json.dumps({"kind": "masks", "version": 1, **(metadata or {})})}
-    content = to_bytes({name: mask.detach().cpu().contiguous() for name, mask in masks.items()}, metadata=header)
-    write_whole(path, content)
+    write_whole(path, to_bytes(copies, metadata=header))
 
 
 def load(path: str | os.PathLike[str]) -> Masks:
@@ -195,7 +208,10 @@ def load(path: str | os.PathLike[str]) -> Masks:
 
     Raises:
         ValueError: it is no safetensors file, or one with tensors that are not bool.
+        OSError: it is not there, or a folder.
     """
+    if os.path.isdir(path):
+        raise IsADirectoryError(f"{path} is a folder; name the file of masks in it.")
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -236,11 +252,17 @@ def _scores(
     within: Mapping[str, Tensor] | None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None,
 ) -> LazyScores:
+    if not isinstance(weights, Mapping):
+        raise TypeError(
+            f"weights are a mapping {{name: tensor}}, such as find_targets(model), not a {type(weights).__name__}."
+        )
     if not weights:
         raise ValueError("there are no weights to prune.")
+    if within and not any(name in weights for name in within):
+        raise ValueError(f"the earlier masks are of other tensors: {next(iter(within))!r} is not among the weights.")
     asked = needs(criterion)
     if not asked:
-        return LazyScores(weights, criterion, among=within)
+        return _checked(LazyScores(weights, criterion, among=within))
     for name in weights:
         missing = [word for word in asked if evidence is None or word not in evidence.get(name, {})]
         if missing:
@@ -249,7 +271,23 @@ def _scores(
             )
     assert evidence is not None
     named = {name: {word: evidence[name][word] for word in asked} for name in weights}
-    return LazyScores(weights, criterion, evidence=named, among=within)
+    return _checked(LazyScores(weights, criterion, evidence=named, among=within))
+
+
+def _checked(scores: LazyScores) -> LazyScores:
+    for name, mask in (scores.among or {}).items():
+        if name in scores and mask.shape != scores.shape(name):
+            raise ValueError(
+                f"{name}: an earlier mask of shape {tuple(mask.shape)} for a weight of shape "
+                f"{tuple(scores.shape(name))}."
+            )
+    return scores
+
+
+def _pattern(pattern: Pattern | None) -> Pattern:
+    if isinstance(pattern, str | type):
+        raise TypeError(f"a pattern is a value such as Rows() or parse('2:4'), not {pattern!r}.")
+    return Unstructured() if pattern is None else pattern
 
 
 def _mask(tables: Tables, name: str, kept: int | Tensor, within: Mapping[str, Tensor] | None) -> Tensor:
@@ -257,26 +295,23 @@ def _mask(tables: Tables, name: str, kept: int | Tensor, within: Mapping[str, Te
     alive = within.get(name) if within is not None else None
     if alive is not None and tables.pattern.density is None:
         survivors = (table > -torch.inf).sum(1)
-        _check_nesting(int((survivors - kept).min()), 0, name)
+        if survivors.numel():
+            check_nesting(int((survivors - torch.as_tensor(kept, device=table.device)).min()), 0, name)
     try:
         keep = keep_largest(table, kept)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
     scores = tables.scores
-    mask: Tensor = tables.pattern.spread(
-        keep, scores.shape(name) if isinstance(scores, LazyScores) else scores[name].shape
-    )
-    sharded = _dtensor(scores.weights[name]) if isinstance(scores, LazyScores) else None
+    assert isinstance(scores, LazyScores)
+    shape = scores.shape(name)
+    mask: Any = tables.pattern.spread(keep, shape)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape:
+        what = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{name}: {tables.pattern}.spread returned {what}, not a bool mask of shape {tuple(shape)}.")
+    sharded = _dtensor(scores.weights[name])
     if sharded is not None:
         mask = _sharded_like(mask, sharded)
-    return mask if alive is None else mask & alive.ne(0)
-
-
-def _check_nesting(alive: int, kept: int, where: str) -> None:
-    if alive < kept:
-        raise ValueError(
-            f"{where}: the earlier masks keep fewer units than the sparsity asks to keep; ask for more sparsity."
-        )
+    return cast("Tensor", mask if alive is None else mask & alive.ne(0).to(mask.device))
 
 
 def _count(mask: Tensor) -> int:
@@ -299,7 +334,8 @@ def _by_name(model_or_weights: nn.Module | Mapping[str, Tensor]) -> Mapping[str,
 def _check(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
     for name, mask in masks.items():
         if name not in weights:
-            raise KeyError(f"there is a mask for {name!r}, but no such weight.")
+            hint = "; a mask is attached to it: detach(model) first" if f"{name}_orig" in weights else ""
+            raise KeyError(f"there is a mask for {name!r}, but no such weight{hint}.")
         if mask.shape != weights[name].shape:
             raise ValueError(
                 f"{name}: a mask of shape {tuple(mask.shape)} for a weight of shape {tuple(weights[name].shape)}."
@@ -314,11 +350,12 @@ def _zero_(weight: Tensor, mask: Tensor) -> None:
         mask_like = _dtensor(mask)
         weight = sharded.to_local()
         mask = (_sharded_like(mask, sharded) if mask_like is None else mask_like).to_local()
-    if weight.device.type != "cpu" or not weight.is_contiguous() or not mask.is_contiguous():
+    size = weight.element_size()
+    on_host = weight.device.type == mask.device.type == "cpu"
+    if not on_host or not weight.is_contiguous() or not mask.is_contiguous() or size not in _INTEGERS:
         weight.masked_fill_(~mask.to(weight.device), 0)
         return
     # and with 0 or all ones: NaN becomes 0, and numpy's pieces stay in cache
-    size = weight.element_size()
     bits = weight.view(-1).view(_INTEGERS[size]).numpy()
     kept = mask.view(-1).view(torch.int8).numpy()
 

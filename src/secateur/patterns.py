@@ -27,7 +27,10 @@ class Pattern(Protocol):
         """The fraction of units that the pattern itself says to keep in each group; None: the budget says."""
 
     def pool(self, scores: Tensor) -> Tensor:
-        """Scores of a weight's shape -> table (groups, units). ``ValueError`` if the shape does not fit."""
+        """Scores of a weight's shape -> table (groups, units). ``ValueError`` if the shape does not fit.
+
+        Also called with a tensor on the meta device, for the table's shape: operations of torch only, and no values.
+        """
 
     def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
         """Bool table (groups, units) -> bool mask of the weight's shape."""
@@ -164,7 +167,7 @@ class Block:
 
     def pool(self, scores: Tensor) -> Tensor:
         outputs, inputs, down, across = self._tiles(scores.shape)
-        matrix = _wide(scores).reshape(outputs, inputs)
+        matrix = _wide(scores).reshape(outputs, inputs).contiguous()  # summed in one order, whatever the layout
         ragged = (down * self.height - outputs, across * self.width - inputs)
         if any(ragged):
             matrix = torch.nn.functional.pad(matrix, (0, ragged[1], 0, ragged[0]))
@@ -216,7 +219,10 @@ class Channels:
 
     def pool(self, scores: Tensor) -> Tensor:
         dim = self._dim(scores.shape)
-        channels = _wide(scores).movedim(dim, 0).reshape(scores.shape[dim], -1)
+        scores = _wide(scores).contiguous()  # summed in one order, whatever the layout
+        if not scores.numel():
+            return scores.new_zeros(1, scores.shape[dim])
+        channels = scores.movedim(dim, 0).reshape(scores.shape[dim], -1)
         return (channels.mean(1) if self.reduce is None else self.reduce(channels)).reshape(1, -1)
 
     def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:

@@ -7,6 +7,7 @@ scores are seen in pieces that stay in cache, may be computed on access, and may
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-__all__ = ["LazyScores", "counts_kept_overall", "in_threads", "keep_largest", "keep_largest_overall"]
+__all__ = [
+    "LazyScores",
+    "comparable",
+    "counts_kept_overall",
+    "in_threads",
+    "keep_largest",
+    "keep_largest_overall",
+    "removed_lowest",
+]
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -101,7 +110,7 @@ class LazyScores(Mapping[str, Tensor]):
         scores = self.before_masking(name)
         if self.among is None or name not in self.among:
             return scores
-        return scores.masked_fill(self.among[name].eq(0), -torch.inf)
+        return removed_lowest(comparable(scores), self.among[name].ne(0))
 
     def before_masking(self, name: str) -> Tensor:
         """The scores of one tensor, of removed weights too."""
@@ -116,11 +125,7 @@ class LazyScores(Mapping[str, Tensor]):
         else:
             self._generator_states[name] = torch.get_rng_state()
             scores = self.function(weight, **evidence)
-        if scores.shape != weight.shape:
-            raise ValueError(
-                f"{name}: the criterion returned scores of shape {tuple(scores.shape)} for a weight of shape "
-                f"{tuple(weight.shape)}; return one score for each weight."
-            )
+        _refuse_scores(name, scores, weight)
         return scores
 
     def __iter__(self) -> Iterator[str]:
@@ -152,13 +157,14 @@ def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
 
     Args:
         table: scores of shape (groups, units), any real dtype, any strides; also a DTensor if it has one row.
-        kept: how many stay in each row: one number, or an integer tensor of shape (groups,).
+        kept: how many stay in each row: one integer, or an integer tensor of shape (groups,).
 
     Returns:
         bool tensor of the table's shape. Among equal scores the first are kept.
 
     Raises:
         ValueError: a score is NaN, or a count does not lie in 0 … units.
+        TypeError: a count is no integer.
 
     >>> keep_largest(torch.tensor([[1.0, 3.0, 3.0, 2.0]]), 2)
     tensor([[False,  True,  True, False]])
@@ -172,20 +178,25 @@ def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
         if groups > 0 and bool(kept.eq(kept[0]).all()):
             kept = int(kept[0])
     lowest, highest = (int(kept.min()), int(kept.max())) if isinstance(kept, Tensor) and groups else (0, 0)
-    if isinstance(kept, int):
-        lowest = highest = kept
+    if not isinstance(kept, Tensor):
+        try:
+            lowest = highest = kept = operator.index(kept)
+        except TypeError:
+            raise TypeError(
+                f"a count is an integer, or an integer tensor of shape ({groups},), not {kept!r}."
+            ) from None
     if not 0 <= lowest <= highest <= units:
         raise ValueError(f"can't keep {lowest if lowest < 0 else highest} of {units} units.")
     if groups == 1 and isinstance(kept, int):
         return keep_largest_overall({"": table}, kept)[""]
-    if isinstance(kept, int) and units <= 8:
+    if isinstance(kept, int) and 0 < units <= 8:
         return _keep_by_rank(table, kept)
     rows = max(1, (1 << 22) // max(units, 1))
     counts = kept if isinstance(kept, Tensor) else torch.full((groups,), kept)
     mask = _empty_mask(groups * units, table.device).view(groups, units)
     for start in range(0, groups, rows):
         part = slice(start, start + rows)
-        mask[part] = _keep_in_rows(_comparable(table[part].detach()), counts[part].to(table.device))
+        mask[part] = _keep_in_rows(comparable(table[part].detach()), counts[part].to(table.device))
     return mask
 
 
@@ -266,7 +277,7 @@ def _keep_by_rank(table: Tensor, kept: int) -> Tensor:
     def work(start: int) -> None:
         with torch.no_grad():
             for first in range(start, min(start + segment, groups), step):
-                rows = _comparable(table[first : first + step].detach())
+                rows = comparable(table[first : first + step].detach())
                 if on_host:
                     _first_of_ranks(rows.numpy(), kept, mask[first : first + step].numpy())
                 else:
@@ -394,7 +405,7 @@ def _sources(scores: Mapping[str, Tensor], kept: int, among: Mapping[str, Tensor
             part = _local(among[name].detach())
             if part.shape != local.shape:
                 raise ValueError(f"{name}: a mask of shape {tuple(part.shape)} for shape {tuple(local.shape)}.")
-            part = part.ne(0).reshape(-1)
+            part = part.ne(0).reshape(-1).to(local.device)
         function = lazy.function if lazy is not None and lazy.elementwise else None
         on_arrays = function is not None and lazy is not None and lazy.on_arrays
         sources.append(_Source(name, load, function, part, local.shape, local.device, _as_dtensor(given), on_arrays))
@@ -438,11 +449,32 @@ def _scored(source: _Source, at: int, segment: Tensor) -> Iterator[tuple[int, Te
 
 
 def _score(source: _Source, entries: Tensor, alive: Tensor | None) -> Tensor:
-    scores = _comparable(entries if source.function is None else source.function(entries))
-    if alive is None:
-        return scores
-    lowest = torch.finfo(scores.dtype).min
-    return torch.where(alive.to(scores.device), scores.clamp(min=lowest), -torch.inf)  # clamp keeps NaN
+    scores = entries
+    if source.function is not None:
+        scores = source.function(entries)
+        _refuse_scores(source.name, scores, entries)
+    scores = comparable(scores.detach())
+    return scores if alive is None else removed_lowest(scores, alive)
+
+
+def removed_lowest(scores: Tensor, alive: Tensor) -> Tensor:
+    """-inf for what an earlier mask removed, whatever it was, and for nothing else."""
+    raised = scores.clamp(min=torch.finfo(scores.dtype).min)  # clamp keeps NaN
+    return raised.masked_fill(~alive.to(scores.device), -torch.inf)
+
+
+def _refuse_scores(name: str, scores: Any, weight: Tensor) -> None:
+    if not isinstance(scores, Tensor):
+        raise TypeError(
+            f"{name}: the criterion returned a {type(scores).__name__}, not a tensor; return one score for each weight."
+        )
+    if scores.shape != weight.shape:
+        raise ValueError(
+            f"{name}: the criterion returned scores of shape {tuple(scores.shape)} for a weight of shape "
+            f"{tuple(weight.shape)}; return one score for each weight."
+        )
+    if scores.is_complex():
+        raise ValueError(f"{name}: complex scores have no order.")
 
 
 def _pieces(source: _Source) -> Iterator[tuple[int, Tensor]]:
@@ -470,7 +502,7 @@ def _flat_parts(tensor: Tensor, size: int) -> Iterator[Tensor]:
         yield tensor[row : row + rows].reshape(-1)
 
 
-def _comparable(scores: Tensor) -> Tensor:
+def comparable(scores: Tensor) -> Tensor:
     """float32 or float64 without loss of order: halves widen exactly; integers go to float64."""
     if scores.dtype in (torch.float32, torch.float64):
         return scores
@@ -532,10 +564,8 @@ def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
             picked = tensor.view(-1)[index]
         else:
             picked = tensor[tuple(torch.from_numpy(axis) for axis in np.unravel_index(where, tuple(source.shape)))]
-        values = _comparable(picked if source.function is None else source.function(picked))
-        if source.among is not None:
-            values = values.masked_fill(~source.among[index], -torch.inf)
-        sampled.append(values.cpu().numpy())
+        alive = None if source.among is None else source.among[index]
+        sampled.append(_score(source, picked, alive).cpu().numpy())
     sample: npt.NDArray[np.float64] = np.concatenate(sampled)
     sample.sort()
     return sample
@@ -687,8 +717,11 @@ def _scores_on_host(source: _Source, at: int, segment: Tensor) -> Iterator[tuple
         assert source.function is not None
         array: Any = segment.numpy()
         for start in range(0, array.size, 4 * PIECE):  # numpy has no barriers, and fewer calls meet at Python's lock
-            scores: Any = source.function(array[start : start + 4 * PIECE])
-            yield start, scores
+            piece = array[start : start + 4 * PIECE]
+            scores: Any = np.asarray(source.function(piece))
+            if scores.shape != piece.shape:
+                _refuse_scores(source.name, torch.from_numpy(scores), segment[start : start + 4 * PIECE])
+            yield start, scores if scores.dtype in (np.float32, np.float64) else scores.astype(np.float64)
         return
     for position, piece in _scored(source, at, segment):
         yield position - at, piece.numpy()
