@@ -310,6 +310,41 @@ def test_targets():
         find_targets(odd, include="codes")
 
 
+def test_weight_norm_magnitudes_are_no_targets():
+    new = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+    assert list(find_targets(new)) == ["parametrizations.weight.original1"]
+    assert "parametrizations.weight.original0" in find_targets(new, include="*original*")
+
+
+def test_two_parameters_over_one_memory_are_one_target():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    found = sparsify(model, 0.5)
+    assert list(found) == ["0.weight"]
+    assert int(torch.count_nonzero(model[1].weight)) == 18
+
+
+def test_an_expanded_weight_is_refused():
+    with pytest.raises(ValueError, match="w is an expanded tensor"):
+        apply_({"w": torch.ones(1, 4).expand(3, 4)}, {"w": torch.ones(3, 4, dtype=torch.bool)})
+
+
+def test_the_default_device_has_no_say():
+    ways = ({}, {"allocate": erk}, {"pattern": Rows()}, {"pattern": NM(2, 4)}, {"criterion": criteria.random})
+    models = [network() for _ in ways]
+    with torch.device("meta"):
+        for model, options in zip(models, ways, strict=True):
+            found = sparsify(model, 0.5, **options)  # 0.5 is what 2:4 implies
+            assert sparsity_of(found) == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    save({"w": torch.tensor([True])}, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert load(tmp_path / "real")["w"].item() is True
+
+
 def test_tied_weights_stay_tied_and_count_once():
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6))
     model[1].weight = model[0].weight
@@ -321,7 +356,7 @@ def test_tied_weights_stay_tied_and_count_once():
 
 
 def test_meta_and_empty():
-    with pytest.raises(ValueError, match=r"0\.weight is on the meta device"):
+    with pytest.raises(ValueError, match=r"0\.weight: on the meta device"):
         sparsify(nn.Sequential(nn.Linear(3, 3, device="meta")), 0.5)
     assert make_masks({"w": torch.zeros(0, 4)}, 0.5)["w"].shape == (0, 4)
     assert sparsity_of({}) == 0.0

@@ -88,6 +88,10 @@ def test_lamp_by_hand():
     scores = criteria.lamp(torch.tensor([[1.0, -2.0], [2.0, 4.0]]))
     # ascending squares 1, 4, 4, 16; of the two equal weights the first counts as the larger
     assert torch.allclose(scores, torch.tensor([[1 / 25, 4 / 20], [4 / 24, 1.0]], dtype=torch.float64))
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):  # two ways to sort, one order
+        weight = torch.randn(7, 9).mul(3).round().to(dtype)
+        order = torch.sort(weight.abs().reshape(-1), descending=True, stable=True).indices
+        assert torch.equal(criteria._descending(weight.abs().reshape(-1)), order)
     tiny = torch.tensor([1e-30, 2e-30], dtype=torch.float32)
     assert torch.allclose(criteria.lamp(tiny), torch.tensor([0.2, 1.0], dtype=torch.float64))
 

@@ -269,7 +269,7 @@ def test_rows_by_rank_on_a_device():
         (lambda: keep_largest(torch.full((1, 30), math.nan), 0), "NaN"),
         (lambda: keep_largest_overall({"a": torch.zeros(2)}, 3), "can't keep 3 of 2 entries"),
         (lambda: keep_largest_overall({"a": torch.zeros(2, dtype=torch.cfloat)}, 1), "a: complex scores"),
-        (lambda: keep_largest_overall({"a": torch.zeros(2, device="meta")}, 1), "a is on the meta device"),
+        (lambda: keep_largest_overall({"a": torch.zeros(2, device="meta")}, 1), "a: on the meta device"),
         (
             lambda: keep_largest_overall({"a": torch.zeros(2)}, 1, among={"a": torch.ones(3)}),
             r"a: a mask of shape \(3,\)",

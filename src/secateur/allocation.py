@@ -196,7 +196,7 @@ def dealt_out(total: int, groups: int, units: int) -> int | Tensor:
     assert each + (more > 0) <= units
     if not more:
         return each
-    counts = torch.full((groups,), each)
+    counts = torch.full((groups,), each, device="cpu")
     counts[:more] += 1
     return counts
 

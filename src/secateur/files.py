@@ -21,7 +21,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
     ...     write_whole(Path(folder, "note.txt"), "kept").read_text()
     'kept'
     """
-    path = Path(path)
+    path = Path(os.path.realpath(path))  # a link stays a link
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.name} cannot be written: there is no folder {path.parent}; create it first.")
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".tmp")

@@ -342,6 +342,8 @@ def _check(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
             )
         if mask.dtype != torch.bool:
             raise TypeError(f"{name}: a mask is a bool tensor, not {mask.dtype}.")
+        if any(stride == 0 < size - 1 for size, stride in zip(mask.shape, weights[name].stride(), strict=True)):
+            raise ValueError(f"{name} is an expanded tensor: several weights are one number in memory; clone it first.")
 
 
 def _zero_(weight: Tensor, mask: Tensor) -> None:

@@ -192,7 +192,7 @@ def keep_largest(table: Tensor, kept: int | Tensor) -> Tensor:
     if isinstance(kept, int) and 0 < units <= 8:
         return _keep_by_rank(table, kept)
     rows = max(1, (1 << 22) // max(units, 1))
-    counts = kept if isinstance(kept, Tensor) else torch.full((groups,), kept)
+    counts = kept if isinstance(kept, Tensor) else torch.full((groups,), kept, device="cpu")
     mask = _empty_mask(groups * units, table.device).view(groups, units)
     for start in range(0, groups, rows):
         part = slice(start, start + rows)
@@ -396,9 +396,9 @@ def _sources(scores: Mapping[str, Tensor], kept: int, among: Mapping[str, Tensor
         given = (scores if lazy is None else lazy.weights)[name].detach()
         local = _local(given)
         if local.is_complex():
-            raise ValueError(f"{name}: complex scores have no order.")
+            raise ValueError(f"{_prefix(name)}complex scores have no order.")
         if local.device.type == "meta":
-            raise ValueError(f"{name} is on the meta device and has no values to rank; load the weights first.")
+            raise ValueError(f"{_prefix(name)}on the meta device there are no values to rank; load the weights first.")
         load = functools.partial(_identity, local) if isinstance(container, dict) else _loader(container, name)
         part = None
         if among is not None and name in among:
@@ -409,13 +409,13 @@ def _sources(scores: Mapping[str, Tensor], kept: int, among: Mapping[str, Tensor
         function = lazy.function if lazy is not None and lazy.elementwise else None
         on_arrays = function is not None and lazy is not None and lazy.on_arrays
         sources.append(_Source(name, load, function, part, local.shape, local.device, _as_dtensor(given), on_arrays))
-    entries = sum(_totals(sources, torch.tensor([source.numel for source in sources])))
+    entries = sum(_totals(sources, [source.numel for source in sources]))
     if not 0 <= kept <= entries:
         raise ValueError(f"can't keep {kept} of {entries} entries.")
     if among is None:
         return sources, entries
     alive = [source.numel if source.among is None else int(source.among.sum()) for source in sources]
-    return sources, sum(_totals(sources, torch.tensor(alive)))
+    return sources, sum(_totals(sources, alive))
 
 
 def _identity(tensor: Tensor) -> Tensor:
@@ -474,7 +474,7 @@ def _refuse_scores(name: str, scores: Any, weight: Tensor) -> None:
             f"{tuple(weight.shape)}; return one score for each weight."
         )
     if scores.is_complex():
-        raise ValueError(f"{name}: complex scores have no order.")
+        raise ValueError(f"{_prefix(name)}complex scores have no order.")
 
 
 def _pieces(source: _Source) -> Iterator[tuple[int, Tensor]]:
@@ -790,7 +790,7 @@ def _shares_of_ties(sources: list[_Source], found: _Found) -> list[tuple[_Source
         ]
     shares = []
     rest = found.ties
-    for source, ties in zip(sources, _totals(sources, torch.tensor(local)), strict=True):
+    for source, ties in zip(sources, _totals(sources, local), strict=True):
         shares.append((source, min(rest, ties), ties))
         rest -= min(rest, ties)
     return shares
@@ -802,12 +802,12 @@ def _shares_of_ties(sources: list[_Source], found: _Found) -> list[tuple[_Source
 def _search_by_digits(sources: list[_Source], kept: int) -> _Found:
     """The k-th largest score from histograms of 16 bits of its order-preserving key at a time."""
     wide = any(next((piece.dtype for _, piece in _pieces(source)), None) == torch.float64 for source in sources)
-    bits = 64 if bool(_sum_over_ranks(sources, torch.tensor([int(wide)]))[0]) else 32
+    bits = 64 if bool(_sum_over_ranks(sources, _integers([int(wide)]))[0]) else 32
     prefix, missing = 0, kept
     for shift in range(bits - 16, -1, -16):
-        histogram = torch.zeros(1 << 16, dtype=torch.int64)
+        histogram = torch.zeros(1 << 16, dtype=torch.int64, device="cpu")
         for source in sources:
-            share = torch.zeros(1 << 16, dtype=torch.int64)
+            share = torch.zeros(1 << 16, dtype=torch.int64, device="cpu")
             for _, piece in _pieces(source):
                 if shift == bits - 16:
                     _refuse_nan(source.name, piece)
@@ -825,7 +825,7 @@ def _search_by_digits(sources: list[_Source], kept: int) -> _Found:
         prefix = (prefix << 16) | digit
     threshold = _value(prefix, bits)
     above = [sum(int(_above_and_equal(piece, threshold)[0].sum()) for _, piece in _pieces(s)) for s in sources]
-    for source, total in zip(sources, _totals(sources, torch.tensor(above)), strict=True):
+    for source, total in zip(sources, _totals(sources, above), strict=True):
         source.kept = total
     return _Found(threshold, missing)
 
@@ -900,10 +900,16 @@ def _sum_over_ranks(sources: list[_Source], counts: Tensor) -> Tensor:
     return counts.cpu()
 
 
-def _totals(sources: list[_Source], counts: Tensor) -> list[int]:
+def _totals(sources: list[_Source], counts: list[int]) -> list[int]:
     """Each source's count over all its shards."""
-    here = torch.tensor([_counts_here(source, _mesh(sources)) for source in sources], dtype=torch.int64)
-    return [int(count) for count in _sum_over_ranks(sources, counts.to(torch.int64) * here)]
+    mesh = _mesh(sources)
+    here = [count * _counts_here(source, mesh) for source, count in zip(sources, counts, strict=True)]
+    return [int(count) for count in _sum_over_ranks(sources, _integers(here))]
+
+
+def _integers(values: list[int]) -> Tensor:
+    """On the host, whatever torch's default device is."""
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _first_of_shards(source: _Source, equal: Tensor, taken: int) -> Tensor:
@@ -937,7 +943,7 @@ def in_threads(work: Callable[[_Item], _Result], parts: Iterable[_Item], threads
         try:
             for part in parts:
                 ahead.append(pool.submit(work, part))
-                if len(ahead) > 2 * threads:
+                if len(ahead) > threads:
                     yield ahead.popleft().result()
             while ahead:
                 yield ahead.popleft().result()
@@ -958,5 +964,11 @@ def _refuse_nan(name: str, scores: Tensor) -> None:
 
 
 def _nan(name: str) -> ValueError:
-    where = f"{name}: " if name else ""
-    return ValueError(f"{where}a score is NaN and can't be ranked; find where the weights or the evidence became NaN.")
+    return ValueError(
+        f"{_prefix(name)}a score is NaN and can't be ranked; find where the weights or the evidence became NaN."
+    )
+
+
+def _prefix(name: str) -> str:
+    """Where it happened; a table has no name, and whoever made it says."""
+    return f"{name}: " if name else ""

@@ -6,7 +6,7 @@ Law: no tensor is a target twice, and a glob that matches nothing is an error.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -29,10 +29,10 @@ def find_targets(
 ) -> dict[str, nn.Parameter]:
     """``{name: parameter}`` of the weights that pruning is for.
 
-    By default every floating-point parameter of two or more dimensions, of any module, but for embeddings and
-    normalizations: the weights of linear, convolution, recurrent and attention layers, and bare parameters of modules
-    of one's own. A tensor that is shared has the first of its names and is found once; if an embedding shares it, it is
-    left alone.
+    By default every floating-point parameter of two or more dimensions, of any module, but for embeddings,
+    normalizations and the magnitudes of weight normalization: the weights of linear, convolution, recurrent and
+    attention layers, and bare parameters of modules of one's own. A tensor that is shared, as one Parameter or as two
+    over the same memory, has the first of its names and is found once; if an embedding shares it, it is left alone.
 
     Args:
         model: any module; lazy modules must have been run once.
@@ -48,26 +48,25 @@ def find_targets(
     ['1.weight']
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    first_names: dict[int, str] = {}
+    first_names: dict[Hashable, str] = {}
     for name, parameter in parameters.items():
-        first_names.setdefault(id(parameter), name)
+        first_names.setdefault(_identity(parameter), name)
     left_alone = {
-        id(parameter)
+        _identity(parameter)
         for module in model.modules()
-        if isinstance(module, _LEFT_ALONE)
-        for parameter in module.parameters(recurse=False)
+        for name, parameter in module.named_parameters(recurse=False)
+        if isinstance(module, _LEFT_ALONE) or _is_weight_norm_magnitude(module, name)
     }
     included = _matched(include, parameters)
-    excluded = {id(parameters[name]) for name in _matched(exclude, parameters) or ()}
+    excluded = {_identity(parameters[name]) for name in _matched(exclude, parameters) or ()}
     chosen: dict[str, nn.Parameter] = {}
     for name, parameter in parameters.items():
-        if id(parameter) in excluded or first_names[id(parameter)] in chosen:
+        same = _identity(parameter)
+        if same in excluded or first_names[same] in chosen:
             continue
         lazy = isinstance(parameter, nn.UninitializedParameter)
         if included is None:
-            wanted = lazy or (
-                parameter.is_floating_point() and parameter.dim() >= 2 and id(parameter) not in left_alone
-            )
+            wanted = lazy or (parameter.is_floating_point() and parameter.dim() >= 2 and same not in left_alone)
         else:
             wanted = name in included
         if not wanted:
@@ -76,13 +75,28 @@ def find_targets(
             raise ValueError(f"{name} is not initialized; run the model once on an example batch before pruning.")
         if not parameter.is_floating_point():
             raise ValueError(f"{name} is {parameter.dtype}; only floating-point weights can be pruned.")
-        chosen[first_names[id(parameter)]] = parameter
+        chosen[first_names[same]] = parameter
     if not chosen:
         raise ValueError(
             f"{type(model).__name__} has no weights to prune: by default floating-point parameters of two or more "
             "dimensions outside embeddings and normalizations; name others with include=."
         )
     return chosen
+
+
+def _identity(parameter: nn.Parameter) -> Hashable:
+    """Equal for one Parameter, and for Parameters that are one tensor in memory."""
+    lazy = isinstance(parameter, nn.UninitializedParameter)
+    if lazy or parameter.device.type == "meta" or parameter.numel() == 0 or hasattr(parameter, "placements"):
+        return id(parameter)
+    return parameter.device, parameter.dtype, parameter.data_ptr(), parameter.shape, parameter.stride()
+
+
+def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:
+    """``original0`` of the parametrization, ``<name>_g`` of the older hook: a number an output."""
+    if isinstance(module, nn.utils.parametrize.ParametrizationList):
+        return name == "original0" and type(module[0]).__name__ == "_WeightNorm"
+    return name.endswith("_g") and f"{name[:-1]}v" in module._parameters
 
 
 def _matched(globs: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
