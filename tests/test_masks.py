@@ -310,6 +310,16 @@ def test_targets():
         find_targets(odd, include="codes")
 
 
+def test_sparsify_counts_what_attached_masks_removed():
+    model = network()
+    attach(model, make_masks(dict(find_targets(model)), 0.5, criterion=criteria.random))
+    first = {name: buffer.bool() for name, buffer in model.named_buffers() if name.endswith("_mask")}
+    found = sparsify(model, 0.75, criterion=criteria.random)
+    assert list(found) == ["0.weight_orig", "4.weight_orig", "6.weight_orig"]
+    assert sparsity_of(model) == pytest.approx(0.75, abs=1e-3)
+    assert all(not bool((mask & ~first[name.replace("_orig", "_mask")]).any()) for name, mask in found.items())
+
+
 def test_weight_norm_magnitudes_are_no_targets():
     new = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
     assert list(find_targets(new)) == ["parametrizations.weight.original1"]

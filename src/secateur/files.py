@@ -21,10 +21,11 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
     ...     write_whole(Path(folder, "note.txt"), "kept").read_text()
     'kept'
     """
-    path = Path(os.path.realpath(path))  # a link stays a link
-    if not path.parent.is_dir():
+    path = Path(path)
+    target = Path(os.path.realpath(path))  # a link stays a link
+    if not target.parent.is_dir():
         raise FileNotFoundError(f"{path.name} cannot be written: there is no folder {path.parent}; create it first.")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:50]}.", suffix=".tmp")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.", suffix=".tmp")
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -34,7 +35,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)  # mkstemp makes it private
-        temporary.replace(path)
+        temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from secateur.progress import track
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
 from secateur.targets import find_targets
 
-__all__ = ["apply_", "attach", "detach", "iterate_masks", "load", "make_masks", "save", "sparsity_of"]
+__all__ = ["apply_", "attach", "attached_masks", "detach", "iterate_masks", "load", "make_masks", "save", "sparsity_of"]
 
 Masks = dict[str, Tensor]
 PIECE = 1 << 17  # entries zeroed at a time: in cache
@@ -233,17 +233,27 @@ def sparsity_of(what: nn.Module | Mapping[str, Tensor]) -> float:
     >>> sparsity_of({"weight": torch.tensor([True, False, False, False])})
     0.75
     """
-    if isinstance(what, nn.Module):
-        owners = dict(what.named_buffers(remove_duplicate=False))
-        tensors: list[Tensor] = []
-        for name, parameter in find_targets(what).items():
-            mask = owners.get(f"{name.removesuffix('_orig')}_mask") if name.endswith("_orig") else None
-            tensors.append(parameter.detach() if mask is None else parameter.detach() * mask)
-    else:
-        tensors = [tensor.detach() for tensor in what.values()]
-    entries = sum(tensor.numel() for tensor in tensors)
-    kept = sum(_count(tensor.ne(0)) for tensor in tensors)
+    tensors: Mapping[str, Tensor] = dict(find_targets(what)) if isinstance(what, nn.Module) else what
+    attached = attached_masks(what, tensors) if isinstance(what, nn.Module) else {}
+    entries = sum(tensor.numel() for tensor in tensors.values())
+    kept = 0
+    for name, tensor in tensors.items():
+        alive = tensor.detach().ne(0)
+        kept += _count(alive & attached[name].ne(0) if name in attached else alive)
     return 1 - kept / entries if entries else 0.0
+
+
+def attached_masks(model: nn.Module, names: Iterable[str]) -> Masks:
+    """``{<name>_orig: mask}`` of those parameters that pruning hooks mask, as the 0/1 buffers that they are.
+
+    >>> layer = nn.Linear(2, 1, bias=False)
+    >>> attach(layer, {"weight": torch.tensor([[True, False]])})
+    >>> attached_masks(layer, ["weight_orig"])
+    {'weight_orig': tensor([[1., 0.]])}
+    """
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    masks = {name: buffers.get(f"{name.removesuffix('_orig')}_mask") for name in names if name.endswith("_orig")}
+    return {name: mask for name, mask in masks.items() if mask is not None}
 
 
 def _scores(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation, everywhere
 from secateur.criteria import magnitude
-from secateur.masks import apply_, make_masks
+from secateur.masks import apply_, attached_masks, make_masks
 from secateur.patterns import Pattern
 from secateur.targets import find_targets
 
@@ -43,7 +43,8 @@ def sparsify(
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
         allocate: how many units each tensor keeps; see `secateur.allocation`.
         include, exclude: globs over parameter names; see `find_targets`.
-        within, evidence: see `make_masks`.
+        within, evidence: see `make_masks`. Where masks are attached, they are earlier masks: what they removed stays
+            removed and counts.
 
     Raises:
         ValueError, TypeError: what `find_targets` and `make_masks` refuse; the model is unchanged then.
@@ -55,6 +56,7 @@ def sparsify(
     32
     """
     weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
+    within = {**attached_masks(model, weights), **(within or {})} or None
     masks = make_masks(
         weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
     )
