@@ -1,56 +1,160 @@
 """How sparse at which step: functions ``step -> sparsity``, made by functions of the target.
 
 Law: a schedule starts at ``initial``, never decreases towards a higher target, and **is** the target from ``end`` on.
+
+``begin`` and ``end`` are moments: an int is a step, a float the fraction of the run (``0.6``), ``"12ep"`` an epoch,
+``"3000st"`` a step. What is no step yet is resolved when the length of the run is known, by `resolve` or a Pruner.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-__all__ = ["Schedule", "constant", "cosine", "cubic", "exponential", "linear"]
+__all__ = [
+    "Milestones",
+    "Moment",
+    "Ramp",
+    "Schedule",
+    "constant",
+    "cosine",
+    "cubic",
+    "exponential",
+    "linear",
+    "milestones",
+    "resolve",
+    "step_of",
+]
 
 Schedule = Callable[[int], float]
+Moment = int | float | str
+_UNRESOLVED = "{} is not in steps yet: the length of the run resolves it; see secateur.schedules.resolve."
 
 
-def constant(final: float) -> Schedule:
+@dataclass(frozen=True)
+class Ramp:
+    """``initial + (final - initial) · shape(t)``, with t going from 0 at ``begin`` to 1 at ``end``.
+
+    Made by `linear`, `cubic`, `cosine`, `exponential` and `constant`; a shape of one's own maps 0 to 0 and 1 to 1.
+    """
+
+    name: str
+    shape: Callable[[float], float]
+    final: float
+    initial: float
+    begin: Moment
+    end: Moment
+
+    def __call__(self, step: int) -> float:
+        begin, end = self.begin, self.end
+        if isinstance(begin, int) and isinstance(end, int):
+            if step >= end:
+                return self.final
+            if step <= begin:
+                return self.initial
+            return self.initial + (self.final - self.initial) * self.shape((step - begin) / (end - begin))
+        raise ValueError(_UNRESOLVED.format(self))
+
+    def __str__(self) -> str:
+        if self.end == 0:
+            return f"{self.name} {self.final:g}"
+        return f"{self.name} from {self.initial:g} to {self.final:g} between {self.begin} and {self.end}"
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """The steps at which the sparsity has to be brought about, whatever the interval of updates."""
+        assert isinstance(self.begin, int)
+        assert isinstance(self.end, int)
+        return (self.begin, self.end) if self.initial else (self.end,)
+
+    def resolved(self, total_steps: int | None, steps_per_epoch: float | None) -> Ramp:
+        """The same ramp with ``begin`` and ``end`` in steps."""
+        begin = step_of(self.begin, total_steps, steps_per_epoch)
+        end = step_of(self.end, total_steps, steps_per_epoch)
+        if end < begin:
+            raise ValueError(f"{self}: begins at step {begin}, after its end at step {end}.")
+        if end == 0 and self.end not in (0, "0st", "0ep"):
+            end = 1  # a fraction of a short run: the target is reached by the first step and not before
+        _refuse_beyond(str(self), end, total_steps)
+        return replace(self, begin=begin, end=end)
+
+
+@dataclass(frozen=True)
+class Milestones:
+    """The sparsity of the last milestone that is past; made by `milestones`."""
+
+    points: tuple[tuple[Moment, float], ...]
+    initial: float = 0.0
+
+    def __call__(self, step: int) -> float:
+        sparsity = self.initial
+        for moment, value in self.points:
+            if not isinstance(moment, int):
+                raise ValueError(_UNRESOLVED.format(self))
+            if step >= moment:
+                sparsity = value
+        return sparsity
+
+    def __str__(self) -> str:
+        return "milestones " + ", ".join(f"{sparsity:g} from {moment}" for moment, sparsity in self.points)
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """The steps at which the sparsity changes."""
+        return tuple(moment for moment, _ in self.points if isinstance(moment, int))
+
+    def resolved(self, total_steps: int | None, steps_per_epoch: float | None) -> Milestones:
+        """The same milestones in steps; ``ValueError`` if they are then not in ascending order."""
+        points = tuple((step_of(moment, total_steps, steps_per_epoch), value) for moment, value in self.points)
+        if any(after[0] <= before[0] for before, after in itertools.pairwise(points)):
+            raise ValueError(f"{self}: two milestones fall on one step, or are not in ascending order: {points}.")
+        _refuse_beyond(str(self), points[-1][0], total_steps)
+        return Milestones(points, self.initial)
+
+
+def constant(final: float) -> Ramp:
     """``final`` at every step.
 
     >>> constant(0.9)(17)
     0.9
     """
-    _check(final, 0.0, 0, 1)
-    return lambda _step: final
+    return _ramp("constant", _straight, final, final, 0, 0)
 
 
-def linear(final: float, *, initial: float = 0.0, begin: int = 0, end: int) -> Schedule:
+def linear(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment) -> Ramp:
     """``initial + (final - initial) · t`` with t going from 0 at ``begin`` to 1 at ``end``.
 
     >>> linear(0.8, end=4)(1)
     0.2
     """
-    return _ramp(lambda t: t, final, initial, begin, end)
+    return _ramp("linear", _straight, final, initial, begin, end)
 
 
-def cubic(final: float, *, initial: float = 0.0, begin: int = 0, end: int) -> Schedule:
+def cubic(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment) -> Ramp:
     """``final + (initial - final)(1 - t)³``: fast at first (Zhu & Gupta 2017, arXiv:1710.01878).
 
     >>> cubic(0.5, end=2)(1)
     0.4375
+    >>> print(cubic(0.9, end=0.6))
+    cubic from 0 to 0.9 between 0 and 0.6
     """
-    return _ramp(lambda t: 1 - (1 - t) ** 3, final, initial, begin, end)
+    return _ramp("cubic", lambda t: 1 - (1 - t) ** 3, final, initial, begin, end)
 
 
-def cosine(final: float, *, initial: float = 0.0, begin: int = 0, end: int) -> Schedule:
+def cosine(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment) -> Ramp:
     """``initial + (final - initial)(1 - cos πt)/2``: slow at both ends.
 
     >>> round(cosine(0.8, end=4)(2), 3)
     0.4
     """
-    return _ramp(lambda t: (1 - math.cos(math.pi * t)) / 2, final, initial, begin, end)
+    return _ramp("cosine", lambda t: (1 - math.cos(math.pi * t)) / 2, final, initial, begin, end)
 
 
-def exponential(final: float, *, initial: float = 0.0, begin: int = 0, end: int) -> Schedule:
+def exponential(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment) -> Ramp:
     """``density(t) = density(0)^(1-t) · density(1)^t``: each step removes the same share of what is left.
 
     A target of 1 has no such share; ``ValueError``.
@@ -62,33 +166,106 @@ def exponential(final: float, *, initial: float = 0.0, begin: int = 0, end: int)
         raise ValueError(
             "an exponential schedule never reaches sparsity 1: every step leaves a share; use cubic or linear."
         )
-    _check(final, initial, begin, end)
-    if final == initial:
-        return constant(final)
 
-    def progress(t: float) -> float:
+    def shape(t: float) -> float:
+        if final == initial:
+            return t
         density: float = (1 - initial) ** (1 - t) * (1 - final) ** t
         return (1 - density - initial) / (final - initial)
 
-    return _ramp(progress, final, initial, begin, end)
+    return _ramp("exponential", shape, final, initial, begin, end)
 
 
-def _ramp(progress: Callable[[float], float], final: float, initial: float, begin: int, end: int) -> Schedule:
-    _check(final, initial, begin, end)
+def milestones(points: Mapping[Moment, float], *, initial: float = 0.0) -> Milestones:
+    """``{moment: sparsity}``: the sparsity jumps at each moment and stays there until the next.
 
-    def schedule(step: int) -> float:
-        if step >= end:
-            return final
-        if step <= begin:
-            return initial
-        return initial + (final - initial) * progress((step - begin) / (end - begin))
+    >>> schedule = milestones({100: 0.5, 200: 0.8})
+    >>> schedule(99), schedule(100), schedule(250)
+    (0.0, 0.5, 0.8)
+    """
+    if not points:
+        raise ValueError("milestones need at least one {moment: sparsity}.")
+    for value in (initial, *points.values()):
+        _check_sparsity("a milestone", value)
+    made = Milestones(tuple((_moment(moment), value) for moment, value in points.items()), initial)
+    return made.resolved(None, None) if all(isinstance(moment, int) for moment, _ in made.points) else made
 
-    return schedule
+
+def resolve(schedule: Schedule, *, total_steps: int | None = None, steps_per_epoch: float | None = None) -> Schedule:
+    """The schedule in steps: fractions of ``total_steps``, epochs of ``steps_per_epoch``. Plain functions stay as is.
+
+    Raises:
+        ValueError: a length that is needed was not given, or the target would be reached after the end of the run.
+
+    >>> resolve(cubic(0.9, end=0.6), total_steps=1000).end
+    600
+    """
+    resolvable: Any = schedule
+    return resolvable.resolved(total_steps, steps_per_epoch) if hasattr(schedule, "resolved") else schedule
 
 
-def _check(final: float, initial: float, begin: int, end: int) -> None:
-    for name, value in (("final", final), ("initial", initial)):
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} is a sparsity, a fraction removed in [0, 1]; got {value}.")
-    if begin < 0 or end < begin:
+def step_of(moment: Moment, total_steps: int | None, steps_per_epoch: float | None) -> int:
+    """A moment in steps, rounded to the nearest.
+
+    >>> step_of("2ep", None, 50), step_of(0.25, 1000, None), step_of("30st", None, None)
+    (100, 250, 30)
+    """
+    _check_moment(moment)
+    if isinstance(moment, str):
+        count, unit = float(moment[:-2]), moment[-2:]
+        if unit == "st":
+            return round(count)
+        if steps_per_epoch is None:
+            raise ValueError(f"{moment!r} is in epochs: pass steps_per_epoch=, such as len(loader).")
+        return round(count * steps_per_epoch)
+    if not isinstance(moment, float):
+        return int(moment)
+    if total_steps is None:
+        raise ValueError(f"{moment} is a fraction of the run: pass total_steps=, the number of optimizer steps.")
+    return round(moment * total_steps)
+
+
+def _straight(t: float) -> float:
+    return t
+
+
+def _ramp(name: str, shape: Callable[[float], float], final: float, initial: float, begin: Moment, end: Moment) -> Ramp:
+    _check_sparsity("final", final)
+    _check_sparsity("initial", initial)
+    begin, end = _moment(begin), _moment(end)
+    if isinstance(begin, int) and isinstance(end, int) and end < begin:
         raise ValueError(f"a schedule runs from begin to end, 0 <= begin <= end; got {begin} and {end}.")
+    return Ramp(name, shape, final, initial, begin, end)
+
+
+def _check_sparsity(what: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ValueError(f"{what} is a sparsity, a fraction removed in [0, 1]; got {value}.")
+
+
+def _moment(moment: Moment) -> Moment:
+    """Checked; integers of numpy and torch become Python's."""
+    _check_moment(moment)
+    return moment if isinstance(moment, float | str) else int(moment)
+
+
+def _check_moment(moment: Any) -> None:
+    if isinstance(moment, str):
+        right = bool(re.fullmatch(r"\d+(\.\d+)?(ep|st)", moment))
+    elif isinstance(moment, float):
+        right = 0 <= moment <= 1
+    else:
+        right = hasattr(moment, "__index__") and not isinstance(moment, bool) and moment >= 0
+    if not right:
+        raise ValueError(
+            f"a moment is a step >= 0 (an int), a fraction of the run (a float in [0, 1]), '12ep' or '3000st'; "
+            f"got {moment!r}. A schedule runs from begin to end, 0 <= begin <= end."
+        )
+
+
+def _refuse_beyond(schedule: str, end: int, total_steps: int | None) -> None:
+    if total_steps is not None and end > total_steps:
+        raise ValueError(
+            f"{schedule}: the target is reached at step {end}, but the run ends after {total_steps} optimizer steps; "
+            "let the schedule end earlier."
+        )
