@@ -10,9 +10,9 @@ import secateur
 
 FLOORS = [
     [
+        "batches",
         "checkpoints",
         "criteria",
-        "evidence",
         "files",
         "layouts",
         "masked_weight",
@@ -24,7 +24,7 @@ FLOORS = [
         "targets",
         "version",
     ],
-    ["allocation", "inspection", "prune", "results"],
+    ["allocation", "evidence", "inspection", "prune", "results"],
     ["masks", "plots"],
     ["checkpoint_sparsification", "report", "sparsification"],
     ["demo"],

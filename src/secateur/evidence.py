@@ -13,10 +13,19 @@ from typing import Any
 __all__ = ["VOCABULARY", "needs"]
 
 VOCABULARY = {
-    "grad": "the loss's gradient, of the weight's shape",
-    "grad_sq": "the mean of squared gradients, of the weight's shape",
+    "grad": "the loss's gradient, the mean over batches, of the weight's shape",
+    "grad_sq": "the gradient's square, the mean over batches, of the weight's shape; batches of one example give the "
+    "diagonal of the empirical Fisher matrix",
+    "hessian_grad": "Hg, the Hessian of the mean loss times its gradient g, of the weight's shape",
+    "flow": "the gradient of the summed outputs with respect to |w| in the network of absolute values, at an input of "
+    "ones, in float64, of the weight's shape",
+    "movement": "the sum over training steps of -w * gradient, of the weight's shape; gathered by a Pruner",
     "input_norm": "the L2 norm of each input feature over all tokens, broadcastable to the weight",
-    "gram": "the inputs' Gram matrix (inputs, inputs)",
+    "input_mean": "the mean of each input feature over all tokens, broadcastable to the weight",
+    "input_var": "the variance of each input feature over all tokens (divided by their number), broadcastable to the "
+    "weight",
+    "output_norm": "the L2 norm of each output feature over all tokens, broadcastable to the weight",
+    "gram": "X'X of the inputs X over all tokens, (inputs, inputs); of a convolution an input is one entry of a patch",
 }
 
 

@@ -1,0 +1,238 @@
+"""How a batch is run, what its loss is, and how a model is left as it was.
+
+Law: after `unchanged`, modes, gradients, requires_grad, buffers and random states are what they were before, also when
+the body raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Forward", "Loss", "device_of", "loss_of", "moved", "repeatable", "run", "unchanged", "unwrapped"]
+
+Forward = Callable[[nn.Module, Any], Any]
+Loss = Callable[..., Tensor]
+
+
+def run(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+    """The model's outputs on a batch.
+
+    A tensor is the input; of a tuple or list the first entry is the input and the others are targets, as in
+    `torch.optim.swa_utils.update_bn`; a mapping, such as transformers' BatchEncoding, holds keyword arguments.
+    ``forward(model, batch)`` replaces all that.
+
+    Raises:
+        TypeError: a batch of another kind, without ``forward``.
+
+    >>> run(nn.Identity(), (torch.ones(2), "targets"))
+    tensor([1., 1.])
+    """
+    if forward is not None:
+        return forward(model, batch)
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list) and len(batch):
+        return model(batch[0])
+    if isinstance(batch, Tensor):
+        return model(batch)
+    what = f"an empty {type(batch).__name__}" if isinstance(batch, tuple | list) else f"a {type(batch).__name__}"
+    raise TypeError(
+        f"a batch is a tensor, a tuple or list that begins with the input, or a mapping of keyword arguments, not "
+        f"{what}; pass forward=(model, batch) -> outputs."
+    )
+
+
+def loss_of(outputs: Any, batch: Any, loss: Loss | None = None, number: int = 0) -> Tensor:
+    """The loss of one batch, a scalar that gradients can be asked of.
+
+    ``loss(outputs, *targets)`` where the batch is a tuple or list, ``loss(outputs)`` where it is a tensor,
+    ``loss(outputs, batch)`` where it is anything else. Without ``loss``: ``outputs.loss``, ``outputs["loss"]``, or the
+    outputs themselves if they are one number.
+
+    Args:
+        number: which batch it is, from 0; for messages.
+
+    Raises:
+        TypeError: there is no loss, or it is not one number.
+        ValueError: it is NaN or infinite, or depends on no parameter.
+
+    >>> weight = torch.ones(2, requires_grad=True)
+    >>> loss_of(weight * 3, torch.ones(2), loss=torch.sum).item()
+    6.0
+    """
+    found: Any
+    if loss is None:
+        found = _own_loss(outputs)
+        if found is None:
+            raise TypeError(
+                f"the model's outputs ({type(outputs).__name__}) hold no loss; pass loss=(outputs, *targets) -> "
+                "scalar, such as torch.nn.functional.cross_entropy, or batches with labels."
+            )
+    elif isinstance(batch, Tensor):
+        found = loss(outputs)
+    elif isinstance(batch, tuple | list):
+        found = loss(outputs, *batch[1:])
+    else:
+        found = loss(outputs, batch)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        raise TypeError(f"the loss is {what}, not one number; return its mean over the batch.")
+    if not bool(found.isfinite()):
+        raise ValueError(f"the loss of batch {number} is {found.item()}; gradients of it would say nothing.")
+    if not found.requires_grad:
+        raise ValueError("the loss depends on no parameter; was the model run under no_grad, or the loss detached?")
+    return found.reshape(())
+
+
+def _own_loss(outputs: Any) -> Any:
+    if isinstance(outputs, Tensor):
+        return outputs if outputs.dim() == 0 else None
+    if isinstance(outputs, Mapping):
+        return outputs.get("loss")
+    return getattr(outputs, "loss", None)
+
+
+def moved(batch: Any, device: torch.device | None) -> Any:
+    """The batch with every tensor in it on ``device``; the batch itself where there is nothing to move.
+
+    >>> moved({"x": torch.ones(1), "name": "one"}, torch.device("cpu"))
+    {'x': tensor([1.]), 'name': 'one'}
+    """
+    if device is None:
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        entries = {key: moved(value, device) for key, value in batch.items()}
+        if all(entries[key] is value for key, value in batch.items()):
+            return batch
+        if not isinstance(batch, MutableMapping):
+            return entries
+        other = copy.copy(batch)  # a BatchEncoding stays one
+        other.update(entries)
+        return other
+    if isinstance(batch, tuple | list):
+        parts = [moved(part, device) for part in batch]
+        if all(part is old for part, old in zip(parts, batch, strict=True)):
+            return batch
+        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
+    return batch
+
+
+def device_of(model: nn.Module) -> torch.device | None:
+    """Where batches have to be: the device of the first parameter, else of the first buffer, else nowhere special."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return None if tensor.device.type == "meta" else tensor.device
+    return None
+
+
+def repeatable(batches: Iterable[Any]) -> Iterable[Any]:
+    """The batches, in a list if they can be gone through only once.
+
+    >>> repeatable(iter([1, 2]))
+    [1, 2]
+    """
+    return list(batches) if iter(batches) is batches else batches
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module inside DistributedDataParallel, DataParallel and torch.compile's OptimizedModule, if it is in any."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+@contextlib.contextmanager
+def unchanged(model: nn.Module) -> Iterator[None]:
+    """Whatever the body does by running the model, forward and backward, is undone at its end.
+
+    That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
+    buffers' objects and contents, and the random states of torch (CPU and the model's devices), numpy and Python.
+    Hooks that step an optimizer as gradients arrive are silent inside, and compiled modules run uncompiled. The
+    weights themselves are not copied. Costs a copy of the buffers, but for pruning masks.
+
+    >>> model = nn.BatchNorm1d(2)
+    >>> with unchanged(model):
+    ...     _ = model(torch.randn(8, 2))
+    >>> model.running_mean
+    tensor([0., 0.])
+    """
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
+    parameters = list(model.parameters())
+    flags = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
+    arrivals: list[Any] = [parameter._post_accumulate_grad_hooks for parameter in parameters]
+    tables = [dict(module._buffers) for module in modules]
+    contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
+    devices = {tensor.device for tensor in (*parameters, *model.buffers())}
+    with _same_random_states(devices), _uncompiled():
+        try:
+            for parameter in parameters:
+                parameter.grad = None
+                parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+            yield
+        finally:
+            for module, mode, table in zip(modules, modes, tables, strict=True):
+                module.training = mode
+                if any(module._buffers.get(key) is not buffer for key, buffer in table.items()):
+                    module._buffers.update(table)
+            with torch.no_grad():
+                for buffer, content in contents.values():
+                    if not torch.equal(buffer, content):
+                        buffer.copy_(content)
+            for parameter, (requires_grad, grad), hooks in zip(parameters, flags, arrivals, strict=True):
+                parameter.requires_grad_(requires_grad)
+                parameter.grad = grad
+                parameter._post_accumulate_grad_hooks = hooks
+
+
+def _changing(module: nn.Module) -> Iterator[Tensor]:
+    """The buffers that a forward pass may change: all but the masks of pruned tensors."""
+    for key, buffer in module._buffers.items():
+        is_mask = key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in module._parameters
+        if buffer is not None and not is_mask:
+            yield buffer
+
+
+@contextlib.contextmanager
+def _same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
+    at_torch, at_python = torch.get_rng_state(), random.getstate()
+    at_numpy = np.random.get_state()  # noqa: NPY002 - data sets draw from it
+    at_devices: list[tuple[Any, Any, tuple[Any, ...]]] = []
+    for device in devices:
+        if device.type not in ("cpu", "meta"):
+            backend: Any = torch.get_device_module(device)
+            place = () if device.type == "mps" else (device,)
+            at_devices.append((backend, backend.get_rng_state(*place), place))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(at_torch)
+        random.setstate(at_python)
+        np.random.set_state(at_numpy)  # noqa: NPY002
+        for backend, state, place in at_devices:
+            backend.set_rng_state(state, *place)
+
+
+@contextlib.contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Hooks on the submodules of a compiled module are not heard, or compile it anew; nothing is compiled yet where
+    the compiler was never imported."""
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
