@@ -4,13 +4,14 @@
 kind of pruning is the same five steps: score, pool, count, keep, spread.
 """
 
-from secateur import criteria, patterns, prune, schedules
+from secateur import criteria, patterns, prune, regrowth, schedules
 from secateur.allocation import erk, everywhere, uniform
 from secateur.checkpoint_sparsification import sparsify_checkpoint
 from secateur.criteria import elementwise, lamp, magnitude
 from secateur.inspection import inspect_checkpoint
-from secateur.masks import apply_, attach, detach, iterate_masks, make_masks, sparsity_of
+from secateur.masks import apply_, attach, detach, iterate_masks, make_masks, masks_from_zeros, sparsity_of
 from secateur.patterns import NM, Block, Channels, Rows, Unstructured, parse
+from secateur.pruner import Pruner
 from secateur.report import write_report
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
@@ -20,6 +21,7 @@ __all__ = [
     "Block",
     "Channels",
     "NM",
+    "Pruner",
     "Rows",
     "Unstructured",
     "__version__",
@@ -36,9 +38,11 @@ __all__ = [
     "lamp",
     "magnitude",
     "make_masks",
+    "masks_from_zeros",
     "parse",
     "patterns",
     "prune",
+    "regrowth",
     "schedules",
     "sparsify",
     "sparsify_checkpoint",

@@ -23,9 +23,10 @@ from secateur.files import write_whole
 from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
+from secateur.shards import count_nonzero, is_sharded, laid_out, local
 from secateur.targets import find_targets
 
-__all__ = ["apply_", "attach", "attached_masks", "detach", "iterate_masks", "load", "make_masks", "save", "sparsity_of"]
+__all__ = ["apply_", "attach", "attached_masks", "detach", "iterate_masks", "load", "make_masks", "masks_from_zeros", "save", "sparsity_of"]
 
 Masks = dict[str, Tensor]
 PIECE = 1 << 17  # entries zeroed at a time: in cache
@@ -225,6 +226,33 @@ def load(path: str | os.PathLike[str]) -> Masks:
     return masks
 
 
+def masks_from_zeros(
+    model_or_weights: nn.Module | Mapping[str, Tensor],
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> Masks:
+    """The masks that a model's zeros tell of, for a checkpoint without masks: ``{name: weight != 0}``.
+
+    Only of weights that have zeros. A weight that is zero by chance counts as removed, -0.0 too.
+
+    Args:
+        model_or_weights: a module, of which `find_targets` chooses weights, or ``{name: Tensor}``.
+        include, exclude: as in `find_targets`, for a module.
+
+    >>> masks_from_zeros({"weight": torch.tensor([0.0, 2.0]), "dense": torch.ones(2)})
+    {'weight': tensor([False,  True])}
+    """
+    if isinstance(model_or_weights, nn.Module):
+        weights: Mapping[str, Tensor] = dict(find_targets(model_or_weights, include=include, exclude=exclude))
+    elif include is not None or exclude is not None:
+        raise TypeError("include and exclude choose among a module's weights; a mapping is taken whole.")
+    else:
+        weights = model_or_weights
+    masks = {name: weight.detach().ne(0) for name, weight in weights.items()}
+    return {name: mask for name, mask in masks.items() if _count(mask) < mask.numel()}
+
+
 def sparsity_of(what: nn.Module | Mapping[str, Tensor]) -> float:
     """Fraction removed: of masks the False entries, of weights the zeros, of a module the zeros in its `find_targets`.
 
@@ -318,19 +346,17 @@ def _mask(tables: Tables, name: str, kept: int | Tensor, within: Mapping[str, Te
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != shape:
         what = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{name}: {tables.pattern}.spread returned {what}, not a bool mask of shape {tuple(shape)}.")
-    sharded = _dtensor(scores.weights[name])
-    if sharded is not None:
-        mask = _sharded_like(mask, sharded)
+    if is_sharded(scores.weights[name]):
+        mask = laid_out(mask, scores.weights[name])
     return cast("Tensor", mask if alive is None else mask & alive.ne(0).to(mask.device))
 
 
 def _count(mask: Tensor) -> int:
-    sharded = _dtensor(mask)
-    return int(torch.count_nonzero(mask) if sharded is None else sharded.sum().full_tensor())
+    return count_nonzero(mask) if is_sharded(mask) else int(torch.count_nonzero(mask))
 
 
 def _any(mask: Tensor) -> bool:
-    if _dtensor(mask) is not None:
+    if is_sharded(mask):
         return _count(mask) > 0
     return bool(np.any(mask.numpy()) if mask.device.type == "cpu" else mask.any())
 
@@ -357,11 +383,9 @@ def _check(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
 
 
 def _zero_(weight: Tensor, mask: Tensor) -> None:
-    sharded = _dtensor(weight)
-    if sharded is not None:
-        mask_like = _dtensor(mask)
-        weight = sharded.to_local()
-        mask = (_sharded_like(mask, sharded) if mask_like is None else mask_like).to_local()
+    if is_sharded(weight):
+        mask = local(laid_out(mask, weight))
+        weight = local(weight)
     size = weight.element_size()
     on_host = weight.device.type == mask.device.type == "cpu"
     if not on_host or not weight.is_contiguous() or not mask.is_contiguous() or size not in _INTEGERS:
@@ -380,20 +404,3 @@ def _zero_(weight: Tensor, mask: Tensor) -> None:
     for _ in in_threads(work, range(0, bits.size, SEGMENT), threads):
         pass
     torch.autograd.graph.increment_version(weight)
-
-
-def _dtensor(tensor: Tensor) -> Any:
-    if not hasattr(tensor, "placements"):
-        return None
-    from torch.distributed.tensor import DTensor
-
-    return tensor if isinstance(tensor, DTensor) else None
-
-
-def _sharded_like(mask: Tensor, like: Any) -> Any:
-    """A whole mask, the same on all ranks, laid out as a DTensor is."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = like.device_mesh
-    whole = DTensor.from_local(mask.to(like.device), mesh, [Replicate()] * mesh.ndim, run_check=False)
-    return whole.redistribute(placements=like.placements)

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-__all__ = ["find_targets"]
+__all__ = ["find_layers", "find_targets", "left_alone"]
 
 _LEFT_ALONE = (
     nn.Embedding,
@@ -22,6 +22,64 @@ _LEFT_ALONE = (
     nn.RMSNorm,
     nn.modules.batchnorm._NormBase,
 )
+
+
+_LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+
+
+def find_layers(
+    model: nn.Module, *, include: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None
+) -> dict[str, nn.Parameter]:
+    """`find_targets`, but without ``include`` only the weights of linear layers and convolutions.
+
+    What is pruned while training by default: recurrent weights and bare parameters (position embeddings, class tokens)
+    are left alone. The projections of attention and transformers' ``Conv1D`` are linear layers.
+
+    >>> import torch
+    >>> class Model(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.positions = nn.Parameter(torch.zeros(16, 4))
+    ...         self.head = nn.Linear(4, 2)
+    >>> list(find_layers(Model()))
+    ['head.weight']
+    """
+    targets = find_targets(model, include=include, exclude=exclude)
+    if include is not None:
+        return targets
+    owners = _owners(model)
+    layers = {name: weight for name, weight in targets.items() if any(_is_layer(m) for m in owners[_identity(weight)])}
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no linear layer or convolution to prune; name other weights with include=: "
+            f"there are {', '.join(list(targets)[:5])}."
+        )
+    return layers
+
+
+def left_alone(model: nn.Module, targets: Iterable[str]) -> dict[str, str]:
+    """``{name: why}`` of the parameters that are not pruned: what they belong to, or that they were not chosen.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
+    >>> left_alone(model, find_targets(model))
+    {'0.weight': 'Embedding', '1.bias': 'bias or other vector'}
+    """
+    chosen = set(targets)
+    owners = _owners(model)
+    reasons: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if name in chosen:
+            continue
+        kinds = [module for module in owners[_identity(parameter)] if isinstance(module, _LEFT_ALONE)]
+        if kinds:
+            reasons[name] = type(kinds[0]).__name__
+        elif parameter.dim() < 2:
+            reasons[name] = "bias or other vector"
+        elif any(_is_layer(module) for module in owners[_identity(parameter)]):
+            reasons[name] = "excluded"
+        else:
+            reasons[name] = f"neither linear nor convolution ({type(owners[_identity(parameter)][0]).__name__})"
+    return reasons
 
 
 def find_targets(
@@ -82,6 +140,21 @@ def find_targets(
             "dimensions outside embeddings and normalizations; name others with include=."
         )
     return chosen
+
+
+def _owners(model: nn.Module) -> dict[Hashable, list[nn.Module]]:
+    """The modules that hold each parameter; of a parametrized one, the layer that it is a parametrization of."""
+    owners: dict[Hashable, list[nn.Module]] = {}
+    modules = dict(model.named_modules())
+    for path, module in modules.items():
+        layer_path, found, _ = f".{path}".partition(".parametrizations.")
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(_identity(parameter), []).append(modules[layer_path[1:]] if found else module)
+    return owners
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"
 
 
 def _identity(parameter: nn.Parameter) -> Hashable:
