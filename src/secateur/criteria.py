@@ -1,6 +1,7 @@
 """How important a weight is: one function a paper, from a weight (and evidence) to scores of its shape; higher = keep.
 
 Law: a criterion reads and never writes, and what it needs beside the weight it names as a keyword without a default.
+Products are taken in float32 or wider, so that halves do not overflow.
 """
 
 from __future__ import annotations
@@ -12,7 +13,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["elementwise", "lamp", "ln_norm", "magnitude", "random"]
+__all__ = [
+    "elementwise",
+    "fisher",
+    "grasp",
+    "lamp",
+    "ln_norm",
+    "magnitude",
+    "movement",
+    "random",
+    "ria",
+    "snip",
+    "soft_movement",
+    "synflow",
+    "taylor",
+    "wanda",
+]
 
 _Criterion = TypeVar("_Criterion", bound=Callable[..., Tensor])
 
@@ -20,8 +36,9 @@ _Criterion = TypeVar("_Criterion", bound=Callable[..., Tensor])
 def elementwise(criterion: _Criterion) -> _Criterion:
     """Say that each score depends on its own weight alone, so that it may be computed piece by piece.
 
-    A global threshold then takes no memory of the model's size. Where the attribute ``on_arrays`` is set too, the
-    function is handed numpy arrays of float32 or float64 as well, which is faster on a CPU.
+    A global threshold then takes no memory of the model's size. A criterion that names evidence is always given whole
+    tensors, marked or not, since evidence need not have the weight's shape. Where the attribute ``on_arrays`` is set
+    too, the function is handed numpy arrays of float32 or float64 as well, which is faster on a CPU.
 
     >>> @elementwise
     ... def squared(weight):
@@ -34,9 +51,14 @@ def elementwise(criterion: _Criterion) -> _Criterion:
     return criterion
 
 
+# ---- the weight alone ----------------------------------------------------------------------------------------------
+
+
 @elementwise
 def magnitude(weight: Tensor) -> Tensor:
     """``|w|``: magnitude pruning (Han et al. 2015, arXiv:1506.02626).
+
+    Published with: a threshold for each layer, in rounds of pruning and training.
 
     Args:
         weight: any shape, any real dtype.
@@ -52,22 +74,31 @@ magnitude.on_arrays = True  # type: ignore[attr-defined]
 
 @elementwise
 def ln_norm(weight: Tensor, *, n: float = 2.0) -> Tensor:
-    """``|w|ⁿ``: pooled over a channel or block by its mean, ranks units by their Ln norm (n = 1: arXiv:1608.08710).
+    """``|w|ⁿ``: Ln norms of channels and blocks (Li et al. 2016, arXiv:1608.08710, for n = 1).
 
-    In float32 or wider: squares of halves overflow at 256. ``n`` must be positive and finite; for the maximum norm use
-    `magnitude` with a pattern whose ``reduce`` takes the maximum.
+    Pooled over a channel or block by its mean, it ranks the units of a tensor by their Ln norm. In float32 or wider:
+    squares of halves overflow at 256.
+
+    Published with: `Channels`, a number of channels for each layer.
+
+    Args:
+        n: positive and finite. For the maximum norm use `magnitude` with a pattern whose ``reduce`` takes the maximum.
 
     >>> ln_norm(torch.tensor([3.0, -4.0]))
     tensor([ 9., 16.])
     """
     if not 0 < n < float("inf"):
         raise ValueError(f"the order of the norm must be positive and finite, not {n}.")
-    wide = weight if weight.dtype in (torch.float32, torch.float64) else weight.float()
-    return wide.abs() if n == 1 else wide.abs() ** n
+    sizes = _wide(weight).abs()
+    return sizes if n == 1 else sizes**n
 
 
 def random(weight: Tensor) -> Tensor:
-    """Uniform in [0, 1) from torch's CPU generator: the baseline, the same mask for the same seed on every device.
+    """``u ~ U[0, 1)``: random pruning, the baseline that every other has to beat (Liu et al. 2022, arXiv:2202.02643).
+
+    Drawn from torch's CPU generator: the same mask for the same seed on every device.
+
+    Published with: `erk`, whose layer densities make it a strong baseline.
 
     >>> random(torch.zeros(2, 3)).shape
     torch.Size([2, 3])
@@ -82,6 +113,8 @@ def lamp(weight: Tensor) -> Tensor:
     (of equal ones the first counts as larger), and the largest weight scores 1, so that no layer is emptied while
     another keeps two weights. float64, since the sum runs over the whole tensor. An all-zero tensor scores 0.
 
+    Published with: `everywhere`, in rounds of pruning and training.
+
     >>> lamp(torch.tensor([1.0, -2.0, 3.0]))
     tensor([0.0714, 0.3077, 1.0000], dtype=torch.float64)
     """
@@ -91,6 +124,226 @@ def lamp(weight: Tensor) -> Tensor:
     squared = squared.div_(squared[:1].clamp(min=torch.finfo(torch.float64).tiny)).square_()  # no underflow
     ratio = squared.div_(squared.cumsum(0).clamp_(min=torch.finfo(torch.float64).tiny))
     return torch.empty_like(ratio).scatter_(0, order, ratio).reshape(weight.shape)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------
+
+
+def taylor(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
+    """``w² · E[g²]``: first-order Taylor importance (Molchanov et al. 2019, arXiv:1906.10771).
+
+    The squared change of the loss when the weight becomes 0, to first order, averaged over minibatches. A unit's
+    importance is the **sum** of its weights' in the paper; patterns pool by the mean, which ranks the same among units
+    of one size. To compare channels of different layers as the paper does, pass
+    ``Channels(reduce=lambda channels: channels.sum(1))``. The paper's other form, one gate for each channel, needs the
+    gates' own gradients and is not this.
+
+    Published with: `Channels`, `everywhere`, in many small rounds of pruning and training.
+
+    Args:
+        weight: any shape, any real dtype.
+        grad_sq: the mean of squared gradients, of the weight's shape.
+
+    >>> taylor(torch.tensor([1.0, -2.0]), grad_sq=torch.tensor([9.0, 1.0]))
+    tensor([9., 4.])
+    """
+    return _wide(weight).square() * _evidence(weight, grad_sq=grad_sq)
+
+
+def fisher(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
+    """``½ · w² · E[g²]``: optimal brain damage with the Fisher diagonal (LeCun et al. 1989; Theis et al. 2018,
+    arXiv:1801.05787).
+
+    The rise of the loss at a minimum, to second order, where the diagonal of the Fisher information stands for the
+    Hessian's. It ranks exactly as `taylor` does. The Fisher information is a mean over **examples**: with batches of
+    more than one, ``grad_sq`` is the square of a mean gradient, which is smaller and noisier; collect with a batch
+    size of 1 where the difference matters.
+
+    Published with: `Channels`, `everywhere`, one channel at a time.
+
+    Args:
+        weight: any shape, any real dtype.
+        grad_sq: the mean of squared gradients, of the weight's shape.
+
+    >>> fisher(torch.tensor([1.0, -2.0]), grad_sq=torch.tensor([9.0, 1.0]))
+    tensor([4.5000, 2.0000])
+    """
+    return taylor(weight, grad_sq=grad_sq).mul_(0.5)
+
+
+def snip(weight: Tensor, *, grad: Tensor) -> Tensor:
+    """``|w · g|``: connection sensitivity, SNIP (Lee et al. 2018, arXiv:1810.02340).
+
+    How much the loss changes as the weight's own gate closes. The paper divides by the sum over the whole network,
+    which ranks the same; here there is no such division. For a network at its initialization, before any training; the
+    scale of the initialization decides how layers compare, and at high sparsity whole layers may go.
+
+    Published with: `everywhere`, once, on one batch.
+
+    Args:
+        weight: any shape, any real dtype.
+        grad: the loss's gradient, of the weight's shape.
+
+    >>> snip(torch.tensor([1.0, -2.0]), grad=torch.tensor([-3.0, 1.0]))
+    tensor([3., 2.])
+    """
+    return (_wide(weight) * _evidence(weight, grad=grad)).abs_()
+
+
+def grasp(weight: Tensor, *, hessian_grad: Tensor) -> Tensor:
+    """``w · Hg``: gradient signal preservation, GraSP (Wang et al. 2020, arXiv:2002.07376).
+
+    Mind the sign. The paper scores the removal of a weight, ``-w · Hg``, and removes the **largest**: those whose
+    removal lowers the norm of the gradient least, or raises it. Here higher = keep, so the sign is turned. Scores of
+    both signs are right; do not take magnitudes. For a network at its initialization; the authors' code divides the
+    logits by 200 before the loss, which changes H and g, not this formula.
+
+    Published with: `everywhere`, once.
+
+    Args:
+        weight: any shape, any real dtype.
+        hessian_grad: the Hessian times the gradient of the loss, of the weight's shape.
+
+    >>> grasp(torch.tensor([1.0, -2.0]), hessian_grad=torch.tensor([-3.0, -1.0]))
+    tensor([-3.,  2.])
+    """
+    return _wide(weight) * _evidence(weight, hessian_grad=hessian_grad)
+
+
+def synflow(weight: Tensor, *, flow: Tensor) -> Tensor:
+    """``|w| · ∂R/∂|w|``: synaptic flow (Tanaka et al. 2020, arXiv:2006.05467).
+
+    R is the sum of the outputs for an input of ones, with every weight replaced by its magnitude: no data, no labels.
+    float64, since R is a product over layers and leaves float32 at some 40 of them. The scores of a layer add up to R
+    in every layer, so one round may empty a narrow layer: the paper prunes in 100 rounds, along
+    ``schedules.exponential(sparsity, end=100)``, and computes the flow again in each.
+
+    Published with: `everywhere`, at initialization, 100 rounds.
+
+    Args:
+        weight: any shape, any real dtype.
+        flow: ``∂R/∂|w|`` of the network with the earlier rounds' masks applied, of the weight's shape.
+
+    >>> synflow(torch.tensor([1.0, -2.0]), flow=torch.tensor([3.0, 4.0]))
+    tensor([3., 8.], dtype=torch.float64)
+    """
+    return weight.double().abs() * _evidence(weight, flow=flow)
+
+
+def movement(weight: Tensor, *, movement: Tensor) -> Tensor:
+    """``S = -Σ w · ∂L/∂w`` over the steps of training: movement pruning (Sanh et al. 2020, arXiv:2005.07683).
+
+    Positive where the weight moves away from 0, whatever its size: the weights that fine-tuning wants stay, those that
+    it shrinks go. The gradient is that of the **masked** weight in the forward pass (``∂L/∂(w ⊙ m)``), also where the
+    mask is 0, so that a removed weight can earn its place back; gradients of a dense network are not it. The paper
+    learns S with an optimizer of its own, of which this sum is the plain SGD.
+
+    Published with: the best share of each matrix (`uniform`), while fine-tuning, along `schedules.cubic`.
+
+    Args:
+        weight: any shape.
+        movement: S, of the weight's shape.
+
+    >>> movement(torch.tensor([5.0, -0.1]), movement=torch.tensor([-1.0, 2.0]))
+    tensor([-1.,  2.])
+    """
+    return _evidence(weight, movement=movement).clone()
+
+
+def soft_movement(weight: Tensor, *, movement: Tensor) -> Tensor:
+    """``σ(S)``: soft movement pruning (Sanh et al. 2020, arXiv:2005.07683).
+
+    The scores of `movement` between 0 and 1, for a threshold τ instead of a count: a weight stays where σ(S) > τ, and
+    the sparsity follows. The authors' code takes τ = 0.1 and keeps at least 0.5 % of each matrix::
+
+        make_masks(weights, 0.995, criterion=soft_movement, allocate=above(0.1), evidence=evidence)
+
+    The paper's regularizer, ``λ · Σ σ(S)`` added to the loss, is what makes it sparse, and belongs to the training
+    loop. float64, so that scores far from 0 stay apart (up to |S| of about 36).
+
+    Published with: `secateur.allocation.above`, while fine-tuning.
+
+    Args:
+        weight: any shape.
+        movement: S, of the weight's shape.
+
+    >>> soft_movement(torch.tensor([5.0, -0.1]), movement=torch.tensor([0.0, -3.0]))
+    tensor([0.5000, 0.0474], dtype=torch.float64)
+    """
+    return _evidence(weight, movement=movement).double().sigmoid()
+
+
+# ---- activations ---------------------------------------------------------------------------------------------------
+
+
+def wanda(weight: Tensor, *, input_norm: Tensor) -> Tensor:
+    """``|w_ij| · ‖x_j‖₂``: Wanda (Sun et al. 2023, arXiv:2306.11695).
+
+    No gradient and no training: one forward pass over the data. It is meant for comparing the weights of one output
+    with each other, which the paper finds better on language models than comparing within a layer.
+
+    Published with: `Rows` and `uniform`, or ``NM(2, 4)`` and ``NM(4, 8)``.
+
+    Args:
+        weight: any shape, any real dtype.
+        input_norm: the L2 norm of each input over all tokens, broadcastable to the weight: (1, in) for a Linear,
+            (1, in, kh, kw) for a convolution, (in, 1) for a weight that is stored transposed.
+
+    >>> wanda(torch.tensor([[1.0, -2.0]]), input_norm=torch.tensor([[10.0, 1.0]]))
+    tensor([[10.,  2.]])
+    """
+    return _wide(weight).abs() * _evidence(weight, input_norm=input_norm)
+
+
+def ria(weight: Tensor, *, input_norm: Tensor, power: float = 0.5) -> Tensor:
+    """``(|w_ij| / Σ_j |w_ij| + |w_ij| / Σ_i |w_ij|) · ‖x_j‖₂^a``: relative importance and activations (Zhang et al.
+    2024, ICLR).
+
+    A weight counts by its share of its output's and of its input's weights, so that no channel is emptied. Symmetric
+    in rows and columns, so that a weight which is stored transposed scores the same. A convolution is seen as
+    (outputs, inputs · kernel). A row or column of zeros scores 0.
+
+    Published with: `Unstructured` and `uniform`, or ``NM(2, 4)`` after a permutation of the inputs.
+
+    Args:
+        weight: one dimension or more, any real dtype.
+        input_norm: as for `wanda`.
+        power: the exponent a, finite and not negative; 0 leaves the relative importance alone.
+
+    >>> ria(torch.tensor([[1.0, -3.0], [1.0, 1.0]]), input_norm=torch.tensor([[4.0, 1.0]]))
+    tensor([[1.5000, 1.5000],
+            [2.0000, 0.7500]])
+    """
+    if not 0 <= power < float("inf"):
+        raise ValueError(f"the power of the input norms must be finite and not negative, not {power}.")
+    sizes = _wide(weight).abs().contiguous()  # summed in one order, whatever the layout
+    tiny = torch.finfo(sizes.dtype).tiny
+    rows = sizes.sum(tuple(range(1, sizes.dim())), keepdim=True).clamp_(min=tiny)
+    columns = sizes.sum(0, keepdim=True).clamp_(min=tiny)
+    return (sizes / rows + sizes / columns) * _evidence(weight, input_norm=input_norm) ** power
+
+
+# ---- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def _evidence(weight: Tensor, **named: Tensor) -> Tensor:
+    """The one piece of evidence, in float32 or wider; ``ValueError`` unless its shape is the weight's.
+
+    Norms of the inputs may also be broadcast. Checked here, because torch would broadcast a wrong shape where it can.
+    """
+    ((word, evidence),) = named.items()
+    pairs = zip(reversed(evidence.shape), reversed(weight.shape), strict=False)
+    broadcasts = evidence.dim() <= weight.dim() and all(have in (1, want) for have, want in pairs)
+    if evidence.shape != weight.shape and not (word == "input_norm" and broadcasts):
+        how = "broadcast to" if word == "input_norm" else "have"
+        raise ValueError(
+            f"{word} has shape {tuple(evidence.shape)}; it must {how} the weight's, {tuple(weight.shape)}."
+        )
+    return _wide(evidence)
 
 
 def _descending(sizes: Tensor) -> Tensor:
