@@ -1,14 +1,17 @@
 """How many units each tensor keeps: functions ``(scores, sparsity, pattern) -> {name: units kept in each group}``.
 
-Law: `everywhere` and `erk` remove exactly ``round(sparsity · units)`` units over all tensors, `uniform` in each group.
-Only `everywhere` holds some of each tensor back.
+Law: `everywhere`, `erk`, `owl` and `by_name` remove exactly ``round(sparsity · units)`` units over all tensors,
+`uniform` in each group, `above` at most that many. None asks to keep more of a tensor than earlier masks left, but for
+`uniform`, and only `everywhere` holds some of each tensor back.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
@@ -17,7 +20,19 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.selection import LazyScores, comparable, counts_kept_overall, removed_lowest
 
-__all__ = ["Allocation", "Tables", "check_nesting", "check_sparsity", "erk", "everywhere", "kept_by_pattern", "uniform"]
+__all__ = [
+    "Allocation",
+    "Tables",
+    "above",
+    "by_name",
+    "check_nesting",
+    "check_sparsity",
+    "erk",
+    "everywhere",
+    "kept_by_pattern",
+    "owl",
+    "uniform",
+]
 
 _watch = functools.partial(track, description="ranking")
 
@@ -66,10 +81,23 @@ class Tables(Mapping[str, Tensor]):
 
     def left(self, name: str) -> int:
         """How many units of a table no earlier mask removed, without computing its scores."""
+        in_groups = self.left_in_groups(name)
+        return math.prod(self.shape(name)) if in_groups is None else int(in_groups.sum())
+
+    def left_in_groups(self, name: str) -> Tensor | None:
+        """The same for each group, an integer tensor on the host; None if there is no earlier mask."""
         among = self.scores.among if isinstance(self.scores, LazyScores) else None
         if among is None or name not in among:
-            return math.prod(self.shape(name))
-        return int((self._pool(name, _whole(among[name]).ne(0).to(torch.float32)) > 0).sum())
+            return None
+        return (self._pool(name, _whole(among[name]).ne(0).to(torch.float32)) > 0).sum(1).cpu()
+
+    def dealt_out(self, name: str, total: int) -> int | Tensor:
+        """A tensor's count for each of its groups, as equal as what is left in them allows."""
+        groups, units = self.shape(name)
+        if groups <= 1:
+            return total
+        left = self.left_in_groups(name)
+        return dealt_out(total, torch.full((groups,), units, device="cpu") if left is None else left)
 
     def _pool(self, name: str, scores: Tensor) -> Tensor:
         try:
@@ -114,11 +142,7 @@ def everywhere(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, 
     """
     check_sparsity(sparsity)
     tables = Tables(scores, pattern)
-    shapes = {name: tables.shape(name) for name in scores}
-    units = {name: math.prod(shape) for name, shape in shapes.items()}
-    kept = sum(units.values()) - round(sparsity * sum(units.values()))
-    left = {name: tables.left(name) for name in units}
-    check_nesting(sum(left.values()), kept, "the model")
+    units, left, kept = _budget(tables, sparsity)
     floors = {name: min(min_kept, size) if sparsity < 1 else 0 for name, size in left.items()}
     if sum(floors.values()) > kept:
         raise ValueError(
@@ -134,15 +158,19 @@ def everywhere(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, 
             break
         at_floor |= short
     counts |= at_floor
-    return {name: dealt_out(counts[name], *shapes[name]) for name in units}
+    return {name: tables.dealt_out(name, counts[name]) for name in units}
 
 
 def erk(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
     """Density in proportion to ``Σ dims / Π dims``: Erdős-Rényi-Kernel (Mocanu et al. 2018, arXiv:1707.04780; Evci et
     al. 2020, arXiv:1911.11134).
 
-    Layers that would be more than dense stay dense and the rest is shared out again; the total is exact, by largest
-    remainders. Small layers stay denser than large ones, whatever their scores.
+    The sums and products are over the weight's dimensions, kernels included. Layers that would be more than dense stay
+    dense and the rest is shared out again; the total is exact, by largest remainders. Small layers stay denser than
+    large ones, whatever their scores. Within earlier masks, a layer is full at what they left of it.
+
+    Raises:
+        ValueError: earlier masks left fewer units than the sparsity keeps.
 
     >>> from secateur.patterns import Unstructured
     >>> erk({"small": torch.rand(4, 4), "large": torch.rand(40, 40)}, 0.8, Unstructured())
@@ -150,26 +178,163 @@ def erk(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Coun
     """
     check_sparsity(sparsity)
     tables = Tables(scores, pattern)
-    shapes = {name: tables.shape(name) for name in scores}
-    units = {name: math.prod(shape) for name, shape in shapes.items()}
-    kept = sum(units.values()) - round(sparsity * sum(units.values()))
-    raw = {
-        name: sum(shape) / math.prod(shape) if math.prod(shape) else 0.0
-        for name in scores
-        for shape in [shape_of(scores, name)]
+    units, left, kept = _budget(tables, sparsity)
+    raw = {name: units[name] * _erdos_renyi(shape_of(scores, name)) for name in units}
+
+    def at(scale: float) -> dict[str, float]:
+        return {name: min(scale * raw[name], float(left[name])) for name in units}
+
+    full = max((2 * left[name] / raw[name] for name in units if raw[name]), default=0.0)
+    counts = _rounded_to(_where_the_sum_is(kept, at, 0.0, full), kept, left)
+    return {name: tables.dealt_out(name, counts[name]) for name in units}
+
+
+def owl(
+    scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, *, outlier: float = 5.0, spread: float = 0.08
+) -> Counts:
+    """Density by the share of outliers, ``2 · spread · (D - min D) / (max D - min D) + shift``: OWL (Yin et al. 2023,
+    arXiv:2310.05175).
+
+    D is the share of a block's scores that are above ``outlier`` times their mean, taken over all tensors of the block
+    together. Tensors are of one block if their names agree up to the first number (``model.layers.3``); one without a
+    number is a block of its own. The shift makes the total exact, which for blocks of one size is what the authors'
+    code does, and densities end at 0 and 1: at a sparsity near 1 choose ``spread`` below half the density, or the
+    blocks with the fewest outliers may be emptied. Where all blocks have the same share, all have the same density.
+    What earlier masks removed counts as a score of 0. Published with Wanda's scores and `Rows`, at 0.7.
+
+    Args:
+        scores: not negative, as magnitudes or Wanda's are.
+        outlier: M in the paper, which takes 3, 5, 7 or 10.
+        spread: λ in the paper; densities differ by at most twice this.
+
+    Raises:
+        ValueError: scores that are negative on average, a knob out of range, or earlier masks left too few.
+
+    >>> from secateur.patterns import Rows
+    >>> flat, peaked = torch.ones(4, 100), torch.ones(4, 100)
+    >>> peaked[:, :5] = 50
+    >>> owl({"layers.0.weight": flat, "layers.1.weight": peaked}, 0.7, Rows())
+    {'layers.0.weight': 22, 'layers.1.weight': 38}
+    """
+    check_sparsity(sparsity)
+    if not 0 < outlier < math.inf or not 0 <= spread <= 1:
+        raise ValueError(f"outlier is a positive multiple of the mean, spread lies in [0, 1]; got {outlier}, {spread}.")
+    tables = Tables(scores, pattern)
+    units, left, kept = _budget(tables, sparsity)
+    blocks: dict[str, list[str]] = {}
+    for name in units:
+        blocks.setdefault(_block_of(name), []).append(name)
+    shares = {block: _share_of_outliers(scores, blocks[block], outlier) for block in track(blocks, "finding outliers")}
+    lowest = min(shares.values(), default=0.0)
+    widest = max(shares.values(), default=0.0) - lowest
+    tilt = {
+        name: 2 * spread * (shares[block] - lowest) / widest if widest else 0.0
+        for block, names in blocks.items()
+        for name in names
     }
-    dense: set[str] = set()
-    while True:
-        sharing = [name for name in units if name not in dense]
-        weight = sum(raw[name] * units[name] for name in sharing)
-        scale = (kept - sum(units[name] for name in dense)) / weight if weight else 0.0
-        most = max((raw[name] for name in sharing), default=0.0)
-        if most * scale <= 1:
-            break
-        dense |= {name for name in sharing if raw[name] == most}
-    ideal = {name: float(units[name]) if name in dense else scale * raw[name] * units[name] for name in units}
-    counts = _rounded_to(ideal, kept, units)
-    return {name: dealt_out(counts[name], *shapes[name]) for name in units}
+
+    def at(shift: float) -> dict[str, float]:
+        return {name: min(max(tilt[name] + shift, 0.0) * units[name], float(left[name])) for name in units}
+
+    counts = _rounded_to(_where_the_sum_is(kept, at, -2.0, 2.0), kept, left)
+    return {name: tables.dealt_out(name, counts[name]) for name in units}
+
+
+def by_name(shares: Mapping[str, float | Allocation], *, otherwise: Allocation | None = None) -> Allocation:
+    """The allocation that treats tensors by their names: ``{glob: sparsity, or an allocation for those tensors}``.
+
+    A tensor follows the first glob that matches it. A sparsity is taken in every group, as `uniform` does; an
+    allocation is called with those tensors and the sparsity of the whole. The tensors that no glob matches make up
+    what is missing, by `everywhere`, so that the total is exact; with ``otherwise`` they follow that at the sparsity of
+    the whole, and the total is what comes of it.
+
+    Args:
+        shares: globs over the tensors' names, as `find_targets` takes them.
+        otherwise: `everywhere`, say. It is what fits a schedule that starts at 0: the named tensors may then be sparser
+            than the whole is so far.
+
+    Raises:
+        ValueError: a glob decides about no tensor, the named tensors alone keep too much or too little for the total
+            to be exact, or every tensor is named and the globs contradict the sparsity.
+        TypeError: a share is neither a number nor a function.
+
+    >>> from secateur.patterns import Unstructured
+    >>> scores = {"body.0": torch.rand(60), "body.1": torch.rand(40), "head": torch.rand(20)}
+    >>> counts = by_name({"head": 0.0})(scores, 0.75, Unstructured())
+    >>> counts["head"], sum(counts.values())
+    (20, 30)
+    >>> by_name({"head": 0.5}, otherwise=uniform)(scores, 0.75, Unstructured())
+    {'body.0': 15, 'body.1': 10, 'head': 10}
+    """
+    for glob, share in shares.items():
+        if not callable(share):
+            if not isinstance(share, int | float):
+                raise TypeError(f"{glob!r}: a share is a sparsity or an allocation, not {share!r}.")
+            check_sparsity(share)
+
+    def allocate(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+        check_sparsity(sparsity)
+        tables = Tables(scores, pattern)
+        named, rest = _by_first_glob(list(shares), scores)
+        counts: Counts = {}
+        for glob, names in named.items():
+            share = shares[glob]
+            part = tables.only(names).scores
+            counts |= share(part, sparsity, pattern) if callable(share) else uniform(part, share, pattern)
+        others = tables.only(rest).scores
+        if otherwise is not None:
+            if rest:
+                counts |= otherwise(others, sparsity, pattern)
+            return {name: counts[name] for name in scores}
+        units, left, kept = _budget(tables, sparsity)
+        groups = {name: tables.shape(name)[0] for name in units}
+        fixed = sum(_total(count, groups[name]) for name, count in counts.items())
+        if rest:
+            size = sum(units[name] for name in rest)
+            removed = size - _missing(kept, fixed, sum(left[name] for name in rest), sparsity)
+            counts |= everywhere(others, removed / size if size else 0.0, pattern)
+        elif abs(fixed - kept) > sum(groups.values()):  # more than rounding explains
+            raise ValueError(
+                f"every tensor has a glob, and together they keep {fixed} of {sum(units.values())} units, where "
+                f"sparsity {sparsity} keeps {kept}; give the sparsity that they come to, or leave tensors unnamed."
+            )
+        return {name: counts[name] for name in scores}
+
+    return allocate
+
+
+def above(threshold: float) -> Allocation:
+    """The allocation that keeps the units whose scores are above a threshold; the sparsity is the most that may go.
+
+    In each group the count is ``max(units above the threshold, units - round(sparsity · units))``, so that no tensor is
+    emptied: at 0.995 at least half a percent stays, as in the code of movement pruning (Sanh et al. 2020,
+    arXiv:2005.07683), and at 1 the threshold decides alone. What the sparsity comes to, `secateur.sparsity_of` the
+    masks says.
+
+    Args:
+        threshold: in the scores' own scale; for `secateur.criteria.soft_movement` between 0 and 1.
+
+    >>> from secateur.patterns import Unstructured
+    >>> above(0.1)({"a": torch.tensor([0.3, 0.1, 0.2, 0.0]), "b": torch.zeros(8)}, 0.75, Unstructured())
+    {'a': 2, 'b': 2}
+    """
+    if math.isnan(threshold):
+        raise ValueError("a threshold is a number in the scores' own scale, not NaN.")
+
+    def allocate(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+        check_sparsity(sparsity)
+        tables = Tables(scores, pattern)
+        counts: Counts = {}
+        for name in scores:
+            table = tables[name]
+            groups, units = table.shape
+            left = tables.left_in_groups(name)
+            least = torch.full((groups,), units - round(sparsity * units), device="cpu")
+            over = (table > threshold).sum(1).cpu()
+            counts[name] = _one_if_equal(over.maximum(least if left is None else least.minimum(left)))
+        return counts
+
+    return allocate
 
 
 def kept_by_pattern(scores: Mapping[str, Tensor], pattern: Pattern) -> Counts:
@@ -184,21 +349,25 @@ def kept_by_pattern(scores: Mapping[str, Tensor], pattern: Pattern) -> Counts:
     return {name: round(pattern.density * units) for name in scores for _, units in [tables.shape(name)]}
 
 
-def dealt_out(total: int, groups: int, units: int) -> int | Tensor:
-    """A tensor's count for each of its groups: equal but for one, the first groups having one more.
+def dealt_out(total: int, left: Tensor) -> int | Tensor:
+    """A tensor's count for each of its groups: as equal as what is ``left`` in them allows, the first having one more.
 
-    >>> dealt_out(7, 3, 5)
+    >>> dealt_out(7, torch.tensor([5, 5, 5]))
     tensor([3, 2, 2])
+    >>> dealt_out(7, torch.tensor([5, 1, 5]))
+    tensor([3, 1, 3])
     """
-    if groups <= 1:
+    if left.numel() <= 1:
         return total
-    each, more = divmod(total, groups)
-    assert each + (more > 0) <= units
-    if not more:
-        return each
-    counts = torch.full((groups,), each, device="cpu")
-    counts[:more] += 1
-    return counts
+    low, high = 0, int(left.max())  # the most that every group can have, where it has as much
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int(left.clamp(max=middle).sum()) <= total else (low, middle - 1)
+    counts = left.clamp(max=low)
+    more = total - int(counts.sum())
+    can_take = left > low
+    assert 0 <= more <= int(can_take.sum())
+    return _one_if_equal(counts + (can_take & (can_take.cumsum(0) <= more)))
 
 
 def check_sparsity(sparsity: float) -> None:
@@ -239,16 +408,101 @@ def _counts(tables: Tables, names: list[str], kept: int) -> dict[str, int]:
     return counts_kept_overall(part.scores if isinstance(part.pattern, Unstructured) else part, kept, watch=_watch)
 
 
-def _rounded_to(ideal: dict[str, float], total: int, units: dict[str, int]) -> dict[str, int]:
+def _budget(tables: Tables, sparsity: float) -> tuple[dict[str, int], dict[str, int], int]:
+    """(units of each tensor, what earlier masks left of them, how many stay in all)"""
+    units = {name: math.prod(tables.shape(name)) for name in tables}
+    kept = sum(units.values()) - round(sparsity * sum(units.values()))
+    left = {name: tables.left(name) for name in units}
+    check_nesting(sum(left.values()), kept, "the model")
+    return units, left, kept
+
+
+def _erdos_renyi(shape: torch.Size) -> float:
+    """``Σ dims / Π dims``; a scalar has the density of a vector of one."""
+    return (sum(shape) or 1) / math.prod(shape) if math.prod(shape) else 0.0
+
+
+def _where_the_sum_is(kept: int, at: Callable[[float], dict[str, float]], low: float, high: float) -> dict[str, float]:
+    """The counts ``at(x)`` whose sum is ``kept``; they grow with x and reach it between ``low`` and ``high``."""
+    for _ in range(100):  # to the last bit
+        middle = (low + high) / 2
+        low, high = (middle, high) if math.fsum(at(middle).values()) < kept else (low, middle)
+    return at(high)
+
+
+def _rounded_to(ideal: dict[str, float], total: int, most: dict[str, int]) -> dict[str, int]:
     """Integers near the ideal counts that sum to the total; the largest remainders are rounded up."""
-    counts = {name: min(math.floor(value + 1e-9), units[name]) for name, value in ideal.items()}
+    counts = {name: min(math.floor(value + 1e-9), most[name]) for name, value in ideal.items()}
+    missing = total - sum(counts.values())
     for name in sorted(ideal, key=lambda name: counts[name] - ideal[name]):
-        if sum(counts.values()) >= total:
-            break
-        if counts[name] < units[name]:
+        if missing and counts[name] < most[name]:
             counts[name] += 1
-    assert sum(counts.values()) == total
+            missing -= 1
+    assert missing == 0
     return counts
+
+
+def _block_of(name: str) -> str:
+    """The name up to its first number, ``model.layers.3``; all of it if there is none."""
+    parts = name.split(".")
+    first = next((at for at, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return ".".join(parts[: first + 1])
+
+
+def _share_of_outliers(scores: Mapping[str, Tensor], names: list[str], outlier: float) -> float:
+    """The fraction of the scores of all these tensors that are above so many times their mean."""
+
+    def values(name: str) -> Tensor:
+        found = comparable(_whole(scores[name]))
+        return found.masked_fill(found == -torch.inf, 0)  # removed earlier
+
+    entries = sum(shape_of(scores, name).numel() for name in names)
+    mean = math.fsum(float(values(name).sum(dtype=torch.float64)) for name in names) / max(entries, 1)
+    if mean < 0:
+        raise ValueError(
+            f"{names[0]}: scores that are negative on average have no outliers; use owl with magnitudes or Wanda's."
+        )
+    return sum(int((values(name) > outlier * mean).sum()) for name in names) / max(entries, 1)
+
+
+def _by_first_glob(globs: list[str], names: Iterable[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """({glob: names that it is the first to match}, names that none matches)"""
+    names = list(names)
+    named: dict[str, list[str]] = {glob: [] for glob in globs}
+    rest: list[str] = []
+    for name in names:
+        first = next((glob for glob in globs if fnmatchcase(name, glob)), None)
+        (rest if first is None else named[first]).append(name)
+    for glob in [glob for glob in globs if not named[glob]]:
+        if any(fnmatchcase(name, glob) for name in names):
+            raise ValueError(f"{glob!r} matches only tensors that an earlier glob took; put it before the wider one.")
+        close = difflib.get_close_matches(glob, names, n=3, cutoff=0.0)
+        raise ValueError(f"no tensor matches {glob!r}; the closest names are {', '.join(close) or 'none'}.")
+    return named, rest
+
+
+def _missing(kept: int, fixed: int, left: int, sparsity: float) -> int:
+    """How many units the unnamed tensors keep, so that the total is exact; ``ValueError`` if they can't."""
+    missing = kept - fixed
+    if missing < 0 or (missing == 0 < left and sparsity < 1):
+        raise ValueError(
+            f"the named tensors keep {fixed} units, and sparsity {sparsity} keeps {kept} in all: none are left for the "
+            "others; name higher sparsities, or say with otherwise= what the others follow."
+        )
+    if missing > left:
+        raise ValueError(
+            f"the named tensors keep {fixed} units and the others have {left}, fewer than the {kept} in all that "
+            f"sparsity {sparsity} keeps; name lower sparsities, or say with otherwise= what the others follow."
+        )
+    return missing
+
+
+def _total(count: int | Tensor, groups: int) -> int:
+    return int(count.sum()) if isinstance(count, Tensor) else count * groups
+
+
+def _one_if_equal(counts: Tensor) -> int | Tensor:
+    return int(counts[0]) if counts.numel() and bool(counts.eq(counts[0]).all()) else counts
 
 
 def _whole(tensor: Tensor) -> Tensor:
