@@ -9,21 +9,19 @@ import pytest
 import secateur
 
 FLOORS = [
+    ["files", "progress", "shards", "version"],
     [
+        "activations",
         "batches",
         "checkpoints",
         "criteria",
-        "files",
         "layouts",
         "masked_weight",
         "owners",
         "patterns",
-        "progress",
         "schedules",
         "selection",
-        "shards",
         "targets",
-        "version",
     ],
     ["allocation", "evidence", "inspection", "prune", "regrowth", "results"],
     ["masks", "plots"],

@@ -26,7 +26,18 @@ from secateur.selection import LazyScores, in_threads, keep_largest, keep_larges
 from secateur.shards import count_nonzero, is_sharded, laid_out, local
 from secateur.targets import find_targets
 
-__all__ = ["apply_", "attach", "attached_masks", "detach", "iterate_masks", "load", "make_masks", "masks_from_zeros", "save", "sparsity_of"]
+__all__ = [
+    "apply_",
+    "attach",
+    "attached_masks",
+    "detach",
+    "iterate_masks",
+    "load",
+    "make_masks",
+    "masks_from_zeros",
+    "save",
+    "sparsity_of",
+]
 
 Masks = dict[str, Tensor]
 PIECE = 1 << 17  # entries zeroed at a time: in cache

@@ -130,7 +130,7 @@ class Pruner:
         # what training steps show by themselves; with batches, all but movement is collected from them
         self._gathered = {"movement"} if batches is not None else {"grad", "grad_sq", "movement"}
         self._check_evidence()
-        if isinstance(regrow, Held) and regrow.straight_through and len(self._optimizers) > 1:
+        if self._trains_removed and len(self._optimizers) > 1:
             raise ValueError("training removed weights straight through works with one optimizer, not several.")
         self._until = 0
         if isinstance(self._regrow, DropAndGrow):
@@ -345,18 +345,18 @@ class Pruner:
                 square = grad.float().square() if grad.dtype != torch.float64 else grad.square()
                 self._grad_sq[name] = self._grad_sq[name].add_(square) if name in self._grad_sq else square
             self._grad_sq_steps += 1
-        if isinstance(self._regrow, Held) and self._regrow.straight_through and self._held:
+        if self._trains_removed and self._held:
             self._opened = True
             torch._foreach_add_(_locals(self._weights[name] for name in self._held), _locals(self._held.values()))
             trained = [name for name in self._held if self._weights[name].grad is not None]
-            if self._regrow.decay and trained:
+            if isinstance(self._regrow, Held) and self._regrow.decay and trained:
                 grads = _locals(gradients[name] for name in trained)
                 torch._foreach_add_(grads, _locals(self._held[name] for name in trained), alpha=self._regrow.decay)
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._undo:
-            self._undo = {}
+        self._undo = {}
+        if self.step == 0 and not self._trains_removed:
             self._zero_state(self._masks)
         skipped = self._is_skipped(optimizer)
         if optimizer is self._optimizers[0] and not skipped:
@@ -501,8 +501,7 @@ class Pruner:
         self._churn = changed / max(sum(weight.numel() for weight in self._weights.values()), 1)
         self._count()
         self._zero()
-        straight = isinstance(self._regrow, Held) and self._regrow.straight_through
-        if zero_state and not straight:
+        if zero_state and not self._trains_removed:
             self._zero_state(stays)
 
     # Small parts
@@ -511,6 +510,10 @@ class Pruner:
     def _holds(self) -> bool:
         """Whether removed weights keep their values."""
         return isinstance(self._regrow, Held)
+
+    @property
+    def _trains_removed(self) -> bool:
+        return isinstance(self._regrow, Held) and self._regrow.straight_through
 
     def _check_evidence(self) -> None:
         """Whether all that is asked for can be gathered."""
@@ -532,7 +535,7 @@ class Pruner:
     def _interval(self, every: Moment | None, total_steps: int | None, steps_per_epoch: float | None) -> int:
         if every is not None:
             return max(1, step_of(every, total_steps, steps_per_epoch))
-        if isinstance(self._regrow, Held) and self._regrow.straight_through:
+        if self._trains_removed:
             return 1
         if isinstance(self._regrow, DropAndGrow):
             return max(1, min(100, self._until // _UPDATES))
@@ -645,7 +648,7 @@ def _schedule(schedule: Schedule | float | None, pattern: Pattern) -> Schedule:
 
 
 def _listed(optimizer: Any) -> list[Any]:
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "step") else [*optimizer]
+    return [*optimizer] if isinstance(optimizer, list | tuple) else [optimizer]
 
 
 def _inner_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.shards import is_sharded, laid_out, whole
+
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch.distributed.device_mesh import DeviceMesh
@@ -85,6 +87,7 @@ class LazyScores(Mapping[str, Tensor]):
         self.among = among
         said = bool(getattr(innermost, "elementwise", False)) if elementwise is None else elementwise
         self.elementwise = said and evidence is None
+        self._in_shards = said
         self.on_arrays = self.elementwise and bool(getattr(innermost, "on_arrays", False))
         self._generator_states: dict[str, Tensor] = {}
 
@@ -98,7 +101,7 @@ class LazyScores(Mapping[str, Tensor]):
             among=self.among,
         )
         part.elementwise, part.on_arrays = self.elementwise, self.on_arrays
-        part._generator_states = self._generator_states
+        part._generator_states, part._in_shards = self._generator_states, self._in_shards
         return part
 
     def shape(self, name: str) -> torch.Size:
@@ -114,8 +117,10 @@ class LazyScores(Mapping[str, Tensor]):
 
     def before_masking(self, name: str) -> Tensor:
         """The scores of one tensor, of removed weights too."""
-        weight = self.weights[name].detach()
+        given = weight = self.weights[name].detach()
         evidence = {} if self.evidence is None else self.evidence.get(name, {})
+        if is_sharded(weight) and not self._in_shards:  # sums and orders run over the whole tensor: one at a time
+            weight, evidence = whole(weight), {word: whole(value) for word, value in evidence.items()}
         if self.elementwise:
             scores = self.function(weight)
         elif name in self._generator_states:
@@ -126,7 +131,7 @@ class LazyScores(Mapping[str, Tensor]):
             self._generator_states[name] = torch.get_rng_state()
             scores = self.function(weight, **evidence)
         _refuse_scores(name, scores, weight)
-        return scores
+        return laid_out(scores, given) if is_sharded(given) else scores
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -854,7 +859,7 @@ def _value(key: int, bits: int) -> float:
 
 
 def _as_dtensor(tensor: Tensor) -> DTensor | None:
-    if not hasattr(tensor, "placements"):
+    if not is_sharded(tensor):
         return None
     from torch.distributed.tensor import DTensor
 
