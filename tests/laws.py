@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks
 from secateur.allocation import uniform
+from secateur.evidence import needs
 
 
 def largest(channels):
@@ -39,7 +40,21 @@ def name(pattern):
     return str(pattern).split(" at 0x")[0]
 
 
-CRITERIA = [criteria.magnitude, criteria.ln_norm, criteria.random, criteria.lamp]
+CRITERIA = [
+    criteria.magnitude,
+    criteria.ln_norm,
+    criteria.random,
+    criteria.lamp,
+    criteria.taylor,
+    criteria.fisher,
+    criteria.snip,
+    criteria.grasp,
+    criteria.synflow,
+    criteria.movement,
+    criteria.soft_movement,
+    criteria.wanda,
+    criteria.ria,
+]
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -80,6 +95,44 @@ def weights(draw, pattern):
     return w
 
 
+def evidence_for(criterion, weight):
+    """What a criterion names, for one weight: signed or not, many equal, halves for halves as a collector may give."""
+    generator = torch.Generator().manual_seed(weight.numel())
+
+    def drawn(shape):
+        values = torch.randn(shape, generator=generator, dtype=torch.float64).mul(4).round().div(4)
+        return values.to(weight.dtype)
+
+    inputs = (1, *weight.shape[1:])
+    made = {
+        "grad": lambda: drawn(weight.shape),
+        "grad_sq": lambda: drawn(weight.shape).square(),
+        "hessian_grad": lambda: drawn(weight.shape),
+        "flow": lambda: drawn(weight.shape).abs().double(),
+        "movement": lambda: drawn(weight.shape),
+        "input_norm": lambda: drawn(inputs).abs(),
+    }
+    return {word: made[word]() for word in needs(criterion)}
+
+
+def scores_are_sound(criterion, weight):
+    """Of the weight's shape, finite, the same twice, float32 or wider where evidence is multiplied; nothing written."""
+    evidence = evidence_for(criterion, weight)
+    before = weight.clone(), {word: tensor.clone() for word, tensor in evidence.items()}
+    scores = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        scores.append(criterion(weight, **evidence))
+    assert scores[0].shape == weight.shape
+    assert bool(scores[0].isfinite().all())
+    assert torch.equal(scores[0], scores[1])
+    assert not scores[0].requires_grad
+    assert not evidence or scores[0].dtype in (torch.float32, torch.float64)
+    scores[0].fill_(7)  # what a caller does with its scores is no one else's matter
+    assert torch.equal(weight, before[0])
+    assert all(torch.equal(tensor, before[1][word]) for word, tensor in evidence.items())
+
+
 def spread_of_ones_is_true(pattern, shape):
     table = pattern.pool(torch.zeros(shape))
     assert table.dim() == 2
@@ -105,6 +158,7 @@ def counts_are_exact(pattern, criterion, weight, sparsity):
         pattern=pattern,
         criterion=criterion,
         allocate=uniform,
+        evidence={"weight": evidence_for(criterion, weight)},
     )
     kept = pattern.pool(masks["weight"].double())
     assert set(kept.unique().tolist()) <= {0.0, 1.0}, "units are kept or removed as a whole"

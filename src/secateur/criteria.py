@@ -254,9 +254,8 @@ def soft_movement(weight: Tensor, *, movement: Tensor) -> Tensor:
     """``σ(S)``: soft movement pruning (Sanh et al. 2020, arXiv:2005.07683).
 
     The scores of `movement` between 0 and 1, for a threshold τ instead of a count: a weight stays where σ(S) > τ, and
-    the sparsity follows. The authors' code takes τ = 0.1 and keeps at least 0.5 % of each matrix::
-
-        make_masks(weights, 0.995, criterion=soft_movement, allocate=above(0.1), evidence=evidence)
+    the sparsity follows. The authors' code takes τ = 0.1 and keeps at least 0.5 % of each matrix:
+    ``make_masks(weights, 0.995, criterion=soft_movement, allocate=above(0.1), evidence=evidence)``.
 
     The paper's regularizer, ``λ · Σ σ(S)`` added to the loss, is what makes it sparse, and belongs to the training
     loop. float64, so that scores far from 0 stay apart (up to |S| of about 36).

@@ -1,0 +1,97 @@
+"""Write docs/criteria.md from the docstrings of `secateur.criteria`: ``python docs/make_criteria.py``.
+
+Law: the page says nothing that a docstring does not, and a test holds it to what this would write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from secateur import criteria
+from secateur.evidence import VOCABULARY, needs
+
+PAGE = Path(__file__).with_name("criteria.md")
+HEAD = """# Criteria
+
+A criterion says how important each weight is: a function `(weight, *, <evidence>) -> scores` of the weight's shape,
+higher = keep. Each is one paper's formula; pattern, allocation and schedule are chosen beside it, and "published with"
+says what the paper chose. [Your own](your-own.md) is a function of the same form.
+
+<!-- Made from the docstrings of src/secateur/criteria.py: python docs/make_criteria.py -->
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    cards = [Card(criterion) for criterion in listed()]
+    lines = [HEAD, "| criterion | formula | evidence | paper | published with |", "|---|---|---|---|---|"]
+    lines += [card.row() for card in cards]
+    lines += ["", "## Evidence", "", "What is asked for by naming it, as keyword parameters without a default:", ""]
+    words = sorted({word for card in cards for word in card.evidence})
+    lines += [f"- `{word}`: {VOCABULARY[word]}." for word in words]
+    for card in cards:
+        lines += ["", f"## {card.name}", "", *card.body()]
+    return "\n".join(lines) + "\n"
+
+
+def listed() -> list[Callable[..., Any]]:
+    """The criteria, in the order of the source."""
+    found = [getattr(criteria, name) for name in criteria.__all__ if name != "elementwise"]
+    return sorted(found, key=lambda criterion: inspect.getsourcelines(criterion)[1])
+
+
+class Card:
+    """A docstring: ``formula``: title (paper). Then paragraphs, "Published with:", arguments and examples."""
+
+    def __init__(self, criterion: Callable[..., Any]) -> None:
+        self.name = criterion.__name__
+        self.signature = f"{self.name}{inspect.signature(criterion)}".replace("'", "")
+        self.evidence = needs(criterion)
+        self.paragraphs = (inspect.getdoc(criterion) or "").split("\n\n")
+        first = re.fullmatch(r"(``.+?``[^:]*): (.+) \((.+)\)\.", " ".join(self.paragraphs[0].split()))
+        published = [text for text in self.paragraphs if text.startswith("Published with: ")]
+        if first is None or len(published) != 1:
+            raise ValueError(f"{self.name}: a card begins ``formula``: title (paper). and has one 'Published with:'.")
+        self.formula, self.title, self.paper = (_markdown(part) for part in first.groups())
+        self.published = _markdown(" ".join(published[0].removeprefix("Published with: ").split())).rstrip(".")
+
+    def row(self) -> str:
+        evidence = ", ".join(f"`{word}`" for word in self.evidence) or "none"
+        cells = [
+            f"[`{self.name}`](#{self.name})",
+            self.formula,
+            evidence,
+            f"{self.title} ({self.paper})",
+            self.published,
+        ]
+        return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+    def body(self) -> Iterator[str]:
+        yield from ["```text", self.signature, "```", ""]
+        for text in self.paragraphs:
+            if text.startswith(">>>"):
+                yield from ["```pycon", text, "```"]
+            elif text.startswith("Args:"):
+                yield from _arguments(text)
+                yield ""
+            else:
+                yield from [_markdown(text), ""]
+
+
+def _arguments(text: str) -> Iterator[str]:
+    for line in inspect.cleandoc(text.removeprefix("Args:")).splitlines():
+        name = re.match(r"(\w+): ", line)
+        yield f"- `{name[1]}`: {_markdown(line[name.end() :])}" if name else f"  {_markdown(line.strip())}"
+
+
+def _markdown(text: str) -> str:
+    text = text.replace("``", "`")
+    return re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
