@@ -10,6 +10,7 @@ import contextlib
 import copy
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -182,7 +183,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         try:
             for parameter in parameters:
                 parameter.grad = None
-                parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+                if parameter._post_accumulate_grad_hooks is not None:
+                    parameter._post_accumulate_grad_hooks = OrderedDict()
             yield
         finally:
             for module, mode, table in zip(modules, modes, tables, strict=True):
@@ -196,7 +198,10 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for parameter, (requires_grad, grad), hooks in zip(parameters, flags, arrivals, strict=True):
                 parameter.requires_grad_(requires_grad)
                 parameter.grad = grad
-                parameter._post_accumulate_grad_hooks = hooks
+                if parameter._post_accumulate_grad_hooks is not hooks:
+                    # None alone would leave the engine with the hooks of the body
+                    parameter._post_accumulate_grad_hooks = OrderedDict()
+                    parameter._post_accumulate_grad_hooks = hooks
 
 
 def _changing(module: nn.Module) -> Iterator[Tensor]:
