@@ -51,7 +51,7 @@ def units(weights, pattern):
 
 @pytest.mark.parametrize("allocate", EXACT.values(), ids=EXACT)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(sparsity=st.sampled_from([0.0, 0.1, 0.5, 0.9, 1.0]) | st.floats(0, 0.97), seed=st.integers(0, 99))
 def test_totals_are_exact(pattern, allocate, sparsity, seed):
     weights = network(seed)
@@ -67,7 +67,7 @@ def test_totals_are_exact(pattern, allocate, sparsity, seed):
 
 @pytest.mark.parametrize("allocate", [everywhere, erk, owl], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("pattern", PATTERNS, ids=str)
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 99), fine=st.integers(2, 60), random=st.booleans())
 def test_any_schedule_nests(pattern, allocate, seed, fine, random):
     """However finely sparsity grows, no rounding asks for a unit that is gone, and what is gone stays gone."""

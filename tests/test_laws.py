@@ -29,7 +29,7 @@ def test_patterns(pattern, data, seed):
 
 @pytest.mark.parametrize("criterion", laws.CRITERIA, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(data=st.data(), low=sparsities, high=sparsities)
 def test_pipeline(pattern, criterion, data, low, high):
     weight = data.draw(laws.weights(pattern))
@@ -41,7 +41,7 @@ def test_pipeline(pattern, criterion, data, low, high):
 
 
 @pytest.mark.parametrize("criterion", laws.CRITERIA, ids=lambda c: c.__name__)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_scores(criterion, data):
     laws.scores_are_sound(criterion, data.draw(laws.weights(patterns.Unstructured())))

@@ -1,8 +1,8 @@
 """How many units each tensor keeps: functions ``(scores, sparsity, pattern) -> {name: units kept in each group}``.
 
-Law: `everywhere`, `erk`, `owl` and `by_name` remove exactly ``round(sparsity · units)`` units over all tensors,
-`uniform` in each group, `above` at most that many. None asks to keep more of a tensor than earlier masks left, but for
-`uniform`, and only `everywhere` holds some of each tensor back.
+Law: `everywhere`, `erk`, `owl` and (unless it is told otherwise) `by_name` remove exactly ``round(sparsity · units)``
+units over all tensors, `uniform` in each group, `above` at most that many. But for `uniform`, none asks to keep more of
+a group than earlier masks left of it. Only `everywhere` holds some of each tensor back.
 """
 
 from __future__ import annotations
