@@ -23,7 +23,7 @@ FLOORS = [
         "selection",
         "targets",
     ],
-    ["allocation", "evidence", "inspection", "prune", "regrowth", "results"],
+    ["allocation", "batchnorm", "evidence", "inspection", "prune", "regrowth", "results"],
     ["masks", "plots"],
     ["checkpoint_sparsification", "pruner", "report", "sparsification"],
     ["demo"],
@@ -68,3 +68,9 @@ def test_other_packages_are_imported_where_they_are_used(path):
 
 def test_every_module_has_a_floor():
     assert {path.stem for path in SOURCES} == set(FLOOR)
+
+
+@pytest.mark.parametrize("path", sorted((Path(secateur.__file__).parent / "integrations").glob("*.py")))
+def test_integrations_are_adapters_only(path):
+    own = {name for name in imports(path, top_level=False) if name.split(".")[0] == "secateur"}
+    assert own <= {"secateur.pruner", "secateur.files"}

@@ -1,0 +1,76 @@
+"""Pruning in transformers' Trainer: a callback that makes a Pruner when training begins and saves it with checkpoints.
+
+Law: the Trainer's checkpoints gain one file, and a run resumed from one is the run that was not stopped.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from secateur.files import write_whole
+from secateur.pruner import Pruner
+
+__all__ = ["PruningCallback"]
+
+FILE = "pruner.pt"
+
+
+class PruningCallback(TrainerCallback):
+    """``Trainer(..., callbacks=[PruningCallback(0.9)])``; the arguments are those of `Pruner`, without the model's.
+
+    The length of the run and of its epochs come from the Trainer. The state lies as ``pruner.pt`` in each checkpoint
+    folder; ``sparsity`` and ``sparsity_churn`` join the Trainer's logs. After training, ``callback.pruner.masks``.
+
+    Args:
+        schedule: a sparsity or a schedule.
+        resume_from: the checkpoint folder, where it is not ``output_dir/checkpoint-<step>``.
+        options: further arguments of `Pruner`.
+    """
+
+    def __init__(self, schedule: Any = None, *, resume_from: str | os.PathLike[str] | None = None, **options: Any):
+        self.schedule, self.resume_from, self.options = schedule, resume_from, options
+        self.pruner: Pruner | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        if args.load_best_model_at_end:
+            warnings.warn("load_best_model_at_end may bring back weights from before they were pruned.", stacklevel=2)
+        length = {"total_steps": state.max_steps, "steps_per_epoch": state.max_steps / state.num_train_epochs}
+        path = Path(self.resume_from or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}") / FILE
+        if state.global_step and not path.exists():
+            raise FileNotFoundError(
+                f"{path}: the run goes on, but its pruning can't; pass resume_from=, its checkpoint."
+            )
+        verbose = self.options.get("verbose", state.is_world_process_zero)
+        pruner = Pruner(
+            given["model"], given["optimizer"], self.schedule, **{**length, **self.options, "verbose": verbose}
+        )
+        if state.global_step:
+            pruner.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        self.pruner = pruner
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        assert self.pruner is not None
+        buffer = io.BytesIO()
+        torch.save(self.pruner.state_dict(), buffer)  # on all ranks: a sharded model's masks are gathered
+        if state.is_world_process_zero:
+            write_whole(Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / FILE, buffer.getvalue())
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        if self.pruner is not None:
+            metrics = self.pruner.metrics()
+            told = {"sparsity": metrics["sparsity"], "sparsity_churn": metrics["churn"]}
+            given["logs"].update(told)
+            state.log_history[-1].update(told)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        if self.pruner is not None and not args.load_best_model_at_end:
+            self.pruner.finish()
