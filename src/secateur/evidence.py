@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from secateur.activations import STATISTICS, Layer, Sums, layer_of
 from secateur.batches import Forward, Loss, device_of, loss_of, moved, repeatable, run, unchanged, unwrapped
 from secateur.progress import track
+from secateur.shards import is_sharded, whole
 from secateur.targets import _identity as identity_of_parameter
 from secateur.targets import find_targets
 
@@ -126,7 +127,7 @@ def collect(
     inner = unwrapped(model)
     places = _places(inner, weights)
     group = model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
-    sharded = [name for name in places if hasattr(weights[name], "placements")]
+    sharded = [name for name in places if is_sharded(weights[name])]
     if sharded and (impossible := [word for word in ("hessian_grad", "flow") if word in words]):
         raise TypeError(f"{sharded[0]} is sharded, and {impossible[0]} can't be gathered on shards; gather it before.")
     batches = repeatable(batches) if "hessian_grad" in words else batches
@@ -519,8 +520,9 @@ def _groups(group: Any, weights: Mapping[str, Tensor]) -> list[Any]:
     """The groups of ranks that see different batches."""
     if group is not None:
         return [group]
-    meshes: list[Any] = [weight.device_mesh for weight in weights.values() if hasattr(weight, "device_mesh")]
-    return [meshes[0].get_group(dim) for dim in range(meshes[0].ndim)] if meshes else []
+    sharded: list[Any] = [weight for weight in weights.values() if is_sharded(weight)]
+    mesh = sharded[0].device_mesh if sharded else None
+    return [] if mesh is None else [mesh.get_group(dim) for dim in range(mesh.ndim)]
 
 
 def _sum_over_ranks(sums: Mapping[str, Sums], group: Any, device: torch.device) -> None:
@@ -554,9 +556,8 @@ def _sum_over_ranks(sums: Mapping[str, Sums], group: Any, device: torch.device) 
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    if hasattr(tensor, "placements"):
-        total: Any = (tensor * 0).sum()
-        return bool(total.full_tensor().isfinite())
+    if is_sharded(tensor):
+        return bool(whole((tensor * 0).sum()).isfinite())
     return bool(tensor.isfinite().all())
 
 
