@@ -107,7 +107,6 @@ class Pruner:
         self._weights = find_layers(self._model, include=include, exclude=exclude)
         if attached := [name for name in self._weights if name.endswith("_orig")]:
             raise ValueError(f"{attached[0]} belongs to a mask that is attached: detach(model) first.")
-        self._sharded = any(is_sharded(weight) for weight in self._weights.values())
         self._optimizers = [_inner_optimizer(each) for each in _listed(optimizer)]
         self._pattern: Pattern = Unstructured() if pattern is None else pattern
         self._criterion = criterion
@@ -148,7 +147,7 @@ class Pruner:
         self._grad_sq_steps = 0
         self._removed: dict[str, int] = dict.fromkeys(self._weights, 0)
         self._churn = 0.0
-        self._followers: list[Mapping[str, Tensor]] = []
+        self._places = [_Place(self._weights)]
         self._undo: dict[str, tuple[Tensor, int]] = {}
         self._opened = False
         self._begin(within)
@@ -233,7 +232,7 @@ class Pruner:
         parameters = dict((averaged if isinstance(averaged, nn.Module) else inside).named_parameters())
         if missing := [name for name in self._weights if name not in parameters]:
             raise KeyError(f"{type(model).__name__} has no weight {missing[0]!r}; follow takes a copy of the model.")
-        self._followers.append({name: parameters[name] for name in self._weights})
+        self._places.append(_Place({name: parameters[name] for name in self._weights}))
         self._zero()
 
     def finish(self) -> dict[str, Tensor]:
@@ -353,7 +352,6 @@ class Pruner:
                 grads = _locals(gradients[name] for name in trained)
                 torch._foreach_add_(grads, _locals(self._held[name] for name in trained), alpha=self._regrow.decay)
 
-    @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._undo = {}
         if self.step == 0 and not self._trains_removed:
@@ -362,12 +360,12 @@ class Pruner:
         if optimizer is self._optimizers[0] and not skipped:
             self.step += 1
             if self._is_due(self.step):
-                self._update(float(self.schedule(self.step)))
+                with torch.no_grad():
+                    self._update(float(self.schedule(self.step)))
                 return
         if self._opened:
-            for name, weight in self._weights.items():
-                if name in self._masks:
-                    self._held[name] = weight.detach() * (1 - self._masks[name])
+            for name, mask in self._masks.items():
+                self._held[name] = self._weights[name].detach() * (1 - mask)
             self._opened = False
         self._zero()
 
@@ -414,6 +412,9 @@ class Pruner:
         self._undo = {}
 
     def _update(self, target: float, *, regrow: bool = True) -> None:
+        for kept in (self._masks, self._held, self._movement, self._grad_sq):
+            for name in kept:  # where model.to has taken the weights meanwhile
+                kept[name] = kept[name].to(self._weights[name].device)
         if not self._opened:
             self._zero()  # criteria such as LAMP's sums see what the step left in removed weights
         weights = {name: self._dense(name, weight.detach()) for name, weight in self._weights.items()}
@@ -485,7 +486,7 @@ class Pruner:
     def _install(self, masks: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, zero_state: bool = True) -> None:
         """Make chosen masks the current ones: the weights, what is held of them, and the optimizer's state."""
         stays: dict[str, Tensor] = {}
-        changed = 0
+        changed, made = 0, dict(self._masks)
         for name, mask in masks.items():
             weight = self._weights[name].detach()
             new = laid_out(mask, weight).to(weight.dtype)
@@ -496,7 +497,8 @@ class Pruner:
                 self._held[name] = weights[name] * (1 - new)
                 if old is not None and weights[name] is not weight:
                     weight.copy_(weights[name])
-            self._masks[name] = new
+            made[name] = new
+        self._masks = made
         self._opened = False
         self._churn = changed / max(sum(weight.numel() for weight in self._weights.values()), 1)
         self._count()
@@ -596,21 +598,15 @@ class Pruner:
         return weight + self._held[name]
 
     def _zero(self) -> None:
-        """Multiply the weights by their masks, in one call for all that lie in one place."""
-        places: list[Mapping[str, Tensor]] = [self._weights, *self._followers]
-        for weights in places:
-            chosen = [weights[name] for name in self._masks]
-            masks = [*self._masks.values()]
-            if not chosen:
-                return
-            if self._sharded:
-                torch._foreach_mul_(_locals(chosen), _locals(masks))
-            else:
-                if any(mask.device != weight.device for mask, weight in zip(masks, chosen, strict=True)):
-                    masks = [mask.to(weight.device) for mask, weight in zip(masks, chosen, strict=True)]
-                    self._masks = dict(zip(self._masks, masks, strict=True))
-                with torch.no_grad():
-                    torch._foreach_mul_(chosen, masks)
+        """Multiply the weights by their masks, in one call for all that lie in one place.
+
+        What is handed to that call is kept from step to step: on a small network the rest would cost more than it.
+        """
+        for place in self._places:
+            if place.masks is not self._masks or place.is_stale:
+                place.gather(self._masks)
+            if place.values:
+                torch._foreach_mul_(place.values, place.factors)
 
     def _zero_state(self, stays: Mapping[str, Tensor]) -> None:
         """Zero what optimizers remember of weights that are removed or have just returned."""
@@ -632,6 +628,31 @@ class Pruner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed((self._seed * 1_000_003 + self.step) % 2**63)
             yield
+
+
+class _Place:
+    """Weights that are multiplied by the masks after each step: the model's, or those of a model that follows it."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        self.weights = weights
+        self.masks: Mapping[str, Tensor] | None = None
+        self.values: list[Tensor] = []
+        self.factors: list[Tensor] = []
+        self._pointers: list[tuple[Tensor, int]] = []
+        self._sharded = any(is_sharded(weight) for weight in weights.values())
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a weight has other memory than when it was gathered, as after ``model.to``."""
+        return self._sharded or any(weight.data_ptr() != at for weight, at in self._pointers)
+
+    def gather(self, masks: Mapping[str, Tensor]) -> None:
+        """Take hold of the weights' own memory, and of the masks on its devices."""
+        weights = [self.weights[name] for name in masks]
+        self.masks = masks
+        self.values = _locals(weights)
+        self.factors = [local(mask).to(value.device) for mask, value in zip(masks.values(), self.values, strict=True)]
+        self._pointers = [] if self._sharded else [(weight, weight.data_ptr()) for weight in weights]
 
 
 def _schedule(schedule: Schedule | float | None, pattern: Pattern) -> Schedule:
