@@ -24,7 +24,7 @@ from secateur import (
     schedules,
     sparsity_of,
 )
-from secateur.allocation import erk, uniform
+from secateur.allocation import above, erk, uniform
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 quiet = functools.partial(Pruner, verbose=False)
@@ -725,3 +725,63 @@ def test_drop_and_grow_keeps_each_tensors_count():
         assert {name: int(mask.sum()) for name, mask in after[1].items()} == counts
         moved += sum(int((before[name] != mask).sum()) for name, mask in after[1].items())
     assert moved > 0
+
+
+def test_convolutions_in_channels_last():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2))
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.75, total_steps=5)
+    for step in range(5):
+        inputs = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(inputs.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+    assert_zero_where_removed(model, pruner)
+    assert pruner._masks["0.weight"].stride() == model[0].weight.stride()
+    total = sum(mask.numel() for mask in pruner.masks.values())
+    assert removed(model) == round(0.75 * total)
+
+
+def test_a_moved_model_is_followed():
+    """The weights' memory changes under the same parameters, as when a model is moved to another device."""
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.8, total_steps=8)
+    run(model, optimizer, 4)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    run(model, optimizer, 4, begin=4)
+    assert_zero_where_removed(model, pruner)
+    assert removed(model) == round(0.8 * (8 * 16 + 16 * 16 + 16 * 4))
+
+
+def test_soft_movement_keeps_what_is_above_a_threshold():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(
+        model,
+        optimizer,
+        schedules.constant(0.995),
+        criterion=criteria.soft_movement,
+        allocate=above(0.45),
+        regrow=regrowth.held(penalty=0.02),
+    )
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 40)]
+    assert seen[0] < 0.2
+    assert seen[-1] > 0.5, "the penalty lowers all scores"
+    for name, mask in pruner.masks.items():
+        assert torch.equal(mask, pruner._movement[name].double().sigmoid() > 0.45), name
+
+
+def test_the_optimizer_of_another_model():
+    with pytest.warns(UserWarning, match="trains none of the 3 weights to be pruned"):
+        quiet(network(), SGD(network().parameters()), 0.5, total_steps=3)
+
+
+def test_weights_without_values():
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="weight is on the meta device"):
+        quiet(model, SGD(model.parameters()), 0.5, total_steps=3)

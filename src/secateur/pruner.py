@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -107,7 +108,10 @@ class Pruner:
         self._weights = find_layers(self._model, include=include, exclude=exclude)
         if attached := [name for name in self._weights if name.endswith("_orig")]:
             raise ValueError(f"{attached[0]} belongs to a mask that is attached: detach(model) first.")
+        if meta := [name for name, weight in self._weights.items() if weight.device.type == "meta"]:
+            raise ValueError(f"{meta[0]} is on the meta device, where there are no values; load the weights first.")
         self._optimizers = [_inner_optimizer(each) for each in _listed(optimizer)]
+        self._warn_of_other_weights()
         self._pattern: Pattern = Unstructured() if pattern is None else pattern
         self._criterion = criterion
         self._allocate = allocate
@@ -258,6 +262,7 @@ class Pruner:
         """
         state: dict[str, Any] = {
             "version": 1,
+            "seed": self._seed,
             "step": self.step,
             "target": self._target,
             "churn": self._churn,
@@ -298,7 +303,7 @@ class Pruner:
                 setattr(self, f"_{word}", mine)
             self._grad_sq_steps = state.get("grad_sq_steps", 0)
             self._masks = {
-                name: laid_out(mask, weight).to(weight.dtype)
+                name: _factor(mask, weight)
                 for name, weight in self._weights.items()
                 if (mask := masks.get(name)) is not None
             }
@@ -306,6 +311,7 @@ class Pruner:
             self._zero()
             self._opened = False
         self.step, self._target, self._churn = state["step"], state["target"], state["churn"]
+        self._seed = state["seed"]
 
     def __str__(self) -> str:
         weights = sum(weight.numel() for weight in self._weights.values())
@@ -489,7 +495,7 @@ class Pruner:
         changed, made = 0, dict(self._masks)
         for name, mask in masks.items():
             weight = self._weights[name].detach()
-            new = laid_out(mask, weight).to(weight.dtype)
+            new = _factor(mask, weight)
             old = self._masks.get(name)
             changed += count_nonzero(new.eq(0) if old is None else new.ne(old))
             stays[name] = new if old is None else new * old
@@ -516,6 +522,16 @@ class Pruner:
     @property
     def _trains_removed(self) -> bool:
         return isinstance(self._regrow, Held) and self._regrow.straight_through
+
+    def _warn_of_other_weights(self) -> None:
+        trained = {
+            id(each) for optimizer in self._optimizers for group in optimizer.param_groups for each in group["params"]
+        }
+        if not any(id(weight) in trained for weight in self._weights.values()):
+            warnings.warn(
+                f"the optimizer trains none of the {len(self._weights)} weights to be pruned: is it another model's?",
+                stacklevel=3,
+            )
 
     def _check_evidence(self) -> None:
         """Whether all that is asked for can be gathered."""
@@ -694,6 +710,13 @@ def _count(kept: Tensor) -> int | Tensor:
 
 def _itself(scores: Tensor) -> Tensor:
     return scores
+
+
+def _factor(mask: Tensor, weight: Tensor) -> Tensor:
+    """A mask as what a weight is multiplied by: of its dtype, device, memory layout and shards."""
+    if is_sharded(weight):
+        return laid_out(mask, weight).to(weight.dtype)
+    return torch.empty_like(weight).copy_(mask)
 
 
 def _locals(tensors: Iterable[Tensor]) -> list[Tensor]:
