@@ -6,10 +6,11 @@ kind of pruning is the same five steps: score, pool, count, keep, spread.
 
 from secateur import criteria, patterns, prune, regrowth, schedules
 from secateur.allocation import erk, everywhere, uniform
+from secateur.batchnorm import reestimate_batchnorm
 from secateur.checkpoint_sparsification import sparsify_checkpoint
-from secateur.criteria import elementwise, lamp, magnitude
+from secateur.criteria import lamp
 from secateur.inspection import inspect_checkpoint
-from secateur.masks import apply_, attach, detach, iterate_masks, make_masks, masks_from_zeros, sparsity_of
+from secateur.masks import apply_, attach, detach, make_masks, masks_from_zeros, sparsity_of
 from secateur.patterns import NM, Block, Channels, Rows, Unstructured, parse
 from secateur.pruner import Pruner
 from secateur.report import write_report
@@ -29,19 +30,17 @@ __all__ = [
     "attach",
     "criteria",
     "detach",
-    "elementwise",
     "erk",
     "everywhere",
     "find_targets",
     "inspect_checkpoint",
-    "iterate_masks",
     "lamp",
-    "magnitude",
     "make_masks",
     "masks_from_zeros",
     "parse",
     "patterns",
     "prune",
+    "reestimate_batchnorm",
     "regrowth",
     "schedules",
     "sparsify",
