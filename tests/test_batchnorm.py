@@ -119,7 +119,7 @@ def on_each_rank(rank, folder):
     batches, expected = images(4), network()
     reestimate_batchnorm(expected, batches)
     model = nn.parallel.DistributedDataParallel(network())
-    reestimate_batchnorm(model, batches[2 * rank : 2 * rank + 2])
+    reestimate_batchnorm(model.module if rank else model, batches[2 * rank : 2 * rank + 2])
     for name, buffer in model.module.named_buffers():
         if "num_batches" not in name:
             torch.testing.assert_close(buffer, expected.get_buffer(name))

@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import secateur.prune as prune
-from secateur import attach, find_targets
+from secateur import attach, criteria, find_targets, sparsify
 from secateur.batches import loss_of, moved, repeatable, run, unchanged, unwrapped
 from secateur.evidence import VOCABULARY, collect
 
@@ -210,6 +210,8 @@ def test_input_statistics_of_a_linear_layer():
     close(entry["input_mean"][0], x.mean(0).float())
     close(entry["input_var"][0], x.var(0, correction=0).float(), rtol=1e-5, atol=0)
     close(entry["gram"], (x.T @ x).float())
+    empty = collect(layer, [*batches, torch.zeros(0, 4)], words)["weight"]
+    assert all(torch.equal(empty[word], entry[word]) for word in words)
     close(entry["output_norm"][:, 0], layer.double()(x).detach().norm(dim=0).float())
 
 
@@ -235,7 +237,7 @@ def test_convolutions_see_their_patches(data):
     layer = nn.Conv2d(4, 8, kernel, stride, padding, dilation, groups, padding_mode=mode).double()
     x = torch.randn(3, 4, 7, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     words = ["input_norm", "input_mean", "input_var", "output_norm"] + (["gram"] if groups == 1 else [])
-    entry = collect(layer, [x[:2], x[2]], words)["weight"]
+    entry = collect(layer, [x[:2], x[:0], x[2]], words)["weight"]
     rows = unfolded(layer, x)
     of_channel = torch.arange(8) // (8 // groups)  # the group of each output
 
@@ -455,7 +457,7 @@ def test_flow_through_forty_layers_needs_float64():
 
 def test_flow_takes_token_ids_mappings_and_forwards_as_they_are():
     model = Language()
-    batch = {"input_ids": torch.tensor([[1, 2, 3], [4, 0, 0]]), "labels": torch.zeros(2, 3, dtype=torch.long)}
+    batch = UserDict(input_ids=torch.tensor([[1, 2, 3], [4, 0, 0]]), labels=torch.zeros(2, 3, dtype=torch.long))
     found = collect(model, iter([batch]), "flow")
     again = collect(model, [batch], "flow", forward=lambda m, b: m(b["input_ids"])["logits"])
     close(found["head.weight"]["flow"], again["head.weight"]["flow"])
@@ -779,6 +781,7 @@ def on_each_rank(rank, folder):
     for name, entry in expected.items():
         for word, tensor in entry.items():
             close(found[f"module.{name}"][word], tensor)
+    close(collect(replicated.module, mine, "gram")["0.weight"]["gram"], expected["0.weight"]["gram"])
     x, y = batches[0]
     cross_entropy(replicated(x), y).backward()  # the wrapper works as before
     close(replicated.module[0].weight.grad, by_hand(network(), batches[:1])["0.weight"])
@@ -797,6 +800,14 @@ def on_each_rank(rank, folder):
             close(tensor.full_tensor(), expected[name][word])
         scores = find_targets(model)[name].detach().abs() * entry["input_norm"] + entry["grad"]
         assert scores.placements == entry["grad"].placements
+    outermost, plain = network(), network()
+    fully_shard(outermost, mesh=mesh)
+    for each, own in ((outermost, mine), (plain, batches)):
+        sparsify(each, 0.8, criterion=criteria.wanda, batches=own, rounds=3)
+        sparsify(each, 0.9, criterion=criteria.snip, batches=own, loss=cross_entropy, rounds=2)
+    for name, weight in find_targets(outermost).items():
+        assert torch.equal(weight.full_tensor(), plain.get_parameter(name))
+    close(outermost(x), plain(x))
     with pytest.raises(TypeError, match=r"0.weight is sharded, and flow can't be gathered on shards"):
         collect(model, mine, "flow")
     distributed.barrier()

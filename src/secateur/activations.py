@@ -195,12 +195,12 @@ class _Convolution:
             None if summed is None else self._patches(summed[None]).sum(places)[0]
             for summed in (sums.total(x), sums.square(x))
         )
-        sums.add(totals, squares, y.shape[0] * y[0, 0].numel())
+        sums.add(totals, squares, y.numel() // y.shape[1])
         if "output_norm" in sums.words:
             sums.add_outputs(y, (0, *places))
         if "gram" in sums.words:
-            for example in x.split(1):
-                patches = self._patches(example)[0].movedim(0, spatial)  # (*places, channels, *kernel)
+            for example in x:
+                patches = self._patches(example[None])[0].movedim(0, spatial)  # (*places, channels, *kernel)
                 sums.add_gram(patches.flatten(spatial).flatten(0, spatial - 1))
 
     def _patches(self, x: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ class _TransposedConvolution:
         if x.dim() == spatial + 1:
             x, y = x[None], y[None]
         dims = (0, *range(2, 2 + spatial))
-        sums.add(sums.total(x, dims), sums.square(x, dims), x.shape[0] * x[0, 0].numel())
+        sums.add(sums.total(x, dims), sums.square(x, dims), x.numel() // x.shape[1])
         if "output_norm" in sums.words:
             sums.add_outputs(y, dims)
 

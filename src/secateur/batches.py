@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Forward", "Loss", "device_of", "loss_of", "moved", "repeatable", "run", "unchanged", "unwrapped"]
+__all__ = ["Forward", "Loss", "device_of", "loss_of", "mapped", "moved", "repeatable", "run", "unchanged", "unwrapped"]
 
 Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[..., Tensor]
@@ -108,12 +108,19 @@ def moved(batch: Any, device: torch.device | None) -> Any:
     >>> moved({"x": torch.ones(1), "name": "one"}, torch.device("cpu"))
     {'x': tensor([1.]), 'name': 'one'}
     """
-    if device is None:
-        return batch
+    return batch if device is None else mapped(batch, lambda tensor: tensor.to(device))
+
+
+def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A batch of the same kind with the function's values in its tensors' places; itself where they are the same.
+
+    >>> mapped((torch.ones(2), ["name", torch.ones(1)]), torch.neg)
+    (tensor([-1., -1.]), ['name', tensor([-1.])])
+    """
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, Mapping):
-        entries = {key: moved(value, device) for key, value in batch.items()}
+        entries = {key: mapped(value, function) for key, value in batch.items()}
         if all(entries[key] is value for key, value in batch.items()):
             return batch
         if not isinstance(batch, MutableMapping):
@@ -122,7 +129,7 @@ def moved(batch: Any, device: torch.device | None) -> Any:
         other.update(entries)
         return other
     if isinstance(batch, tuple | list):
-        parts = [moved(part, device) for part in batch]
+        parts = [mapped(part, function) for part in batch]
         if all(part is old for part, old in zip(parts, batch, strict=True)):
             return batch
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
@@ -202,13 +209,23 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                     # None alone would leave the engine with the hooks of the body
                     parameter._post_accumulate_grad_hooks = OrderedDict()
                     parameter._post_accumulate_grad_hooks = hooks
+            for module in modules:
+                _reshard(module)
+
+
+def _reshard(module: nn.Module) -> None:
+    """``fully_shard`` leaves the outermost module gathered until a backward pass, which may not follow; whoever changed
+    the shards now would find the gathered weights unchanged in the next forward pass."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None and isinstance(module, fsdp.FSDPModule):
+        module.reshard()
 
 
 def _changing(module: nn.Module) -> Iterator[Tensor]:
     """The buffers that a forward pass may change: all but the masks of pruned tensors."""
     for key, buffer in module._buffers.items():
         is_mask = key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in module._parameters
-        if buffer is not None and not is_mask:
+        if buffer is not None and buffer.device.type != "meta" and not is_mask:
             yield buffer
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.batches import Forward, device_of, moved, run, unchanged, unwrapped
+from secateur.owners import replicating_group
 from secateur.progress import track
 
 __all__ = ["batchnorms", "reestimate_batchnorm"]
@@ -27,7 +28,8 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     Every BatchNorm (1d, 2d, 3d, SyncBatchNorm) with ``track_running_stats`` that the batches reach normalizes by the
     batch and averages over all of them; everything else is in evaluation mode, dropout and frozen weights included. As
     in `torch.optim.swa_utils.update_bn` each batch weighs the same, whatever its size. Modes, momenta, gradients and
-    random states are as before; ``num_batches_tracked`` is the number of batches.
+    random states are as before; ``num_batches_tracked`` is the number of batches. Ranks of a DistributedDataParallel
+    pass their own batches and get the mean of their statistics.
 
     Args:
         batches: as `secateur.evidence.collect` takes them; several hundred examples or more.
@@ -68,9 +70,10 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
                 module.momentum = momentum
         if not count:
             raise ValueError("there are no batches: running statistics come from running the model.")
+        group = _group(inner)
         # what the batches never reached keeps its statistics
         reached = {name: module for name, module in found.items() if module.num_batches_tracked}
-        statistics = {name: _averaged(model, module) for name, module in reached.items()}
+        statistics = {name: _averaged(module, group) for name, module in reached.items()}
     for name, (mean, variance, _) in statistics.items():
         if not bool(mean.isfinite().all() and variance.isfinite().all()):
             raise ValueError(f"{name or type(model).__name__}: the statistics of the batches are not finite.")
@@ -99,14 +102,22 @@ def batchnorms(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def _averaged(model: nn.Module, module: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """The statistics of this rank, or of all ranks of a DistributedDataParallel."""
+def _averaged(module: Any, group: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The statistics of this rank, or the mean over the ranks of a group."""
     mean, variance = module.running_mean.clone(), module.running_var.clone()
-    if isinstance(model, nn.parallel.DistributedDataParallel):
+    if group is not None:
         from torch import distributed
 
-        ranks = distributed.get_world_size(model.process_group)
         for tensor in (mean, variance):
-            distributed.all_reduce(tensor, group=model.process_group)
-            tensor.div_(ranks)
+            distributed.all_reduce(tensor, group=group)
+            tensor.div_(distributed.get_world_size(group))
     return mean, variance, module.num_batches_tracked.clone()
+
+
+def _group(model: nn.Module) -> Any:
+    """The ranks that hold copies of the model, or None."""
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                return replicating_group(module, key)
+    return None

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.activations import STATISTICS, Layer, Sums, layer_of
-from secateur.batches import Forward, Loss, device_of, loss_of, moved, repeatable, run, unchanged, unwrapped
+from secateur.batches import Forward, Loss, device_of, loss_of, mapped, moved, repeatable, run, unchanged, unwrapped
+from secateur.owners import replicating_group
 from secateur.progress import track
 from secateur.shards import is_sharded, whole
 from secateur.targets import _identity as identity_of_parameter
@@ -94,8 +95,8 @@ def collect(
     derivative.
 
     Args:
-        model: any module. Of one in DistributedDataParallel or ``fully_shard``, each rank passes its own batches, and
-            all ranks get the evidence over all of them.
+        model: any module. Of one in DistributedDataParallel (or the module inside it) or ``fully_shard``, each rank
+            passes its own batches, and all ranks get the evidence over all of them.
         batches: tensors, tuples that begin with the input, or mappings of keyword arguments; see `secateur.batches`.
             Moved to the model's device. An ``attention_mask`` (batch, sequence) in a mapping leaves padding out of
             the statistics of inputs and outputs.
@@ -126,7 +127,7 @@ def collect(
         return {name: {} for name in weights}
     inner = unwrapped(model)
     places = _places(inner, weights)
-    group = model.process_group if isinstance(model, nn.parallel.DistributedDataParallel) else None
+    group = replicating_group(*next(iter(places.values()))[0][1:3])
     sharded = [name for name in places if is_sharded(weights[name])]
     if sharded and (impossible := [word for word in ("hessian_grad", "flow") if word in words]):
         raise TypeError(f"{sharded[0]} is sharded, and {impossible[0]} can't be gathered on shards; gather it before.")
@@ -366,7 +367,7 @@ def _flow(
     wanted = {name: absolute[_identity(found[0].parameter)].requires_grad_() for name, found in places.items()}
     with torch.enable_grad(), torch.autocast(next(iter(wanted.values())).device.type, enabled=False):
         model.eval()  # batch normalization by its running statistics: those of a batch of ones are no one's
-        outputs = torch.func.functional_call(_Runner(model, forward), replaced, (_ones_like(batch),))
+        outputs = torch.func.functional_call(_Runner(model, forward), replaced, (mapped(batch, _ones_like),))
         total = _principal(outputs).sum()
         if not total.requires_grad:
             raise ValueError("the outputs depend on no weight; was the model run under no_grad?")
@@ -379,17 +380,10 @@ def _flow(
     return flows
 
 
-def _ones_like(batch: Any) -> Any:
-    """One example of a batch's shapes: ones in float64; what is not floating point, such as token ids, stays."""
-    if isinstance(batch, Tensor):
-        one = batch[:1] if batch.dim() else batch
-        return torch.ones_like(one, dtype=torch.float64) if one.is_floating_point() else one
-    if isinstance(batch, Mapping):
-        return {key: _ones_like(value) for key, value in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [_ones_like(part) for part in batch]
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+def _ones_like(tensor: Tensor) -> Tensor:
+    """One example of a tensor's shape: ones in float64; what is not floating point, such as token ids, stays."""
+    one = tensor[:1] if tensor.dim() else tensor
+    return torch.ones_like(one, dtype=torch.float64) if one.is_floating_point() else one
 
 
 def _principal(outputs: Any) -> Tensor:
