@@ -785,3 +785,46 @@ def test_weights_without_values():
         model = nn.Linear(4, 4)
     with pytest.raises(ValueError, match="weight is on the meta device"):
         quiet(model, SGD(model.parameters()), 0.5, total_steps=3)
+
+
+@pytest.mark.parametrize(
+    "criterion", [criteria.snip, criteria.wanda, criteria.grasp, criteria.synflow, criteria.taylor]
+)
+def test_evidence_from_batches(criterion):
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(
+        model,
+        optimizer,
+        0.75,
+        total_steps=10,
+        every=3,
+        criterion=criterion,
+        batches=(batch(step) for step in range(3)),
+        loss=nn.functional.mse_loss,
+    )
+    for _ in train(model, optimizer, 10):
+        assert model.training
+        assert model[0].weight.grad is not None
+    assert_zero_where_removed(model, pruner)
+    assert pruner.metrics()["sparsity"] == 0.75
+
+
+def test_masks_of_units_within_which_to_go_on():
+    """Channels of a narrow tensor are few weights: what is removed is counted in units."""
+    model = network()
+    within = {"5.weight": torch.tensor([False, False, False, True])[:, None].expand(4, 16)}
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, schedules.constant(2 / 36), pattern=Channels(), within=within)
+    assert [int(mask.any(1).sum()) for mask in pruner.masks.values()] == [16, 16, 1]
+    later = quiet(model, optimizer, schedules.constant(6 / 36), pattern=Channels(), within=within)
+    assert sum(int(mask.any(1).sum()) for mask in later.masks.values()) == 30
+
+
+def test_a_copy_whose_submodule_is_called_module():
+    model = nn.ModuleDict({"module": nn.Linear(4, 4)})
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, schedules.constant(0.5))
+    twin = nn.ModuleDict({"module": nn.Linear(4, 4)})
+    pruner.follow(twin)
+    assert int((twin["module"].weight == 0).sum()) == 8

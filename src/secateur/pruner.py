@@ -104,6 +104,7 @@ class Pruner:
         seed: int = 0,
         verbose: bool = True,
     ) -> None:
+        self._given = model  # DistributedDataParallel tells collect to average over the ranks
         self._model = unwrapped(model)
         self._weights = find_layers(self._model, include=include, exclude=exclude)
         if attached := [name for name in self._weights if name.endswith("_orig")]:
@@ -232,8 +233,9 @@ class Pruner:
         4
         """
         inside = unwrapped(model)
-        averaged = getattr(inside, "module", None)
-        parameters = dict((averaged if isinstance(averaged, nn.Module) else inside).named_parameters())
+        parameters = dict(inside.named_parameters())
+        if isinstance(averaged := getattr(inside, "module", None), nn.Module):
+            parameters = dict(averaged.named_parameters()) | parameters
         if missing := [name for name in self._weights if name not in parameters]:
             raise KeyError(f"{type(model).__name__} has no weight {missing[0]!r}; follow takes a copy of the model.")
         self._places.append(_Place({name: parameters[name] for name in self._weights}))
@@ -396,8 +398,7 @@ class Pruner:
                             f"{tuple(self._weights[name].shape)}."
                         )
             start = dict(within or {})
-            removed = sum(mask.numel() - int(mask.ne(0).sum()) for mask in start.values())
-            self._target = removed / max(sum(weight.numel() for weight in before.values()), 1)
+            self._target = self._share_removed(start)
             target = float(self.schedule(0))
             waits = bool(set(needs(self._criterion)) & self._gathered)
             if target > self._target and not waits:
@@ -409,6 +410,16 @@ class Pruner:
             undo = {name: before[name].clone() for name in start}
             self._install(start, before, zero_state=False)
             self._undo = {name: (value, self._weights[name]._version) for name, value in undo.items()}
+
+    def _share_removed(self, masks: Mapping[str, Tensor]) -> float:
+        """The fraction of all units that masks remove."""
+        if not masks or self._pattern.density is not None:
+            return 0.0
+        shapes = {name: torch.empty(weight.shape, device="meta") for name, weight in self._weights.items()}
+        units = sum(self._pattern.pool(shape).numel() for shape in shapes.values())
+        kept = sum(self._pattern.pool(shape).numel() for name, shape in shapes.items() if name not in masks)
+        kept += sum(int(_units_kept(mask.ne(0), self._pattern).sum()) for mask in masks.values())
+        return 1 - kept / max(units, 1)
 
     def _put_back(self) -> None:
         """Undo what the start removed, where nobody has written to the weight since."""
@@ -573,7 +584,7 @@ class Pruner:
         evidence: dict[str, dict[str, Tensor]] = {name: {} for name in weights}
         if from_batches := words - self._gathered:
             for name, found in collect(
-                self._model, asked=sorted(from_batches), weights=self._weights, **self._collected
+                self._given, asked=sorted(from_batches), weights=self._weights, **self._collected
             ).items():
                 evidence[name].update(found)
         if "grad" in words & self._gathered:
@@ -642,7 +653,8 @@ class Pruner:
     def _own_randomness(self) -> Iterator[None]:
         """Random numbers that depend on the seed and the step alone: the same on all ranks and after a resume."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed((self._seed * 1_000_003 + self.step) % 2**63)
+            # the CPU's generator alone: torch.manual_seed would also reach those of devices
+            torch.default_generator.manual_seed((self._seed * 1_000_003 + self.step) % 2**63)
             yield
 
 
