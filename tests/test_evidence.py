@@ -480,6 +480,15 @@ def test_flow_respects_attached_masks():
     assert model[1].weight.dtype == torch.float32
 
 
+def test_what_torchs_own_hooks_leave_behind_stays():
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    torch.nn.utils.prune.l1_unstructured(model[0], "weight", 0.5)
+    weight = model[0].weight
+    found = collect(model, pairs(), ["grad", "flow"], loss=cross_entropy)
+    assert not found["0.weight_orig"]["flow"][model[0].weight_mask == 0].any()
+    assert model[0].weight is weight
+
+
 # the model is as it was
 
 

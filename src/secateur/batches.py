@@ -168,9 +168,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """Whatever the body does by running the model, forward and backward, is undone at its end.
 
     That is: ``training`` of every submodule, ``.grad`` (None inside) and ``requires_grad`` of every parameter, the
-    buffers' objects and contents, and the random states of torch (CPU and the model's devices), numpy and Python.
-    Hooks that step an optimizer as gradients arrive are silent inside, and compiled modules run uncompiled. The
-    weights themselves are not copied. Costs a copy of the buffers, but for pruning masks.
+    buffers' objects and contents, tensors in plain attributes, and the random states of torch (CPU and the model's
+    devices), numpy and Python. Hooks that step an optimizer as gradients arrive are silent inside, and compiled modules
+    run uncompiled. The weights themselves are not copied. Costs a copy of the buffers, but for pruning masks.
 
     >>> model = nn.BatchNorm1d(2)
     >>> with unchanged(model):
@@ -184,6 +184,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     flags = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
     arrivals: list[Any] = [parameter._post_accumulate_grad_hooks for parameter in parameters]
     tables = [dict(module._buffers) for module in modules]
+    # torch's pruning and normalization hooks leave the weight of the last forward pass in a plain attribute
+    left = [{key: value for key, value in vars(module).items() if isinstance(value, Tensor)} for module in modules]
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
     devices = {tensor.device for tensor in (*parameters, *model.buffers())}
     with _same_random_states(devices), _uncompiled():
@@ -194,8 +196,9 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                     parameter._post_accumulate_grad_hooks = OrderedDict()
             yield
         finally:
-            for module, mode, table in zip(modules, modes, tables, strict=True):
+            for module, mode, table, attributes in zip(modules, modes, tables, left, strict=True):
                 module.training = mode
+                vars(module).update(attributes)
                 if any(module._buffers.get(key) is not buffer for key, buffer in table.items()):
                     module._buffers.update(table)
             with torch.no_grad():
