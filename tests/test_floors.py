@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = [
-    ["files", "progress", "shards", "version"],
+    ["axes", "files", "progress", "shards", "version"],
     [
         "activations",
         "batches",
