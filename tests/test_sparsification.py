@@ -204,12 +204,17 @@ def test_attached_masks_are_earlier_masks():
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_batch_normalization_is_re_estimated_if_there_is_data(rounds):
     batches = pairs(3, 10, 10)
-    model, plain = convolutions(), convolutions()
-    options = {"criterion": saliency, "loss": cross_entropy, "rounds": rounds}
-    sparsify(plain, 0.7, batches=batches, reestimate=False, **options)
-    assert not plain[1].running_mean.any()
-    sparsify(model, 0.7, batches=iter(batches), **options)
-    reestimate_batchnorm(plain, batches)
+    model, plain, untouched = convolutions(), convolutions(), convolutions()
+    options = {"criterion": saliency, "loss": cross_entropy}
+    sparsify(untouched, 0.7, batches=batches, reestimate=False, rounds=rounds, **options)
+    assert not untouched[1].running_mean.any()
+    masks = sparsify(model, 0.7, batches=iter(batches), rounds=rounds, **options)
+    within = None
+    for done in range(1, rounds + 1):  # each round's evidence passes through the statistics of the one before
+        sparsity = 1 - 0.3 ** (done / rounds)
+        within = sparsify(plain, sparsity, batches=batches, reestimate=False, within=within, **options)
+        reestimate_batchnorm(plain, batches)
+    assert same(masks, within)
     assert same(model.state_dict(), plain.state_dict())
     assert model[4].num_batches_tracked == 3
     assert model.training

@@ -51,7 +51,7 @@ def sparsify(
     call `apply_` after each optimizer step; to make the zeros reversible, `attach` the masks instead.
 
     With ``batches``, what the criterion asks for is collected from them, and the running statistics of batch
-    normalization are re-estimated on the pruned model. With ``rounds``, the sparsity grows as 1 - (1 - s)^(k / rounds),
+    normalization are re-estimated on the pruned model, so that these buffers change too. With ``rounds``, the sparsity grows as 1 - (1 - s)^(k / rounds),
     and each round's evidence comes from the model that the former rounds left: iterative SynFlow (Tanaka et al. 2020,
     arXiv:2006.05467: 100 rounds) and FORCE (de Jorge et al. 2020, arXiv:2006.09081).
 
@@ -70,7 +70,8 @@ def sparsify(
         batches, loss, forward: see `secateur.evidence.collect`. An iterator that can be gone through only once is kept
             in a list if it is needed again; a criterion that asks for ``flow`` alone looks at the first batch only.
         rounds: in how many steps; masks nest.
-        reestimate: whether to run `reestimate_batchnorm` at the end; by default if there are batches and a BatchNorm.
+        reestimate: whether to run `reestimate_batchnorm` after every round; by default if there are batches and a
+            BatchNorm.
 
     Raises:
         ValueError, TypeError: what `find_targets`, `make_masks` and `collect` refuse; a criterion asks for evidence
@@ -103,11 +104,15 @@ def sparsify(
     steps = _steps(weights, sparsity, rounds, pattern or Unstructured(), within)
     if len(steps) > 1 and asked and evidence is not None:
         raise ValueError("evidence that was gathered before serves one round; pass batches= instead, or rounds=1.")
-    if batches is not None and collecting * len(steps) + reestimating > 1:
+    if batches is not None and (collecting + reestimating) * len(steps) > 1:
         first_is_enough = set(asked) == {"flow"} and not reestimating
         batches = list(itertools.islice(batches, 1)) if first_is_enough else repeatable(batches)
 
-    originals = {name: weight.detach().clone() for name, weight in weights.items() if len(steps) > 1 or reestimating}
+    statistics = (
+        [buffer for module in batchnorms(model).values() for buffer in module.buffers()] if reestimating else []
+    )
+    changing = [*weights.values(), *statistics] if len(steps) > 1 or reestimating else []
+    originals = [(tensor.detach(), tensor.detach().clone()) for tensor in changing]
     masks: dict[str, Tensor] = {}
     try:
         for step in track(steps, "pruning round by round"):
@@ -119,13 +124,13 @@ def sparsify(
             )
             apply_(weights, masks)
             within = {**(within or {}), **masks}
-        if reestimating:
-            assert batches is not None
-            reestimate_batchnorm(model, batches, forward=forward)
+            if reestimating:  # in every round, since the next one's evidence passes through the normalizations
+                assert batches is not None
+                reestimate_batchnorm(model, batches, forward=forward)
     except BaseException:
         with torch.no_grad():
-            for name, original in originals.items():
-                weights[name].detach().copy_(original)
+            for tensor, original in originals:
+                tensor.copy_(original)
         raise
     return masks
 
