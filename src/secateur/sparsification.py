@@ -51,9 +51,10 @@ def sparsify(
     call `apply_` after each optimizer step; to make the zeros reversible, `attach` the masks instead.
 
     With ``batches``, what the criterion asks for is collected from them, and the running statistics of batch
-    normalization are re-estimated on the pruned model, so that these buffers change too. With ``rounds``, the sparsity grows as 1 - (1 - s)^(k / rounds),
-    and each round's evidence comes from the model that the former rounds left: iterative SynFlow (Tanaka et al. 2020,
-    arXiv:2006.05467: 100 rounds) and FORCE (de Jorge et al. 2020, arXiv:2006.09081).
+    normalization are re-estimated on the pruned model, so that these buffers change too. With ``rounds``, the sparsity
+    grows as 1 - (1 - s)^(k / rounds), and each round's evidence comes from the model that the former rounds left:
+    iterative SynFlow (Tanaka et al. 2020, arXiv:2006.05467: 100 rounds) and FORCE (de Jorge et al. 2020,
+    arXiv:2006.09081).
 
     Where the model is run after weights were zeroed (more than one round, or re-estimation), a copy of the weights is
     held until the end, so that a failure, such as a loss that becomes NaN, can put them back.
