@@ -680,6 +680,7 @@ def test_a_criterion_names_what_is_collected():
 
     found = collect(network(), pairs(), score, loss=cross_entropy)
     assert {tuple(entry) for entry in found.values()} == {("grad", "input_norm")}
+    assert collect(network(), [], ["grad"], weights={}) == {}
     assert collect(network(), [], torch.abs) == {"0.weight": {}, "2.weight": {}, "4.weight": {}}
 
 

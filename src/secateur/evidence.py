@@ -123,7 +123,7 @@ def collect(
             "movement adds up over training steps and can't be collected from batches; give the criterion to a Pruner, "
             "which gathers it while the model trains."
         )
-    if not words:
+    if not words or not weights:
         return {name: {} for name in weights}
     inner = unwrapped(model)
     places = _places(inner, weights)
@@ -146,11 +146,12 @@ def collect(
             first, count = (batch if first is None else first), count + 1
             if not statistics.words and not gradients.words:
                 break  # flow looks at the first batch's shapes
-            with torch.set_grad_enabled(bool(gradients.words)), statistics.listening(batch):
-                outputs = run(inner, batch, forward)
-            if gradients.words:
-                loss_of(outputs, batch, loss, count - 1).backward()  # type: ignore[no-untyped-call]
-                gradients.end_batch()
+            with torch.set_grad_enabled(bool(gradients.words)):
+                with statistics.listening(batch):
+                    outputs = run(inner, batch, forward)
+                if gradients.words:
+                    loss_of(outputs, batch, loss, count - 1).backward()  # type: ignore[no-untyped-call]
+                    gradients.end_batch()
             del outputs
         if not count:
             raise ValueError("there are no batches: evidence comes from running the model.")
