@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["STATISTICS", "Layer", "Sums", "layer_of"]
+__all__ = ["Layer", "STATISTICS", "Sums", "layer_of"]
 
 STATISTICS = ("input_norm", "input_mean", "input_var", "output_norm", "gram")
 
