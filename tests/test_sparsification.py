@@ -14,13 +14,16 @@ from torch.nn import functional
 from secateur import (
     NM,
     Channels,
+    Pruner,
     Rows,
     attach,
+    criteria,
     everywhere,
     find_targets,
     lamp,
     make_masks,
     prune,
+    schedules,
     sparsify,
     sparsity_of,
     uniform,
@@ -284,3 +287,35 @@ def test_messages(options, error, message):
     with pytest.raises(error, match=message):
         sparsify(model, **{"sparsity": 0.5, **options})
     assert same(model.state_dict(), before)
+
+
+class Conv1D(nn.Module):
+    """As transformers has it: the weight is stored (inputs, outputs)."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf, self.nx = nf, nx
+        self.weight = nn.Parameter(torch.randn(nx, nf))
+        self.bias = nn.Parameter(torch.zeros(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+def test_patterns_run_along_the_inputs_whatever_the_layout():
+    torch.manual_seed(0)
+    x = torch.randn(32, 8) * torch.arange(1, 9)
+    for criterion in (criteria.magnitude, criteria.wanda, criteria.ria):
+        for pattern, sparsity in ((NM(2, 4), None), (Rows(), 0.5)):
+            stored = Conv1D(12, 8)
+            linear = nn.Linear(8, 12)
+            with torch.no_grad():
+                linear.weight.copy_(stored.weight.t())
+            trained = copy.deepcopy(stored)
+            options = {"criterion": criterion, "pattern": pattern, "allocate": uniform, "batches": [x]}
+            found = sparsify(stored, sparsity, **options)["weight"]
+            assert torch.equal(found.t(), sparsify(linear, sparsity, **options)["weight"])
+            assert found.shape == (8, 12)
+            optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
+            pruner = Pruner(trained, optimizer, schedules.constant(0.5), verbose=False, **options)
+            assert torch.equal(pruner.masks["weight"], found)

@@ -28,7 +28,7 @@ from secateur.patterns import NM, Pattern, Unstructured
 from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, cubic, resolve, step_of
 from secateur.shards import count_nonzero, is_sharded, laid_out, local, whole
-from secateur.targets import find_layers, left_alone
+from secateur.targets import find_layers, left_alone, stored_inputs_first, turned, turned_evidence
 
 __all__ = ["Pruner"]
 
@@ -114,6 +114,9 @@ class Pruner:
         self._optimizers = [_inner_optimizer(each) for each in _listed(optimizer)]
         self._warn_of_other_weights()
         self._pattern: Pattern = Unstructured() if pattern is None else pattern
+        # an unstructured mask is the same either way, but for the order of ties
+        unstructured = self._pattern == Unstructured()
+        self._inputs_first = [] if unstructured else stored_inputs_first(self._model, self._weights)
         self._criterion = criterion
         self._allocate = allocate
         self._collected: dict[str, Any] = {
@@ -415,7 +418,9 @@ class Pruner:
         """The fraction of all units that masks remove."""
         if not masks or self._pattern.density is not None:
             return 0.0
-        shapes = {name: torch.empty(weight.shape, device="meta") for name, weight in self._weights.items()}
+        masks = turned(masks, self._inputs_first)
+        whole = {name: torch.empty(weight.shape, device="meta") for name, weight in self._weights.items()}
+        shapes = turned(whole, self._inputs_first)
         units = sum(self._pattern.pool(shape).numel() for shape in shapes.values())
         kept = sum(self._pattern.pool(shape).numel() for name, shape in shapes.items() if name not in masks)
         kept += sum(int(_units_kept(mask.ne(0), self._pattern).sum()) for mask in masks.values())
@@ -444,13 +449,14 @@ class Pruner:
         self, weights: Mapping[str, Tensor], target: float, old: Mapping[str, Tensor], *, regrow: bool
     ) -> dict[str, Tensor]:
         """The masks for a target, given those that there are."""
-        masks = dict(old)
+        masks = turned(old, self._inputs_first)
+        weights, old = turned(weights, self._inputs_first), masks
         with self._own_randomness():
             if self._holds or target > self._target:
                 masks = self._removing(weights, target, None if self._holds else old or None)
             if regrow and masks and isinstance(self._regrow, DropAndGrow):
                 masks = self._dropped_and_grown(self._regrow, weights, masks)
-        return masks
+        return turned(masks, self._inputs_first)
 
     def _removing(
         self,
@@ -594,11 +600,11 @@ class Pruner:
                 evidence[name]["grad"] = grad
         for word, total in (("grad_sq", self._grad_sq), ("movement", self._movement)):
             if word in words & self._gathered:
-                for name, weight in weights.items():
-                    evidence[name][word] = total.get(name, torch.zeros_like(weight))
+                for name in weights:
+                    evidence[name][word] = total.get(name, torch.zeros_like(self._weights[name]))
                     if word == "grad_sq":
                         evidence[name][word] = evidence[name][word] / max(self._grad_sq_steps, 1)
-        return evidence
+        return turned_evidence(evidence, self._inputs_first)
 
     def _gradients(self) -> dict[str, Tensor]:
         """The gradients of the step; zero for a weight that took no part in it."""

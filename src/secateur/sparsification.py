@@ -22,7 +22,7 @@ from secateur.masks import apply_, attached_masks, make_masks
 from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.selection import LazyScores
-from secateur.targets import find_targets
+from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
 __all__ = ["sparsify"]
 
@@ -62,7 +62,8 @@ def sparsify(
     Args:
         model: any module.
         sparsity: fraction of units removed, in [0, 1]; none for a pattern that fixes it, such as ``NM(2, 4)``.
-        pattern: `Unstructured` by default; see `secateur.patterns`.
+        pattern: `Unstructured` by default; see `secateur.patterns`. It is applied to (outputs, inputs), also where
+            transformers' ``Conv1D`` stores (inputs, outputs).
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
         allocate: how many units each tensor keeps; see `secateur.allocation`.
         include, exclude: globs over parameter names; see `find_targets`.
@@ -91,6 +92,8 @@ def sparsify(
     16
     """
     weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
+    # an unstructured mask is the same either way, but for the order of ties
+    inputs_first = [] if pattern is None or pattern == Unstructured() else stored_inputs_first(model, weights)
     within = {**attached_masks(model, weights), **(within or {})} or None
     asked = needs(criterion)
     collecting = bool(asked) and evidence is None
@@ -121,8 +124,15 @@ def sparsify(
                 assert batches is not None
                 evidence = collect(model, batches, asked, weights=weights, loss=loss, forward=forward)
             masks = make_masks(
-                weights, step, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
+                turned(weights, inputs_first),
+                step,
+                pattern=pattern,
+                criterion=criterion,
+                allocate=allocate,
+                within=None if within is None else turned(within, inputs_first),
+                evidence=None if evidence is None else turned_evidence(evidence, inputs_first),
             )
+            masks = turned(masks, inputs_first)
             apply_(weights, masks)
             within = {**(within or {}), **masks}
             if reestimating:  # in every round, since the next one's evidence passes through the normalizations

@@ -6,12 +6,12 @@ Law: no tensor is a target twice, and a glob that matches nothing is an error.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
-__all__ = ["find_layers", "find_targets", "left_alone"]
+__all__ = ["find_layers", "find_targets", "left_alone", "stored_inputs_first", "turned", "turned_evidence"]
 
 _LEFT_ALONE = (
     nn.Embedding,
@@ -80,6 +80,48 @@ def left_alone(model: nn.Module, targets: Iterable[str]) -> dict[str, str]:
         else:
             reasons[name] = f"neither linear nor convolution ({type(owners[_identity(parameter)][0]).__name__})"
     return reasons
+
+
+def turned(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """The same, with those of the names transposed: patterns are defined on (outputs, inputs).
+
+    >>> import torch
+    >>> turned({"a": torch.zeros(2, 3), "b": torch.zeros(2, 3)}, ["a"])["a"].shape
+    torch.Size([3, 2])
+    """
+    which = set(names)
+    return {name: tensor.t() if name in which else tensor for name, tensor in tensors.items()}
+
+
+def turned_evidence(evidence: Mapping[str, Mapping[str, Tensor]], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+    """`turned` for all evidence of the weight's shape, or that broadcasts to it; a Gram matrix stays as it is."""
+    which = set(names)
+    return {
+        name: {
+            word: value.t() if name in which and word != "gram" and value.dim() == 2 else value
+            for word, value in entry.items()
+        }
+        for name, entry in evidence.items()
+    }
+
+
+def stored_inputs_first(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those of the names whose weights are stored (inputs, outputs): transformers' ``Conv1D``, as in GPT-2.
+
+    >>> stored_inputs_first(nn.Sequential(nn.Linear(2, 3)), ["0.weight"])
+    []
+    """
+    owners = _owners(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return [
+        name
+        for name in names
+        if any(
+            type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+            for module in owners[_identity(parameters[name])]
+        )
+        and parameters[name].dim() == 2
+    ]
 
 
 def find_targets(
