@@ -10,14 +10,28 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.demo import BATCH, DigitsNet, accuracy, calibrate, load_digits, run_demo, train
+from secateur import demo
+from secateur.demo import (
+    BATCH,
+    DEFAULT_METHODS,
+    METHODS,
+    DigitsNet,
+    accuracy,
+    choose_methods,
+    load_digits,
+    run_demo,
+    train,
+)
 from secateur.masks import sparsity_of
-from secateur.results import Results, load_results
+from secateur.pruner import Pruner
+from secateur.results import Results, load_results, summarize
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 
 SMALL = {"seeds": (0, 1), "sparsities": (0.9,), "epochs": 3, "tuning_epochs": 1}
 WEIGHTS = sum(weight.numel() for weight in find_targets(DigitsNet()).values())
+PARAMETERS = sum(parameter.numel() for parameter in DigitsNet().parameters())
+ONE_SHOT = ("global magnitude", "ERK", "LAMP", "random")
 
 
 def run_small(out: Path) -> Path:
@@ -56,7 +70,7 @@ def test_the_folder_holds_the_page_and_its_numbers(finished: tuple[Path, str, bo
 def test_every_method_meets_every_sparsity_and_seed(results: Results) -> None:
     rows = [(run.method, round(run.sparsity, 3), run.seed) for run in results.runs]
     assert len(rows) == len(set(rows))
-    wanted = {(m, s, k) for m in ("global magnitude", "ERK", "LAMP", "random") for s in (0.9,) for k in (0, 1)}
+    wanted = {(m, s, k) for m in (*ONE_SHOT, "gradual") for s in (0.9,) for k in (0, 1)}
     stem = 16 * 9
     two_of_four = round((WEIGHTS - stem) / 2 / WEIGHTS, 3)
     wanted |= {("2:4", two_of_four, k) for k in (0, 1)} | {("dense", 0.0, k) for k in (0, 1)}
@@ -68,6 +82,44 @@ def test_zeros_stay_zero_through_fine_tuning(results: Results) -> None:
     for run in results.runs:
         if run.method not in {"dense", "2:4"}:
             assert abs(run.sparsity - 0.9) <= 1 / WEIGHTS
+            assert run.overall == pytest.approx(run.sparsity * WEIGHTS / PARAMETERS)
+
+
+def test_what_prunes_while_it_trains_has_no_accuracy_before(results: Results) -> None:
+    assert {run.method for run in results.runs if run.before is None} == {"gradual"}
+
+
+def test_multiply_adds_of_the_dense_network_by_hand(results: Results) -> None:
+    stem, narrow, widening, wide, head = 64 * 16 * 9, 64 * 16 * 16 * 9, 16 * 32 * 16 * 9, 16 * 32 * 32 * 9, 32 * 10
+    dense = stem + 2 * narrow + widening + 3 * wide + 16 * 32 * 16 + head
+    for run in results.runs:
+        assert run.multiply_adds is not None
+        assert (run.multiply_adds == dense) == (run.method == "dense")
+        if run.method == "2:4":
+            assert run.multiply_adds == stem + (dense - stem) // 2
+
+
+def test_the_history_of_gradual_pruning(results: Results) -> None:
+    """Masks nest, so that the churn of all updates adds up to the sparsity."""
+    [history] = results.histories
+    assert history.method == "gradual"
+    assert history.steps == tuple(range(len(history.steps)))
+    assert list(history.sparsity) == sorted(history.sparsity)
+    assert (history.sparsity[0], round(history.sparsity[-1], 3)) == (0, 0.9)
+    assert sum(history.churn) == pytest.approx(history.sparsity[-1])
+    assert not any(history.churn[6:])  # the ramp ends after 60 % of the steps
+
+
+def test_the_checks_share_the_budget_and_the_sparsity(results: Results) -> None:
+    assert len(results.checks) == 4
+    own = [run for run in results.runs if run.method == "LAMP"]
+    assert [(run.sparsity, run.after) for run in results.checks[0].runs] == [(run.sparsity, run.after) for run in own]
+    for check in results.checks:
+        assert [run.seed for run in check.runs] == [0, 1]
+        for run in check.runs:
+            assert run.sparsity == own[0].sparsity
+    spoilt = [summarize(check.runs)[0].after for check in results.checks]
+    assert spoilt[0] > max(spoilt[1:]) + 5  # one epoch mends little
 
 
 def test_sizes_and_times_are_measured_and_tell_the_truth(results: Results) -> None:
@@ -88,14 +140,12 @@ def test_fine_tuning_and_choosing_both_help(results: Results) -> None:
         assert row.after is not None
         return row.after
 
-    from secateur.results import summarize
-
     rows = summarize(results.runs)
     for method in ("global magnitude", "ERK", "LAMP"):
         assert after(method, 0.9) > after("random", 0.9) + 10
     before = {(run.method, round(run.sparsity, 2), run.seed): run.before for run in results.runs}
     assert all(
-        run.after > before[run.method, 0.9, run.seed]
+        run.after > (before[run.method, 0.9, run.seed] or 0)
         for run in results.runs
         if (run.method, run.sparsity > 0.8) == ("LAMP", True)
     )
@@ -109,13 +159,14 @@ def test_every_figure_of_the_story_is_measured(results: Results) -> None:
 
 
 def test_layers_and_histogram_are_those_of_the_masks(results: Results) -> None:
-    assert [network.method for network in results.networks] == ["global magnitude", "ERK", "LAMP", "random", "2:4"]
+    assert [network.method for network in results.networks] == [*ONE_SHOT, "2:4", "gradual"]
     for network in results.networks:
         assert len(network.layers) == 9
         assert sum(layer.weights for layer in network.layers) == WEIGHTS
         assert sum(network.kept) == sum(layer.kept for layer in network.layers)
-    assert results.networks[-1].layers[0].sparsity == 0  # the stem under 2:4
-    assert all(layer.sparsity == 0.5 for layer in results.networks[-1].layers[1:])
+    two_of_four = results.networks[4]
+    assert two_of_four.layers[0].sparsity == 0  # the stem
+    assert all(layer.sparsity == 0.5 for layer in two_of_four.layers[1:])
 
 
 def test_everything_is_shown_on_the_way(finished: tuple[Path, str, bool]) -> None:
@@ -138,8 +189,10 @@ def test_the_same_seeds_give_the_same_figures_in_the_default_folder(
     assert page == Path("secateur-demo/report.html")
     again = load_results("secateur-demo/results.json")
     assert again.command == "secateur demo"
-    first = [run for run in results.runs if run.seed == 1]
-    for one, two in zip(first, again.runs, strict=True):
+    every = [*results.runs, *(run for check in results.checks for run in check.runs)]
+    first = [run for run in every if run.seed == 1]
+    anew = [*again.runs, *(run for check in again.checks for run in check.runs)]
+    for one, two in zip(first, anew, strict=True):
         assert (one.method, one.sparsity, one.seed) == (two.method, two.sparsity, two.seed)
         assert (one.before, one.after, one.zipped) == (two.before, two.after, two.zipped)
 
@@ -166,6 +219,89 @@ def test_a_file_in_the_way_is_refused_and_kept(tmp_path: Path) -> None:
     with pytest.raises(NotADirectoryError, match="is a file; the demo needs a folder"):
         run_demo(path)
     assert path.read_text() == "mine"
+
+
+# -- the methods -----------------------------------------------------------------------------------------------------
+
+
+def test_every_other_method_runs_and_says_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    others = [name for name in METHODS if name not in DEFAULT_METHODS]
+    assert others == ["wanda", "ria", "taylor", "snip", "grasp", "synflow", "rigl"]
+    monkeypatch.setenv("COLUMNS", "200")
+    settings = {"seeds": (3,), "sparsities": (0.8,), "epochs": 1, "tuning_epochs": 2}
+    page = run_demo(tmp_path, methods=["wanda,ria", *others[2:]], training=True, **settings)  # type: ignore[arg-type]
+    results = load_results(page.with_name("results.json"))
+    runs = {run.method: run for run in results.runs}
+    labels = [METHODS[name].label for name in [*others[:-1], "gradual", "rigl"]]
+    assert list(runs) == ["dense", *labels]
+    assert all(abs(runs[label].sparsity - 0.8) <= 1 / WEIGHTS for label in labels)
+    from_scratch = {"SNIP", "GraSP", "SynFlow", "RigL", "gradual"}
+    assert {label for label in labels if runs[label].before is None} == from_scratch
+    [gradual, rigl] = results.histories
+    assert (gradual.method, gradual.steps[-1]) == ("gradual", 16)
+    assert (rigl.method, rigl.steps[-1]) == ("RigL", 24)  # three epochs: of dense training and of fine-tuning
+    assert len(set(rigl.sparsity)) == 1
+    assert [step for step, churn in zip(rigl.steps, rigl.churn, strict=True) if churn] == [16]
+    notes = " ".join(results.notes)
+    assert "Budgets differ: SNIP, GraSP, SynFlow, RigL never had a dense network" in notes
+    for label in labels:
+        assert label.casefold() in notes.casefold()
+    assert results.command == "secateur demo " + " ".join(
+        [f"--method {name}" for name in ["wanda,ria", *others[2:]]] + ["--train", "--out DIR"]
+    )
+    said = "Left out of this run: the random and the magnitude baseline"
+    assert said in capsys.readouterr().out
+    assert "No random and no magnitude baseline" in page.read_text(encoding="utf-8")
+    assert results.checks[0].name == "Wanda as it is"
+
+
+def test_methods_are_chosen_once_in_one_order() -> None:
+    assert [method.name for method in choose_methods()] == list(DEFAULT_METHODS)
+    assert [method.name for method in choose_methods(training=True)] == [*DEFAULT_METHODS, "rigl"]
+    assert [method.name for method in choose_methods([" RigL,lamp", "lamp"])] == ["lamp", "rigl"]
+    assert [method.name for method in choose_methods(["2:4"], training=True)] == ["2:4", "gradual", "rigl"]
+    for name, method in METHODS.items():
+        assert name == method.name
+        assert len(method.line) < 80
+
+
+def test_an_unknown_method_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no method 'lam'; there are magnitude, erk, .*, gradual, rigl\.$"):
+        run_demo(tmp_path / "out", methods=["lam"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_pattern_alone_has_nothing_to_spoil(tmp_path: Path) -> None:
+    page = run_demo(tmp_path, methods=["2:4"], seeds=(0,), sparsities=(0.9,), epochs=1, tuning_epochs=1)
+    results = load_results(page.with_name("results.json"))
+    assert [run.method for run in results.runs] == ["dense", "2:4"]
+    assert (results.checks, results.histories) == ((), ())
+
+
+def test_spoilt_masks_keep_their_counts() -> None:
+    """Shuffled: of each output channel. Random: of each layer. Re-initialized: the mask itself, on other weights."""
+    torch.manual_seed(0)
+    dense = DigitsNet()
+    pruned = copy.deepcopy(dense)
+    masks = sparsify(pruned, 0.95)
+    trial = demo._Trial("LAMP", 0.95, 7, pruned, masks, 1, 1007, METHODS["lamp"])
+    with torch.random.fork_rng(devices=[]):
+        checks = demo._spoil([trial], {7: dense}, (0.5, 0.95))
+    [shuffled], [drawn], [fresh] = checks["shuffled"], checks["random"], checks["re-initialized"]
+    for name, mask in masks.items():
+        assert torch.equal(shuffled.masks[name].flatten(1).sum(1), mask.flatten(1).sum(1))
+        assert int(drawn.masks[name].sum()) == int(mask.sum())
+        assert torch.equal(fresh.masks[name], mask)
+        for one in (shuffled, drawn):
+            kept = one.masks[name]
+            assert torch.equal(one.model.get_parameter(name), dense.get_parameter(name) * kept)
+        assert not torch.equal(fresh.model.get_parameter(name), pruned.get_parameter(name))
+    large = "blocks.2.conv1.weight"
+    assert not torch.equal(drawn.masks[large].flatten(1).sum(1), masks[large].flatten(1).sum(1))
+    assert not torch.equal(shuffled.masks[large], masks[large])
+    assert {one.epochs for one in (shuffled, drawn, fresh)} == {1}
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------
@@ -198,6 +334,25 @@ def test_it_learns_and_keeps_what_is_pruned_at_zero() -> None:
         assert not model.get_parameter(name)[~mask].any()
 
 
+def test_a_pruner_is_made_with_the_optimizer_and_sees_every_step() -> None:
+    data = load_digits()
+    data = data._replace(train_images=data.train_images[: 2 * BATCH], train_labels=data.train_labels[: 2 * BATCH])
+    torch.manual_seed(0)
+    model = DigitsNet(4, 4)
+    pruners: list[Pruner] = []
+
+    def begin(optimizer: torch.optim.Optimizer, steps: int) -> None:
+        pruners.append(Pruner(model, optimizer, 0.75, total_steps=steps, verbose=False))
+
+    seen: list[float] = []
+    train(
+        model, data, epochs=3, rate=0.1, seed=0, begin=begin,
+        after_step=lambda: seen.append(pruners[0].metrics()["step"]),
+    )  # fmt: skip
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert sparsity_of(model) == pytest.approx(0.75, abs=1e-3)
+
+
 def test_training_draws_nothing_from_the_global_generator() -> None:
     data = load_digits()
     data = data._replace(train_images=data.train_images[:BATCH], train_labels=data.train_labels[:BATCH])
@@ -210,25 +365,6 @@ def test_training_draws_nothing_from_the_global_generator() -> None:
     train(twin, data, epochs=2, rate=0.1, seed=5)
     for one, two in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(one, two)
-
-
-def test_calibrate_takes_the_statistics_of_the_images_and_changes_no_weight() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(1, 3, 3, bias=False), nn.BatchNorm2d(3), nn.ReLU(), nn.BatchNorm2d(3)).eval()
-    images = torch.randn(50, 1, 8, 8) + 2
-    weights = copy.deepcopy(dict(model.named_parameters()))
-    with torch.no_grad():
-        calibrate(model, images)
-        inner = model[0](images)
-    assert not model.training
-    assert [norm.momentum for norm in (model[1], model[3])] == [0.1, 0.1]
-    torch.testing.assert_close(model[1].running_mean, inner.mean(dim=(0, 2, 3)))
-    torch.testing.assert_close(model[1].running_var, inner.var(dim=(0, 2, 3)))
-    for name, parameter in model.named_parameters():
-        assert torch.equal(parameter, weights[name])
-    running = model[1].running_mean.clone()
-    calibrate(model, images)  # from anew: twice is once
-    assert torch.equal(running, model[1].running_mean)
 
 
 def test_accuracy_is_a_percentage_and_leaves_the_mode() -> None:

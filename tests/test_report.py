@@ -13,19 +13,29 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 from secateur.report import write_report
 from secateur.results import (
+    Check,
+    History,
     Layer,
     Network,
     Results,
     Run,
+    columns_of,
+    count_multiply_adds,
     describe,
     environment,
+    interval_of,
     load_results,
+    missing_baselines,
     print_summary,
     save_results,
     summarize,
+    wilson,
 )
 
 HOSTILE = "<script>alert(1)</script>"
@@ -33,14 +43,16 @@ HOSTILE_TOO = """"'></td></table><img src=x onerror=alert(1)>$\\frac{1}{0}$ & ]]
 
 
 def make_results(**changes: object) -> Results:
-    runs = [Run("dense", 0.0, 99.3 + 0.1 * seed, 99.4, seed, 158_000, 144_000, 1.1) for seed in range(3)]
-    for number, method in enumerate(("magnitude, global", "LAMP", "magnitude, 2:4", HOSTILE, HOSTILE_TOO)):
+    runs = [Run("dense", 0.0, 99.3 + 0.1 * seed, 99.4, seed, 158_000, 144_000, 1.1, 0.0, 900_000) for seed in range(3)]
+    for number, method in enumerate(("magnitude, global", "LAMP", "magnitude, 2:4", HOSTILE, HOSTILE_TOO, "gradual")):
         for place, sparsity in enumerate((0.5, 0.8, 0.9, 0.95, 0.98) if number != 2 else (0.498,)):
             for seed in range(3):
-                before = (97 - number, 60.0, 20.0, 12.0, 10.0)[place] + seed
+                before = (97 - number, 60.0, 20.0, 12.0, 10.0)[place] + seed if method != "gradual" else None
                 after = (99.4, 99.1, 98.5, 97.0, 75.0)[place] - number / 10 - seed / 5
                 size = int(144_000 * (1 - sparsity) * 1.1)
-                runs.append(Run(method, sparsity, before, after, seed, 158_000, size, 1.1 if seed == 0 else None))
+                work = int(900_000 * (1 - sparsity) * (1 + number / 5))
+                latency = 1.1 if seed == 0 else None
+                runs.append(Run(method, sparsity, before, after, seed, 158_000, size, latency, sparsity * 0.98, work))
     torch.manual_seed(0)
     weights = {"stem.weight": torch.randn(4, 1, 3, 3), HOSTILE: torch.randn(30, 20), HOSTILE_TOO: torch.randn(7, 11)}
     networks = [
@@ -54,6 +66,15 @@ def make_results(**changes: object) -> Results:
         "text": [HOSTILE_TOO],
         "notes": [HOSTILE],
         "command": f"secateur demo {HOSTILE_TOO}",
+        "examples": 719,
+        "histories": [
+            History("gradual", range(4), (0, 0.5, 0.9, 0.9), (0, 0.5, 0.4, 0)),
+            History(HOSTILE, range(3), (0.9, 0.9, 0.9), (0, 0.1, 0.0)),
+        ],
+        "checks": [
+            Check("LAMP as it is", HOSTILE, [Run("a", 0.9, 60.0, 98.0, seed) for seed in range(3)]),
+            Check(HOSTILE_TOO, "what positions are worth", [Run("b", 0.9, 60.0, 91.0)]),
+        ],
     }
     return Results(**{**given, **changes})  # type: ignore[arg-type]
 
@@ -82,7 +103,7 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self._inside == "script":
             self.scripts[-1] += data
-        else:
+        elif self._inside != "style":
             self.text += data
 
 
@@ -154,7 +175,7 @@ def test_the_page_says_what_it_ran_on_but_not_where(page_path: Path, page: Page)
 
 def test_colours_follow_the_page(page_path: Path) -> None:
     svg = re.findall(r"<svg.*?</svg>", page_path.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(svg) == 6  # before, after, size, layers, two histograms
+    assert len(svg) == 8  # before, after, size, work, layers, history, two histograms
     for one in svg:
         assert "var(--ink)" in one
         assert "#01000" not in one
@@ -184,7 +205,52 @@ def test_only_runs_are_needed(tmp_path: Path) -> None:
     assert "perplexity" in text
     assert text.count("<svg") == 1
     assert "fine-tuning" not in Page(text).text
-    assert "Layer by layer" not in text
+    for part in ("Layer by layer", "Sanity checks", "95 %", "while training", "multiply-adds", "of all parameters"):
+        assert part not in text
+    assert "No random baseline" in text
+
+
+def test_a_page_after_training_alone(tmp_path: Path) -> None:
+    """Nothing was measured before fine-tuning: no plot and no column of it, and a check without fine-tuning."""
+    runs = [Run("random", 0.5, None, 90.0), Run("magnitude", 0.9, None, 95.0)]
+    checks = [Check("none", "nothing", [Run("none", 0.9, 12.5)])]
+    text = write_report(Results("Mine", runs, checks=checks), tmp_path / "r.html").read_text("utf-8")
+    assert "before fine-tuning" not in text
+    assert text.count("<svg") == 1
+    assert "12.5" in text
+    assert "baseline" not in Page(text).text
+
+
+@pytest.mark.parametrize(
+    ("methods", "missing"),
+    [
+        (["Random", "global magnitude"], []),
+        (["random (ERK)"], ["magnitude"]),
+        (["magnitude, 2:4"], ["random"]),
+        (["LAMP"], ["random", "magnitude"]),
+    ],
+)
+def test_a_missing_baseline_is_said(methods: list[str], missing: list[str], tmp_path: Path) -> None:
+    runs = [Run("random networks, dense", 0.0, 99.0), *(Run(method, 0.5, 90.0) for method in methods)]
+    assert missing_baselines(summarize(runs)) == missing
+    text = write_report(Results("Mine", runs), tmp_path / "r.html").read_text("utf-8")
+    assert ("baseline</strong>" in text) == bool(missing)
+    for baseline in missing:
+        assert f"o {baseline}" in text
+
+
+def test_the_checks_and_the_interval_are_in_the_page(page: Page) -> None:
+    assert "what positions are worth" in page.text
+    assert "98.0 ± 0.0" in page.text
+    low, high = wilson(0.91, 719)
+    assert f"{100 * low:.1f} – {100 * high:.1f}" in page.text
+
+
+def test_as_many_methods_as_one_likes_have_looks_of_their_own(tmp_path: Path) -> None:
+    from secateur.plots import _styles
+
+    rows = summarize([Run(f"method {number}", 0.5, 50.0) for number in range(20)])
+    assert len(set(_styles(rows).values())) == 20
 
 
 @pytest.mark.parametrize("runs", [[Run("dense", 0.0, 99.0)], [Run("a", 0.5, 10.0, 10.0, zipped=5)]])
@@ -240,9 +306,94 @@ def test_the_summary_by_hand() -> None:
     assert (row.seeds, row.bytes, row.latency_ms) == (3, None, None)
 
 
+def test_wilsons_interval_by_hand() -> None:
+    """9 of 10: (0.9 + 3.8416/20 ± 1.96·√(0.09/10 + 3.8416/400)) / (1 + 3.8416/10) = (1.09208 ± 0.26734) / 1.38416."""
+    low, high = wilson(0.9, 10)
+    assert low == pytest.approx((1.09208 - 0.26734) / 1.38416, abs=1e-5)
+    assert high == pytest.approx((1.09208 + 0.26734) / 1.38416, abs=1e-5)
+    assert wilson(1.0, 719)[1] == 1
+    assert wilson(1.0, 719)[0] == pytest.approx(719 / (719 + 1.96**2))  # 1 / (1 + z²/n)
+
+
+@given(st.floats(0, 1), st.integers(1, 10**6))
+def test_laws_of_wilsons_interval(share: float, examples: int) -> None:
+    """It holds the share, mirrors, narrows with more examples, and at its bounds the share is z deviations away."""
+    low, high = wilson(share, examples)
+    assert 0 <= low <= share + 1e-12
+    assert share - 1e-12 <= high <= 1
+    mirrored = wilson(1 - share, examples)
+    assert (1 - mirrored[1], 1 - mirrored[0]) == pytest.approx((low, high), abs=1e-9)
+    narrower = wilson(share, 4 * examples)
+    assert narrower[1] - narrower[0] < high - low
+    for bound in (low, high):
+        deviation = (bound * (1 - bound) / examples) ** 0.5
+        assert abs(share - bound) == pytest.approx(1.96 * deviation, abs=1e-6)
+
+
+@pytest.mark.parametrize(("share", "examples"), [(1.1, 5), (-0.1, 5), (float("nan"), 5), (0.5, 0)])
+def test_no_share_no_interval(share: float, examples: int) -> None:
+    with pytest.raises(ValueError, match=r"a share in \[0, 1\] of one example or more has an interval; got"):
+        wilson(share, examples)
+
+
+def test_only_percentages_of_known_examples_have_intervals() -> None:
+    runs = [Run("a", 0.5, 50.0)]
+    assert interval_of(Results("x", runs), 50.0) is None
+    assert interval_of(Results("x", runs, unit="", examples=100), 50.0) is None
+    assert interval_of(Results("x", runs, examples=100), None) is None
+    assert interval_of(Results("x", runs, examples=100), 130.0) is None
+    assert interval_of(Results("x", runs, examples=10), 90.0) == tuple(100 * bound for bound in wilson(0.9, 10))
+
+
+def test_speed_up_is_against_the_dense_network() -> None:
+    runs = [
+        Run("dense", 0.0, 99, latency_ms=3.0, multiply_adds=12_000),
+        Run("a", 0.75, 90, latency_ms=1.5, multiply_adds=2_000),
+        Run("b", 0.75, 90),
+    ]
+    rows = summarize(runs)
+    columns = {column.key: column for column in columns_of(Results("x", runs), rows)}
+    assert [columns["multiply_adds"].show(row) for row in rows] == ["12", "2", "–"]
+    assert columns["multiply_adds"].asides == {rows[0]: "1.0", rows[1]: "6.0"}
+    assert columns["latency_ms"].asides == {rows[0]: "1.0", rows[1]: "2.0"}
+    alone = summarize(runs[1:])
+    assert not any(column.asides for column in columns_of(Results("x", runs), alone))
+
+
+def test_multiply_adds_by_hand() -> None:
+    """Weights that are not zero times the positions at which each is used."""
+    ones = torch.ones(2, 4, 6, 6)
+    plain = nn.Conv2d(4, 8, 3, stride=2, padding=1)  # 3 × 3 positions of 2 images
+    assert count_multiply_adds(plain, ones) == 2 * 9 * 8 * 4 * 9
+    grouped = nn.Conv2d(4, 8, 3, groups=2)  # 4 × 4 positions
+    assert count_multiply_adds(grouped, ones) == 2 * 16 * 8 * 2 * 9
+    transposed = nn.ConvTranspose2d(4, 3, 2, stride=2)  # each of 6 × 6 inputs meets every weight
+    assert count_multiply_adds(transposed, ones) == 2 * 36 * 4 * 3 * 4
+    linear = nn.Linear(6, 5)
+    with torch.no_grad():
+        linear.weight[:, 2:] = 0
+    assert count_multiply_adds(linear, ones) == 2 * 4 * 6 * 5 * 2
+    twice = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm2d(4))
+    twice.append(twice[0])
+    assert count_multiply_adds(twice, ones) == 2 * (2 * 4 * 6) * 36
+    assert int(twice[1].num_batches_tracked) == 0
+    assert all(module.training for module in twice.modules())
+
+
+def test_counting_leaves_no_hook_after_a_failure() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
+    model[1].eval()
+    with pytest.raises(RuntimeError):
+        count_multiply_adds(model, torch.ones(2, 4))
+    assert not model[0]._forward_hooks
+    assert [module.training for module in model.modules()] == [True, True, False]
+
+
 def test_a_mean_over_some_of_the_seeds_is_not_shown() -> None:
     [row] = summarize([Run("a", 0.9, 1, 10, 0), Run("a", 0.9, 2, None, 1)])
     assert (row.before, row.after, row.after_sd) == (1.5, None, None)
+    [row] = summarize([Run("a", 0.9, 1, 10, 0), Run("a", 0.9, None, 20, 1)])
+    assert (row.before, row.before_range, row.after) == (None, None, 15)
 
 
 def test_sparsities_that_differ_by_rounding_share_a_row() -> None:
@@ -259,6 +410,9 @@ def test_sparsities_that_differ_by_rounding_share_a_row() -> None:
         ({"after": float("inf")}, "after is inf"),
         ({"zipped": 0}, "zipped is 0"),
         ({"latency_ms": -1.0}, "latency_ms is -1"),
+        ({"multiply_adds": 0}, "multiply_adds is 0"),
+        ({"overall": 1.0}, r"overall is a fraction in \[0, 1\), not 1.0"),
+        ({"before": None}, "neither before nor after was measured"),
     ],
 )
 def test_impossible_runs_are_refused(change: dict[str, float], message: str) -> None:
@@ -269,6 +423,14 @@ def test_impossible_runs_are_refused(change: dict[str, float], message: str) -> 
 def test_impossible_results_are_refused() -> None:
     with pytest.raises(ValueError, match="hold no runs"):
         Results("empty", ())
+    with pytest.raises(ValueError, match="examples is 0; leave it out"):
+        make_results(examples=0)
+    with pytest.raises(ValueError, match="check 'x' holds no runs"):
+        Check("x", "", ())
+    with pytest.raises(ValueError, match="history of 'x': 2 steps, 1 sparsities and 2 churns"):
+        History("x", (0, 1), (0.0,), (0.0, 0.0))
+    with pytest.raises(ValueError, match=r"history of 'x': churn is a fraction in \[0, 1\], not 50"):
+        History("x", (0,), (0.0,), (50,))
     with pytest.raises(TypeError, match="sequence of paragraphs"):
         make_results(text="one string")
     with pytest.raises(ValueError, match=r"head has 6 weights of shape \(2, 3\); 7 cannot be kept"):
@@ -311,7 +473,9 @@ def test_the_terminal_table_fits_eighty_columns(
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
-    assert "99.4 ± 0.1" in out
+    assert "99.4 ± 0.0" in out
+    assert "Sanity checks, 90.0 % removed" in out
+    assert "LAMP as it is" in out
     assert HOSTILE[:16] in out  # rich markup would be swallowed
 
 

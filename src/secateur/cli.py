@@ -167,12 +167,22 @@ def prune(
 @app.command(short_help="Train a small network, prune it, report what that cost.")
 def demo(
     out: Annotated[Path | None, typer.Option(help="The directory for report.html.")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Prune by this method; repeatable, or several with commas. list shows all."),
+    ] = None,
+    train: Annotated[bool, typer.Option("--train", help="Add what prunes while it trains: gradual and RigL.")] = False,
 ) -> None:
     """Train a small network on handwritten digits, prune it in many ways, and report what that cost and gained."""
     with _clear_errors():
-        from secateur.demo import run_demo
+        from secateur.demo import DEFAULT_METHODS, METHODS, run_demo
 
-        run_demo(out)
+        if method and "list" in method:
+            for name, each in METHODS.items():
+                typer.echo(f"{name:<10} {'*' if name in DEFAULT_METHODS else ' '} {each.line}")
+            typer.echo("\n* without --method")
+            return
+        run_demo(out, methods=method or None, training=train)
 
 
 # -------------------------------------------------------------------------------------------------------- errors

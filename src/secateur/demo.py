@@ -1,7 +1,7 @@
-"""The whole story in two minutes: train a small residual network on handwritten digits, prune it, fine-tune it, report.
+"""The whole story in a few minutes: train a small residual network on handwritten digits, prune it, train on, report.
 
-Law: every method gets the same dense networks, the same budget and the same measurement, and the same seeds give the
-same accuracies on the same machine, whatever its number of cores.
+Law: every method gets the same networks, the same budget (those that start from scratch: the same total) and the same
+measurement, and the same seeds give the same accuracies on the same machine, whatever its number of cores.
 """
 
 import copy
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,18 +22,48 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.allocation import erk
-from secateur.criteria import lamp, random
+from secateur.batchnorm import reestimate_batchnorm
+from secateur.criteria import grasp, lamp, magnitude, random, ria, snip, synflow, taylor, wanda
+from secateur.evidence import needs
 from secateur.masks import apply_, sparsity_of
 from secateur.patterns import NM
+from secateur.pruner import Pruner
+from secateur.regrowth import rigl
 from secateur.report import write_report
-from secateur.results import Network, Results, Run, describe, print_summary, save_results, summarize
+from secateur.results import (
+    Check,
+    History,
+    Network,
+    Results,
+    Row,
+    Run,
+    count_multiply_adds,
+    describe,
+    missing_baselines,
+    print_summary,
+    save_results,
+    summarize,
+)
+from secateur.schedules import constant
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["Digits", "DigitsNet", "accuracy", "calibrate", "load_digits", "run_demo", "train"]
+__all__ = [
+    "DEFAULT_METHODS",
+    "Digits",
+    "DigitsNet",
+    "METHODS",
+    "Method",
+    "TRAINED_METHODS",
+    "accuracy",
+    "choose_methods",
+    "load_digits",
+    "run_demo",
+    "train",
+]
 
 SEEDS = (0, 1, 2)
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
@@ -42,24 +72,113 @@ TUNING_EPOCHS = 10  # the same for every method
 RATE = 0.2  # at the top of the cycle, in both
 BATCH = 128
 WEIGHT_DECAY = 5e-4
+EVIDENCE_BATCH = 22  # mean squared gradients of large batches hide what single images say
 
 
 @dataclass(frozen=True)
 class Method:
-    """A name and what it says to `sparsify` beside the sparsity."""
+    """A way to prune: its ``name`` on the command line, its ``label`` in tables, a ``line`` of description.
+
+    ``choices`` is what it says to `sparsify` beside the sparsity; None if nothing is pruned before training goes on.
+    ``pruner`` makes the `Pruner` of ``(model, optimizer, sparsity, steps, masks)`` that follows that training.
+    """
 
     name: str
-    choices: Mapping[str, Any] = field(default_factory=dict)
+    label: str
+    line: str
+    choices: Mapping[str, Any] | None = field(default_factory=dict)
+    from_scratch: bool = False
+    pruner: Callable[[nn.Module, torch.optim.Optimizer, float, int, Mapping[str, Tensor]], Pruner] | None = None
 
 
-METHODS = (
-    Method("global magnitude"),
-    Method("ERK", {"allocate": erk}),
-    Method("LAMP", {"criterion": lamp}),
-    Method("random", {"criterion": random}),
+def _gradual(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sparsity: float, steps: int, _: Mapping[str, Tensor]
+) -> Pruner:
+    """The library's default recipe."""
+    return Pruner(model, optimizer, sparsity, total_steps=steps, verbose=False)
+
+
+def _rigl(
+    model: nn.Module, optimizer: torch.optim.Optimizer, sparsity: float, steps: int, masks: Mapping[str, Tensor]
+) -> Pruner:
+    return Pruner(
+        model,
+        optimizer,
+        constant(sparsity),
+        criterion=magnitude,
+        allocate=erk,
+        regrow=rigl(),
+        every=16,  # two epochs: what has just grown needs some steps before it is compared with the rest
+        within=masks,
+        total_steps=steps,
+        verbose=False,
+    )
+
+
+_ALL = (
+    Method("magnitude", "global magnitude", "the smallest |w| of the whole network go; a baseline"),
+    Method("erk", "ERK", "each layer has a share by its shape, the smallest |w| within it go", {"allocate": erk}),
+    Method("lamp", "LAMP", "|w| relative to the larger ones of its layer, over the whole network", {"criterion": lamp}),
+    Method("random", "random", "any weights of the whole network go; a baseline", {"criterion": random}),
+    # 2:4 takes four consecutive inputs, and the stem has one input channel only.
+    Method(
+        "2:4",
+        "2:4",
+        "2 of every 4 consecutive inputs stay; 50 % and nothing else",
+        {"pattern": NM(2, 4), "exclude": "stem.weight"},
+    ),
+    Method(
+        "wanda",
+        "Wanda",
+        "|w| times the norm of its input; ERK's share of each layer",
+        {"criterion": wanda, "allocate": erk},
+    ),
+    Method(
+        "ria",
+        "RIA",
+        "|w| relative to its row and column, times the input's norm; ERK's shares",
+        {"criterion": ria, "allocate": erk},
+    ),
+    Method("taylor", "Taylor", "w² times the mean squared gradient, over the whole network", {"criterion": taylor}),
+    Method("snip", "SNIP", "|w · gradient| before any training, which is then longer", {"criterion": snip}, True),
+    Method(
+        "grasp", "GraSP", "w · Hessian · gradient before any training, which is then longer", {"criterion": grasp}, True
+    ),
+    Method(
+        "synflow",
+        "SynFlow",
+        "the flow through each weight before any training, in 100 rounds; no data",
+        {"criterion": synflow, "rounds": 100},
+        True,
+    ),
+    Method("gradual", "gradual", "LAMP more and more while fine-tuning: the Pruner's default", None, pruner=_gradual),
+    Method(
+        "rigl",
+        "RigL",
+        "sparse from the first step; the smallest go, the largest gradients return",
+        {"criterion": random, "allocate": erk},
+        True,
+        _rigl,
+    ),
 )
-# 2:4 takes four consecutive inputs, and the stem has one input channel only.
-TWO_OF_FOUR = Method("2:4", {"pattern": NM(2, 4), "exclude": "stem.weight"})
+METHODS: Mapping[str, Method] = {method.name: method for method in _ALL}
+DEFAULT_METHODS = ("magnitude", "erk", "lamp", "random", "2:4", "gradual")
+TRAINED_METHODS = ("gradual", "rigl")  # what --train adds
+
+
+def choose_methods(names: Sequence[str] | None = None, *, training: bool = False) -> tuple[Method, ...]:
+    """The methods of these names, commas allowed within one, or the default ones; ``training`` adds the trained ones.
+
+    Each once, in the order of `METHODS`. ``ValueError`` for an unknown name lists the known ones.
+
+    >>> [method.label for method in choose_methods(["random,lamp"], training=True)]
+    ['LAMP', 'random', 'gradual', 'RigL']
+    """
+    asked = [part.strip().casefold() for name in names or () for part in name.split(",") if part.strip()]
+    if unknown := [name for name in asked if name not in METHODS]:
+        raise ValueError(f"there is no method {unknown[0]!r}; there are {', '.join(METHODS)}.")
+    chosen = {*(asked or DEFAULT_METHODS), *(TRAINED_METHODS if training else ())}
+    return tuple(method for name, method in METHODS.items() if name in chosen)
 
 
 class Digits(NamedTuple):
@@ -146,17 +265,22 @@ def train(
     rate: float,
     seed: int,
     masks: Mapping[str, Tensor] | None = None,
+    begin: Callable[[torch.optim.Optimizer, int], object] | None = None,
+    after_step: Callable[[], object] = lambda: None,
     after_epoch: Callable[[], object] = lambda: None,
 ) -> None:
     """Train in place: SGD with Nesterov momentum, one cycle up to ``rate``, images shifted by up to one pixel.
 
     With ``masks`` ({parameter name: bool, True = kept}) what they removed is zero again after every step. All
-    randomness comes from ``seed``; the global generator is not touched. ``after_epoch`` is called after each epoch.
+    randomness comes from ``seed``; the global generator is not touched. ``begin`` is called with the optimizer and the
+    number of steps before the first of them, which is the place for a `Pruner`.
     """
     generator = torch.Generator().manual_seed(seed)
     steps = len(data.train_images) // BATCH  # a last batch of few images would disturb the normalization
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=WEIGHT_DECAY, nesterov=True)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rate, total_steps=epochs * steps, pct_start=0.2)
+    if begin is not None:
+        begin(optimizer, epochs * steps)
     model.train()
     for _ in range(epochs):
         order = torch.randperm(len(data.train_images), generator=generator)
@@ -169,27 +293,8 @@ def train(
             if masks is not None:
                 apply_(model, masks)
             cycle.step()
+            after_step()
         after_epoch()
-
-
-@torch.no_grad()
-def calibrate(model: nn.Module, images: Tensor) -> None:
-    """Estimate the running statistics of all batch normalizations anew, from one pass over ``images``, in place.
-
-    Pruning moves the activations, so the statistics of the dense network are wrong for the pruned one. No label is used
-    and no weight changes.
-    """
-    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
-    training = model.training
-    for norm in norms:
-        norm.reset_running_stats()
-        norm.momentum = None  # a plain average over all batches
-    model.train()
-    model(images)
-    model.train(training)
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
 
 
 @torch.no_grad()
@@ -209,20 +314,27 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 @dataclass
 class _Trial:
-    """One row of the table on its way: a dense network's copy, pruned, then fine-tuned."""
+    """One network on its way to the table: pruned, or about to be, and then trained for some epochs."""
 
-    method: str
-    asked: float
+    label: str
+    asked: float | None  # None: the pattern says it
     seed: int
     model: nn.Module
-    masks: dict[str, Tensor]
-    before: float
+    masks: Mapping[str, Tensor]
+    epochs: int
+    order: int  # seeds the order of the images
+    method: Method | None = None  # None: the dense network, or a sanity check
+    originals: Mapping[str, Tensor] = field(default_factory=dict)  # the weights before any was removed
+    history: list[tuple[int, float, float]] = field(default_factory=list)
+    before: float | None = None
     after: float = math.nan
 
 
 def run_demo(
     out: Path | None = None,
     *,
+    methods: Sequence[str] | None = None,
+    training: bool = False,
     seeds: Sequence[int] = SEEDS,
     sparsities: Sequence[float] = SPARSITIES,
     epochs: int = EPOCHS,
@@ -233,18 +345,23 @@ def run_demo(
     Args:
         out: the folder for the two files, made if missing; ``secateur-demo`` by default. Files of these names in it are
             replaced once the new ones are complete.
+        methods: names among `METHODS`; the default ones if None.
+        training: whether to add the methods that prune while training.
         seeds: one dense network is trained for each.
         sparsities: fractions of the weights that each method removes; 2:4 has its own.
         epochs: of dense training.
-        tuning_epochs: of fine-tuning, the same for all methods and for the dense network.
+        tuning_epochs: of fine-tuning, the same for all methods and for the dense network. What starts from scratch is
+            trained for ``epochs + tuning_epochs``.
 
     Raises:
+        ValueError: a method is unknown.
         ImportError: scikit-learn, matplotlib or jinja2 is missing; the message says what to install.
         NotADirectoryError: ``out`` is a file.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    chosen = choose_methods(methods, training=training)
     folder = Path("secateur-demo") if out is None else Path(out)
     _check_extras()  # everything that can be missing is asked for before a minute has gone
     if folder.exists() and not folder.is_dir():
@@ -254,18 +371,27 @@ def run_demo(
     started = time.perf_counter()
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with _one_thread(), Progress(*columns, console=console) as progress:
-        dense = _train_dense(data, seeds, epochs, progress)
-        trials = _prune(dense, data, sparsities, progress)
-        _fine_tune(trials, data, tuning_epochs, progress)
+    # Pruners in parallel threads fork the global generator, each over the others: it is put back when all are done
+    with _one_thread(), torch.random.fork_rng(devices=[]), Progress(*columns, console=console) as progress:
+        untrained = _untrained(seeds)
+        dense = _train_dense(untrained, data, epochs, progress)
+        trials = _prune(untrained, dense, chosen, data, sparsities, (epochs, tuning_epochs), progress)
+        checks = _spoil(trials, dense, sparsities)
+        _train_on([*trials, *(trial for check in checks.values() for trial in check)], data, progress)
         latencies = _latencies([trial.model for trial in trials if trial.seed == seeds[0]], progress)
     seconds = time.perf_counter() - started
-    results = _results(dense, trials, latencies, data, seconds, epochs, tuning_epochs, out is not None)
+    words = ["secateur demo", *(f"--method {name}" for name in methods or ()), *(["--train"] * training)]
+    results = _results(trials, checks, latencies, data, seconds, (epochs, tuning_epochs), chosen)
+    results = replace(results, command=" ".join([*words, *(["--out DIR"] * (out is not None))]))
     save_results(results, folder / "results.json")
     page = write_report(results, folder / "report.html")
     print_summary(results)
     for paragraph in results.text:
         console.print(paragraph, highlight=False, markup=False)
+    if missing := missing_baselines(summarize(results.runs)):
+        console.print(
+            f"Left out of this run: the {' and the '.join(missing)} baseline, against which to judge the rest."
+        )
     console.print(
         f"\nThe report is in {page}, its numbers in {folder / 'results.json'}.", highlight=False, markup=False
     )
@@ -286,11 +412,16 @@ def _check_extras() -> None:
 def _one_thread() -> Iterator[None]:
     """On tensors this small a second thread gains little, and on busy cores the two wait for each other for minutes."""
     threads = torch.get_num_threads()
+    bars = os.environ.get("SECATEUR_PROGRESS")
     torch.set_num_threads(1)
+    os.environ["SECATEUR_PROGRESS"] = "0"  # the demo has bars of its own
     try:
         yield
     finally:
         torch.set_num_threads(threads)
+        del os.environ["SECATEUR_PROGRESS"]
+        if bars is not None:
+            os.environ["SECATEUR_PROGRESS"] = bars
 
 
 def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
@@ -304,58 +435,151 @@ def _in_parallel(jobs: Sequence[Callable[[], None]]) -> None:
         pool.shutdown(cancel_futures=True)
 
 
-def _train_dense(data: Digits, seeds: Sequence[int], epochs: int, progress: "Progress") -> dict[int, nn.Module]:
-    bar = progress.add_task(f"Training {len(seeds)} dense networks, epochs", total=len(seeds) * epochs)
+def _untrained(seeds: Sequence[int], offset: int = 0) -> dict[int, nn.Module]:
+    """``{seed: network}`` with the first weights of each seed, or of others that lie ``offset`` further."""
     models: dict[int, nn.Module] = {}
-    with torch.random.fork_rng(devices=[]):
-        for seed in seeds:
-            torch.manual_seed(seed)
-            models[seed] = DigitsNet()
+    for seed in seeds:
+        torch.manual_seed(offset + seed)
+        models[seed] = DigitsNet()
+    return models
+
+
+def _train_dense(
+    untrained: Mapping[int, nn.Module], data: Digits, epochs: int, progress: "Progress"
+) -> dict[int, nn.Module]:
+    bar = progress.add_task(f"Training {len(untrained)} dense networks, epochs", total=len(untrained) * epochs)
+    models = {seed: copy.deepcopy(model) for seed, model in untrained.items()}
 
     def job(seed: int) -> Callable[[], None]:
         return lambda: train(
             models[seed], data, epochs=epochs, rate=RATE, seed=seed, after_epoch=lambda: progress.advance(bar)
         )
 
-    _in_parallel([job(seed) for seed in seeds])
+    _in_parallel([job(seed) for seed in models])
     return models
 
 
 def _prune(
-    dense: Mapping[int, nn.Module], data: Digits, sparsities: Sequence[float], progress: "Progress"
+    untrained: Mapping[int, nn.Module],
+    dense: Mapping[int, nn.Module],
+    methods: Sequence[Method],
+    data: Digits,
+    sparsities: Sequence[float],
+    epochs: tuple[int, int],
+    progress: "Progress",
 ) -> list[_Trial]:
-    plan: list[tuple[Method | None, float | None]] = [(None, 0.0), (TWO_OF_FOUR, None)]
-    plan += [(method, sparsity) for method in METHODS for sparsity in sparsities]
+    """All networks of the table, pruned where that comes before training; ``epochs`` are dense and tuning ones."""
+    plan: list[tuple[Method | None, float | None]] = [(None, 0.0)]
+    for one in methods:
+        fixed = "pattern" in (one.choices or {})
+        plan += [(one, sparsity) for sparsity in ([None] if fixed else sparsities)]
     bar = progress.add_task("Pruning, networks", total=len(plan) * len(dense))
+    pieces = [torch.split(part, EVIDENCE_BATCH) for part in (data.train_images, data.train_labels)]
+    batches = list(zip(*pieces, strict=True))
     trials = []
     for method, sparsity in plan:
-        for seed, original in dense.items():
-            model = copy.deepcopy(original)
-            masks: dict[str, Tensor] = {}
-            if method is not None:
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(seed)  # random scores come from the global generator
-                    masks = dict(sparsify(model, sparsity, **method.choices))
-            calibrate(model, data.train_images)
-            before = accuracy(model, data.test_images, data.test_labels)
-            trials.append(_Trial(method.name if method else "dense", sparsity or 0.0, seed, model, masks, before))
+        from_scratch = method is not None and method.from_scratch
+        for seed in dense:
+            model = copy.deepcopy(untrained[seed] if from_scratch else dense[seed])
+            originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
+            masks: Mapping[str, Tensor] = {}
+            if method is not None and method.choices is not None:
+                torch.manual_seed(seed)  # random scores come from the global generator
+                evidence: dict[str, Any] = {}
+                if needs(method.choices.get("criterion", magnitude)):
+                    evidence = {"batches": batches, "loss": functional.cross_entropy, "reestimate": False}
+                masks = sparsify(model, sparsity, **evidence, **method.choices)
+            label = method.label if method else "dense"
+            budget, order = (sum(epochs), seed) if from_scratch else (epochs[1], 1000 + seed)
+            trial = _Trial(label, sparsity, seed, model, masks, budget, order, method, originals)
+            if method is None or (method.choices is not None and not from_scratch):
+                trial.before = _measured(model, data)
+            trials.append(trial)
             progress.advance(bar)
     return trials
 
 
-def _fine_tune(trials: Sequence[_Trial], data: Digits, epochs: int, progress: "Progress") -> None:
-    bar = progress.add_task(f"Fine-tuning, networks of {epochs} epochs", total=len(trials))
+def _spoil(
+    trials: Sequence[_Trial], dense: Mapping[int, nn.Module], sparsities: Sequence[float]
+) -> dict[str, list[_Trial]]:
+    """Networks that share all but one thing with a method's: of LAMP at 95 %, where these are among what was asked."""
+    sound = [
+        trial
+        for trial in trials
+        if trial.method and trial.masks and not trial.method.from_scratch and trial.asked is not None
+    ]
+    if not sound:
+        return {}
+    label = "LAMP" if any(trial.label == "LAMP" for trial in sound) else sound[0].label
+    asked = 0.95 if 0.95 in sparsities else max(sparsities)
+    checks: dict[str, list[_Trial]] = {"shuffled": [], "random": [], "re-initialized": []}
+    fresh = _untrained(list(dense), offset=2000)
+    for trial in sound:
+        if (trial.label, trial.asked) != (label, asked):
+            continue
+        generator = torch.Generator().manual_seed(trial.seed)
+        shuffled = {name: _shuffled(mask.flatten(1), generator) for name, mask in trial.masks.items()}
+        drawn = {name: _shuffled(mask.reshape(1, -1), generator) for name, mask in trial.masks.items()}
+        for check, masks, source in (
+            ("shuffled", shuffled, dense),
+            ("random", drawn, dense),
+            ("re-initialized", trial.masks, fresh),
+        ):
+            model = copy.deepcopy(source[trial.seed])
+            masks = {name: mask.reshape(trial.masks[name].shape) for name, mask in masks.items()}
+            apply_(model, masks)
+            checks[check].append(_Trial(label, asked, trial.seed, model, masks, trial.epochs, trial.order))
+    return checks
+
+
+def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Each row in an order of its own."""
+    return rows.gather(1, torch.rand(rows.shape, generator=generator).argsort(dim=1))
+
+
+def _train_on(trials: Sequence[_Trial], data: Digits, progress: "Progress") -> None:
+    """Fine-tune, or train, every network, and measure it."""
+    bar = progress.add_task(f"Fine-tuning {len(trials)} networks, epochs", total=sum(trial.epochs for trial in trials))
 
     def job(trial: _Trial) -> Callable[[], None]:
-        def run() -> None:
-            train(trial.model, data, epochs=epochs, rate=RATE, seed=1000 + trial.seed, masks=trial.masks or None)
-            calibrate(trial.model, data.train_images)
-            trial.after = accuracy(trial.model, data.test_images, data.test_labels)
-            progress.advance(bar)
+        return lambda: _train_one(trial, data, lambda: progress.advance(bar))
 
-        return run
+    longest_first = sorted(trials, key=lambda trial: -trial.epochs)  # so that the cores end together
+    _in_parallel([job(trial) for trial in longest_first])
+    for trial in trials:  # in turn: re-estimation puts back random states, which threads share
+        trial.after = _measured(trial.model, data)
 
-    _in_parallel([job(trial) for trial in trials])
+
+def _train_one(trial: _Trial, data: Digits, after_epoch: Callable[[], object]) -> None:
+    settings: dict[str, Any] = {"epochs": trial.epochs, "rate": RATE, "seed": trial.order, "after_epoch": after_epoch}
+    if trial.method is None or trial.method.pruner is None:
+        train(trial.model, data, masks=trial.masks or None, **settings)
+        return
+    make, sparsity = trial.method.pruner, trial.asked
+    assert sparsity is not None
+    pruners: list[Pruner] = []
+
+    def begin(optimizer: torch.optim.Optimizer, steps: int) -> None:
+        pruner = make(trial.model, optimizer, sparsity, steps, trial.masks)
+        pruners.append(pruner)
+        trial.masks = pruner.masks
+        trial.history.append((0, pruner.metrics()["sparsity"], 0.0))
+
+    def after_step() -> None:
+        [pruner] = pruners
+        metrics, masks = pruner.metrics(), pruner.masks
+        updated = any(not torch.equal(mask, trial.masks[name]) for name, mask in masks.items())
+        trial.history.append((int(metrics["step"]), metrics["sparsity"], metrics["churn"] if updated else 0.0))
+        trial.masks = masks
+
+    train(trial.model, data, begin=begin, after_step=after_step, **settings)
+    trial.masks = pruners[0].finish()
+
+
+def _measured(model: nn.Module, data: Digits) -> float:
+    """The accuracy on the test images, with batch normalization made anew from the training images."""
+    reestimate_batchnorm(model, [data.train_images])
+    return accuracy(model, data.test_images, data.test_labels)
 
 
 @torch.inference_mode()
@@ -383,104 +607,174 @@ def _latencies(models: Sequence[nn.Module], progress: "Progress", rounds: int = 
 
 
 def _results(
-    dense: Mapping[int, nn.Module],
     trials: Sequence[_Trial],
+    checks: Mapping[str, Sequence[_Trial]],
     latencies: Sequence[float],
     data: Digits,
     seconds: float,
-    epochs: int,
-    tuning_epochs: int,
-    named_out: bool,
+    epochs: tuple[int, int],
+    methods: Sequence[Method],
 ) -> Results:
-    from safetensors.torch import save
-
-    first = next(iter(dense))
+    seeds = list(dict.fromkeys(trial.seed for trial in trials))
     timed = iter(latencies)
-    runs = []
-    for trial in trials:
-        file = save(trial.model.state_dict())
-        runs.append(
-            Run(
-                trial.method,
-                sparsity_of(trial.model) if trial.masks else 0.0,
-                trial.before,
-                trial.after,
-                trial.seed,
-                bytes=len(file),
-                zipped=len(zlib.compress(file, level=9)),
-                latency_ms=next(timed) if trial.seed == first else None,
-            )
-        )
+    runs = [_run(trial, next(timed) if trial.seed == seeds[0] else None) for trial in trials]
     sparsities = sorted({trial.asked for trial in trials if trial.asked})
-    shown = 0.9 if 0.9 in sparsities else sparsities[len(sparsities) // 2]
-    networks = _networks(dense[first], [trial for trial in trials if trial.seed == first], shown)
-    parameters = sum(parameter.numel() for parameter in dense[first].parameters())
+    shown = 0.9 if 0.9 in sparsities or not sparsities else sparsities[len(sparsities) // 2]
+    first = [trial for trial in trials if trial.seed == seeds[0] and trial.asked in (shown, None)]
     return Results(
-        f"Pruning a network that reads digits ({parameters:,} parameters)",
+        f"Pruning a network that reads digits ({_size(trials[0].model):,} parameters)",
         tuple(runs),
-        networks,
+        tuple(_network(trial) for trial in first),
         text=_story(runs, shown),
-        notes=_notes(data, len(dense), epochs, tuning_epochs, first, seconds),
-        command="secateur demo" + " --out DIR" * named_out,
+        notes=_notes(data, seeds, epochs, methods, seconds),
+        examples=len(data.test_images),
+        histories=tuple(History(trial.label, *zip(*trial.history, strict=True)) for trial in first if trial.history),
+        checks=_checks(trials, checks, epochs[1]),
     )
 
 
-def _networks(dense: nn.Module, trials: Sequence[_Trial], sparsity: float) -> tuple[Network, ...]:
-    weights = {name: weight.detach() for name, weight in find_targets(dense).items()}
-    networks = []
-    for trial in trials:
-        if trial.masks and trial.asked in (sparsity, 0.0):  # 2:4 was asked for none
-            whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in weights.items()}
-            removed = sparsity_of(trial.model)
-            title = f"{trial.method}, {100 * removed:.1f} % removed, seed {trial.seed}"
-            networks.append(describe(title, weights, whole | trial.masks, method=trial.method))
-    return tuple(sorted(networks, key=lambda network: network.title.startswith(TWO_OF_FOUR.name)))
+def _run(trial: _Trial, latency_ms: float | None = None) -> Run:
+    from safetensors.torch import save
+
+    file = save(trial.model.state_dict())
+    zeros = sum(weight.numel() - int(weight.count_nonzero()) for weight in find_targets(trial.model).values())
+    return Run(
+        trial.label,
+        sparsity_of(trial.model) if trial.masks else 0.0,
+        trial.before,
+        trial.after,
+        trial.seed,
+        bytes=len(file),
+        zipped=len(zlib.compress(file, level=9)),
+        latency_ms=latency_ms,
+        overall=zeros / _size(trial.model) if trial.masks else 0.0,
+        multiply_adds=count_multiply_adds(trial.model, torch.zeros(1, 1, 8, 8)),
+    )
+
+
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _network(trial: _Trial) -> Network:
+    whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trial.originals.items()}
+    title = f"{trial.label}, {100 * sparsity_of(trial.model):.1f} % removed, seed {trial.seed}"
+    return describe(title, trial.originals, whole | dict(trial.masks), method=trial.label)
+
+
+def _checks(trials: Sequence[_Trial], spoilt: Mapping[str, Sequence[_Trial]], epochs: int) -> tuple[Check, ...]:
+    if not spoilt:
+        return ()
+    one = next(iter(spoilt.values()))[0]
+    sound = [trial for trial in trials if (trial.label, trial.asked) == (one.label, one.asked)]
+    told = {
+        f"{one.label} as it is": f"Its own mask on the trained weights, fine-tuned for {epochs} epochs like all below.",
+        "mask shuffled": "Each output channel keeps as many weights as before, at other places. What this loses is "
+        "what knowing which weights is worth, beyond how many each channel needs.",
+        "random mask, same layers": "Each layer keeps as many weights as before, any of them. What this loses against "
+        "the row above is what the shares of channels are worth; what it keeps, the layers' densities alone explain.",
+        "weights re-initialized": "Its own mask on a new, untrained network. What this loses is what the trained "
+        f"weights carry; as much as {epochs} epochs allow, the mask alone explains the rest.",
+    }
+    groups = [sound, *spoilt.values()]
+    return tuple(
+        Check(name, tells, tuple(_run(trial) for trial in group))
+        for (name, tells), group in zip(told.items(), groups, strict=True)
+    )
 
 
 def _story(runs: Sequence[Run], sparsity: float) -> tuple[str, ...]:
     """What the table says, in words; every figure is one of its cells."""
     rows = summarize(runs)
-    [dense] = [row for row in rows if row.method == "dense"]
-    there = {row.method: row for row in rows if abs(row.sparsity - sparsity) < 0.01}
-    best = max(there.values(), key=lambda row: row.after or 0.0)
+    dense = rows[0]
+    there = [row for row in rows if abs(row.sparsity - sparsity) < 0.01] or rows[1:]
+    best = max(there, key=lambda row: row.after or 0.0)
     slim = max(rows, key=lambda row: row.sparsity)
-    story = (
+    at_random = [row for row in there if row.method == "random"]
+    story = [
         f"Dense, the network reads {dense.before:.1f} % of the test images right. With {100 * best.sparsity:.0f} % of "
-        f"its weights removed it still reads {best.after:.1f} % right (the best row: {best.method}, after "
-        f"fine-tuning); with as many removed at random, {there['random'].after:.1f} %.",
+        f"its weights removed it still reads {best.after:.1f} % right (the best row: {best.method})"
+        + "".join(f"; with as many removed at random, {row.after:.1f} %" for row in at_random)
+        + ".",
         f"Zeros alone make a network neither smaller nor faster. With {100 * slim.sparsity:.0f} % of the weights zero "
         f"the saved file has {_kilo(slim.bytes)} (dense: {_kilo(dense.bytes)}) and one image takes "
-        f"{slim.latency_ms:.2f} ms (dense: {dense.latency_ms:.2f} ms). What shrinks is the zipped file, from "
-        f"{_kilo(dense.zipped)} to {_kilo(slim.zipped)}.",
-    )
+        f"{slim.latency_ms:.2f} ms (dense: {dense.latency_ms:.2f} ms), although only 1 in {_fewer(dense, slim)} "
+        f"multiplications is left to do. What shrinks is the zipped file, from {_kilo(dense.zipped)} to "
+        f"{_kilo(slim.zipped)}.",
+    ]
     return tuple(re.sub(r"(?<=\d) (?=%|kB|ms)", "\N{NO-BREAK SPACE}", paragraph) for paragraph in story)
+
+
+def _fewer(dense: Row, slim: Row) -> str:
+    assert dense.multiply_adds
+    assert slim.multiply_adds
+    return f"{dense.multiply_adds / slim.multiply_adds:.0f}"
 
 
 def _kilo(size: float | None) -> str:
     return "–" if size is None else f"{size / 1e3:.0f} kB"
 
 
-def _notes(data: Digits, seeds: int, epochs: int, tuning_epochs: int, first: int, seconds: float) -> tuple[str, ...]:
+def _notes(
+    data: Digits, seeds: Sequence[int], epochs: tuple[int, int], methods: Sequence[Method], seconds: float
+) -> tuple[str, ...]:
+    names = {method.name for method in methods}
+    scratch = [method.label for method in methods if method.from_scratch]
+    how = {
+        "magnitude": "Global magnitude cuts the smallest weights of the whole network.",
+        "erk": "ERK gives each layer a share by its shape and cuts the smallest within it (arXiv:1911.11134).",
+        "lamp": "LAMP scores a weight relative to the larger ones of its layer and cuts the lowest scores of the whole "
+        "network (arXiv:2010.07611).",
+        "random": "Random, the baseline, does so with scores that know nothing.",
+        "2:4": "2:4 keeps the larger 2 of every 4 consecutive input channels. The first convolution has one input "
+        "channel, so 2:4 leaves it dense; that is why it comes out just below 50 %.",
+        "wanda": "Wanda multiplies |w| by the norm of its input (arXiv:2306.11695), RIA a weight's share of its row "
+        "and column by the root of that norm (ICLR 2024). Published for language models with the same share of every "
+        "layer, which would empty this network's smallest layers; here they have ERK's shares.",
+        "taylor": f"Taylor scores w² times the mean squared gradient (arXiv:1906.10771), over batches of "
+        f"{EVIDENCE_BATCH} training images.",
+        "snip": "SNIP (arXiv:1810.02340), GraSP (arXiv:2002.07376) and SynFlow (arXiv:2006.05467) prune the network "
+        "with the first weights of the seed, before any training; SynFlow in 100 rounds, without data.",
+        "gradual": "Gradual is the Pruner's default recipe: LAMP scores, from 0 to the target along a cubic over the "
+        f"first 60 % of the {epochs[1]} epochs of fine-tuning (arXiv:1710.01878). It prunes while it trains, so there "
+        "is no accuracy before fine-tuning.",
+        "rigl": "RigL starts from a random mask with ERK's shares on the first weights of the seed; every two epochs "
+        "the smallest weights go and as many with the largest gradients return (arXiv:1911.11134).",
+    }
+    for name, kin in (("wanda", {"ria"}), ("snip", {"grasp", "synflow"})):
+        names |= {name} if names & kin else set()
     return (
         f"Data: scikit-learn's handwritten digits, 8×8 pixels; {len(data.train_images)} images to train, "
         f"{len(data.test_images)} to test, split by class, always in the same way. The training settings were chosen "
         "while looking at these test images, so take accuracies as a comparison of the rows, which share them.",
-        f"Dense training: {epochs} epochs for each of {seeds} seeds; a seed sets the first weights, the order of "
-        "images and their shifts of up to one pixel. Every method prunes the same dense networks.",
-        "Pruned are the weights of all convolutions and of the linear layer; biases and normalizations never. Sparsity "
-        "is measured on the fine-tuned network, as the fraction of those weights that is zero.",
-        "Global magnitude cuts the smallest weights of the whole network. ERK gives each layer a share by its shape "
-        "and cuts the smallest within it. LAMP scores a weight relative to the larger ones of its layer and cuts the "
-        "lowest scores of the whole network. Random, the baseline, does so with scores that know nothing.",
-        "2:4 keeps the larger 2 of every 4 consecutive input channels. The first convolution has one input channel, so "
-        "2:4 leaves it dense; that is why it comes out just below 50 %.",
-        f"Fine-tuning: {tuning_epochs} epochs at the same settings for every row, the dense network included; removed "
-        "weights are set to zero again after every step.",
+        f"Dense training: {epochs[0]} epochs for each of {len(seeds)} seeds; a seed sets the first weights, the order "
+        "of images and their shifts of up to one pixel. "
+        + ("Every other method prunes" if scratch else "Every method prunes")
+        + " the same dense networks.",
+        *(text for name, text in how.items() if name in names),
+        f"Fine-tuning: {epochs[1]} epochs at the same settings, also for the dense network; removed weights are set to "
+        "zero again after every step.",
+        *(
+            [
+                f"Budgets differ: {', '.join(scratch)} never had a dense network to start from and trained for "
+                f"{sum(epochs)} epochs in one cycle, as many as dense training and fine-tuning together. The other "
+                f"rows had {epochs[0]} of theirs dense."
+            ]
+            * bool(scratch)
+        ),
+        "Sparsity: the fraction of zeros after training in the weights of all convolutions and of the linear layer. "
+        "“Of all parameters” counts biases and normalizations too, which are never pruned.",
+        "± is the sample standard deviation over seeds: what the luck of training does. The 95 % interval is Wilson's, "
+        f"of the mean over seeds for {len(data.test_images)} images: what the luck of the test set does. Seeds share "
+        "the test images, so more of them do not narrow it.",
         "Batch normalization: before each measurement, also of the dense network, the running statistics are estimated "
         "anew from the training images, without labels. Otherwise the accuracy before fine-tuning would show outdated "
         "statistics rather than missing weights.",
         "Size: the state dict in safetensors format, and the same bytes compressed by zlib at level 9 as zip does.",
-        f"Latency: one image, one thread, the fastest of many rounds of ten, in which the networks of seed {first} "
+        "Multiply-adds: of one image; each weight that is not zero, of the convolutions and the linear layer, times "
+        "the positions of the output (padding counts). “Times fewer” is the speed-up in theory, “times faster” the "
+        "measured one: dense kernels multiply by zeros too.",
+        f"Latency: one image, one thread, the fastest of many rounds of ten, in which the networks of seed {seeds[0]} "
         "take turns.",
         f"Training, pruning, fine-tuning and timing took {seconds:.0f} s, one thread a network.",
     )

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from secateur.results import Network, Results, Row
+from secateur.results import Network, Results, Row, interval_of
 
-__all__ = ["Plot", "STYLE", "accuracy_plots", "histogram", "layer_plot", "size_plot"]
+__all__ = ["Plot", "STYLE", "accuracy_plots", "cost_plots", "histogram", "history_plot", "layer_plot"]
 
 # matplotlib draws with stand-ins; `_svg` puts the page's CSS variables in their place.
 _INK, _FAINT, _PAPER = "#010001", "#010002", "#010003"
@@ -98,7 +98,8 @@ def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each method that prunes; both, so that the plot reads without colour."""
     pruned = [method for method, group in _series(rows).items() if any(row.sparsity for row in group)]
-    return {name: (_SERIES[n % len(_SERIES)], _MARKERS[n % len(_MARKERS)]) for n, name in enumerate(pruned)}
+    count = len(_SERIES)  # from the ninth on, colours meet other markers
+    return {name: (_SERIES[n % count], _MARKERS[(n + n // count) % len(_MARKERS)]) for n, name in enumerate(pruned)}
 
 
 def _figure() -> tuple[Any, Any]:
@@ -123,7 +124,9 @@ def _curves(results: Results, rows: Sequence[Row], stage: str, axes: Any, abscis
         high = [scale(getattr(row, f"{stage}_range")[1]) for row in points]
         if method not in styles:  # a dense network: the line to beat
             axes.axhline(ys[0], color=_INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1.5)
-            axes.axhspan(low[0], high[0], color=_INK, alpha=0.1, linewidth=0)
+            interval = interval_of(results, getattr(points[0], stage))
+            bottom, top = (low[0], high[0]) if interval is None else map(scale, interval)
+            axes.axhspan(bottom, top, color=_INK, alpha=0.1, linewidth=0)
             labels.append((ys[0], None, method, _INK))
             continue
         color, marker = styles[method]
@@ -158,7 +161,7 @@ def _place_labels(axes: Any, labels: Sequence[tuple[float, float | None, str, st
     """Names beside the right edge, as near as they can be to the ends of their lines without touching each other."""
     bottom, top = axes.get_ylim()
     left, right = axes.get_xlim()
-    gap = (top - bottom) * 0.056
+    gap = (top - bottom) * 0.044 / axes.get_position().height
     wanted = sorted(labels, key=lambda label: label[0])
     heights: list[float] = []
     for label in wanted:
@@ -172,7 +175,7 @@ def _place_labels(axes: Any, labels: Sequence[tuple[float, float | None, str, st
     edge = (right - left) * 0.035
     for (y, x, name, color), height in zip(wanted, heights, strict=True):
         start = right if x is None else x
-        line_ends_here = x is None or abs(x - right) <= abs(right - left) * 0.12
+        line_ends_here = x is None or abs(x - right) <= abs(right - left) * 0.35
         if line_ends_here:
             axes.plot(
                 [start, right + edge * 0.9], [y, height], color=color, linewidth=0.8, alpha=0.7, clip_on=False, zorder=1
@@ -227,7 +230,7 @@ def _short(name: str, limit: int = 16) -> str:
 
 
 def accuracy_plots(results: Results, rows: Sequence[Row]) -> list[Plot]:
-    stages = ["before"] + ["after"] * any(row.after is not None for row in rows)
+    stages = [stage for stage in ("before", "after") if any(getattr(row, stage) is not None for row in rows)]
     plots = []
     for stage in stages:
         figure, axes = _figure()
@@ -237,7 +240,7 @@ def accuracy_plots(results: Results, rows: Sequence[Row]) -> list[Plot]:
         axes.set_xlabel("weights removed (%)")
         _curves(results, rows, stage, axes, lambda row: -math.log10(1 - row.sparsity))
         title = results.metric.capitalize()
-        if len(stages) == 2:
+        if "after" in stages:
             title += f" {stage} fine-tuning"
         caption = f"{results.metric.capitalize()} against sparsity, mean and range over seeds."
         plots.append(Plot(title, caption, _svg(figure, f"curve-{stage}", f"{title}: {caption}")))
@@ -254,26 +257,80 @@ def _marks(rows: Sequence[Row]) -> list[float]:
     return sorted(marks) or [0.0]
 
 
-def size_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
-    sized = [row for row in rows if row.zipped is not None]
-    if not sized:
+def cost_plots(results: Results, rows: Sequence[Row]) -> list[Plot]:
+    """The metric against what is left: bytes of the zipped file, multiply-adds. Those that were measured."""
+    plots = []
+    for key, scale, title, axis, caption in (
+        (
+            "zipped",
+            1e3,
+            "size",
+            "file, zipped (kB): smaller to the right",
+            "Size of the saved file after zip compression, mean over seeds.",
+        ),
+        (
+            "multiply_adds",
+            1e3,
+            "work",
+            "multiply-adds (thousands): fewer to the right",
+            "Multiplications by weights that are not zero, in one forward pass: the speed-up in theory.",
+        ),
+    ):
+        costly = [row for row in rows if getattr(row, key) is not None]
+        if not costly:
+            continue
+        stage = "after" if any(row.after is not None for row in costly) else "before"
+        figure, axes = _figure()
+        amounts = [getattr(row, key) / scale for row in costly]
+        low, high = min(amounts), max(amounts)
+        nice = [m * 10.0**e for e in range(-3, 12) for m in (1, 2, 3, 5, 7)]
+        marks = [mark for mark in nice if low * 0.9 <= mark <= high * 1.1]
+        marks = [mark for mark in marks if len(marks) < 9 or f"{mark:e}"[0] in "125"]
+        marks = [mark for mark in marks if len(marks) < 9 or f"{mark:e}"[0] == "1"]
+        axes.set_xticks([math.log10(mark) for mark in marks], [f"{mark:,g}" for mark in marks])
+        pad = 0.04 * max(math.log10(high / low), 0.1)
+        axes.set_xlim(math.log10(high) + pad, math.log10(low) - pad)  # as in the other plots, right is pruned most
+        axes.set_xlabel(axis)
+        _curves(results, costly, stage, axes, lambda row, key=key, scale=scale: math.log10(getattr(row, key) / scale))
+        title = f"{results.metric.capitalize()} against {title}" + (", after fine-tuning" if stage == "after" else "")
+        plots.append(Plot(title, caption, _svg(figure, key.replace("_", "-"), f"{title}: {caption}")))
+    return plots
+
+
+def history_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
+    """Sparsity, and below it churn, over the run of each method that prunes while it trains."""
+    from matplotlib.figure import Figure
+
+    if not results.histories:
         return []
-    stage = "after" if any(row.after is not None for row in sized) else "before"
-    figure, axes = _figure()
-    kilobytes = [row.zipped / 1e3 for row in sized if row.zipped is not None]
-    low, high = min(kilobytes), max(kilobytes)
-    nice = [m * 10.0**e for e in range(-3, 9) for m in (1, 2, 3, 5, 7)]
-    marks = [mark for mark in nice if low * 0.9 <= mark <= high * 1.1]
-    axes.set_xticks([math.log10(mark) for mark in marks], [f"{mark:g}" for mark in marks])
-    pad = 0.04 * max(math.log10(high / low), 0.1)
-    axes.set_xlim(math.log10(high) + pad, math.log10(low) - pad)  # as in the other plots, right is pruned most
-    axes.set_xlabel("file, zipped (kB): smaller to the right")
-    _curves(results, sized, stage, axes, lambda row: None if row.zipped is None else math.log10(row.zipped / 1e3))
-    title = f"{results.metric.capitalize()} against size"
-    if stage == "after":
-        title += ", after fine-tuning"
-    caption = "Size of the saved file after zip compression, mean over seeds."
-    return [Plot(title, caption, _svg(figure, "size", f"{title}: {caption}"))]
+    styles = _styles(rows)
+    figure = Figure(figsize=(5.6, 4.1))
+    upper, lower = figure.add_axes((0.085, 0.56, 0.595, 0.36)), figure.add_axes((0.085, 0.13, 0.595, 0.32))
+    ends: list[tuple[float, float | None, str, str]] = []
+    for number, history in enumerate(results.histories):
+        color, marker = styles.get(history.method, (_SERIES[number % len(_SERIES)], "o"))
+        last = max(history.steps[-1], 1)
+        places = [100 * step / last for step in history.steps]
+        upper.plot(places, [100 * value for value in history.sparsity], color=color, linewidth=1.7)
+        ends.append((100 * history.sparsity[-1], places[-1], history.method, color))
+        updates = [(x, 100 * churn) for x, churn in zip(places, history.churn, strict=True) if churn]
+        if updates:
+            xs, ys = zip(*updates, strict=True)
+            lower.vlines(xs, 0, ys, color=color, linewidth=0.8, alpha=0.5)
+            lower.plot(xs, ys, color=color, linestyle="none", marker=marker, markersize=3.5, markeredgewidth=0)
+    for axes, label in ((upper, "weights removed (%)"), (lower, "churn (% of the weights at an update)")):
+        axes.set_xlim(-2, 102)
+        axes.set_ylim(0, None)
+        axes.text(-0.12, 1.04, label, transform=axes.transAxes, va="bottom")
+        axes.tick_params(length=0)
+        axes.spines["left"].set_visible(False)
+    upper.set_ylim(0, 104)
+    upper.set_xticklabels([])
+    lower.set_xlabel("training done (%)")
+    _place_labels(upper, ends)
+    title = "Pruned while training"
+    caption = "Sparsity, and the share of the weights whose mask an update changed, in one network of each method."
+    return [Plot(title, caption, _svg(figure, "history", f"{title}: {caption}"))]
 
 
 def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
@@ -285,9 +342,11 @@ def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
     names = list(dict.fromkeys(layer.name for network in networks for layer in network.layers))
     if len(networks) < 2 or not 2 <= len(names) <= 24:
         return []
-    height = max(4.1, 1.2 + 0.22 * len(names))
+    legend = 0.2 * max(math.ceil(len(networks) / 3), 2)  # inches
+    height = max(4.1, 1.2 + 0.22 * len(names)) + legend - 0.4
+    inner = height - 0.65 - legend
     figure = Figure(figsize=(5.6, height))
-    axes = figure.add_axes((0.335, 0.533 / height, 0.635, 1 - 1.05 / height))
+    axes = figure.add_axes((0.335, 0.533 / height, 0.635, inner / height))
     places = {name: -number for number, name in enumerate(names)}
     for network in networks:
         color, marker = styles[network.method]
@@ -306,7 +365,7 @@ def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
     axes.spines["left"].set_visible(False)
     for number, network in enumerate(networks):  # the legend, in rows of three
         color, marker = styles[network.method]
-        x, y = -0.5 + 0.5 * (number % 3), 1 + (0.36 - 0.2 * (number // 3)) / (height - 1.05)
+        x, y = -0.5 + 0.5 * (number % 3), 1 + (legend - 0.04 - 0.2 * (number // 3)) / inner
         axes.plot(x, y + 0.004, marker=marker, color=color, markersize=6, transform=axes.transAxes, clip_on=False)
         axes.text(
             x + 0.03, y, _short(network.method), color=color, transform=axes.transAxes, va="center", **_NAME,

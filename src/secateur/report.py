@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from secateur.files import write_whole
-from secateur.plots import STYLE, accuracy_plots, histogram, layer_plot, size_plot
-from secateur.results import Results, best_rows, columns_of, summarize
+from secateur.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot, layer_plot
+from secateur.results import Results, best_rows, columns_of, missing_baselines, summarize
 
 __all__ = ["write_report"]
 
@@ -50,13 +50,17 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     with mpl.rc_context():
         mpl.rcdefaults()  # the reader's matplotlibrc has no say in the page
         mpl.rcParams.update(cast(Any, STYLE))
-        plots = [*accuracy_plots(results, rows), *size_plot(results, rows), *layer_plot(results, rows)]
+        plots = [
+            plot for draw in (accuracy_plots, cost_plots, layer_plot, history_plot) for plot in draw(results, rows)
+        ]
         histograms = [histogram(network, number) for number, network in enumerate(results.networks, 1)]
     text = page.render(
         results=results,
         columns=columns_of(results, rows),
         rows=rows,
         best=best_rows(rows),
+        missing=missing_baselines(rows),
+        checks=[(check, row, columns_of(results, [row])) for check in results.checks for row in summarize(check.runs)],
         plots=plots,
         histograms=histograms,
         data=dataclasses.asdict(results),
