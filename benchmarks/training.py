@@ -193,6 +193,7 @@ class Digits:
 
     dense_epochs, tuning_epochs = 40, 20
     sparsities = (0.8, 0.9, 0.95, 0.98)
+    sparsities_from_scratch = (0.95, 0.98)  # each takes three times as long
     batch = 64
 
     def __init__(self, network: Callable[[], nn.Module]) -> None:
@@ -233,6 +234,7 @@ class Text:
 
     dense_epochs, tuning_epochs = 40, 12  # of 25 steps
     sparsities = (0.5, 0.8, 0.9)
+    sparsities_from_scratch = ()
     batch, length, steps = 16, 64, 25
 
     def __init__(self) -> None:
@@ -458,7 +460,8 @@ def train_all(
             for seed in seeds:
                 start = states[name, seed]
                 jobs += [Job(name, method, sparsity, seed, tuning_epochs, False, start) for method in tuning]
-                jobs += [Job(name, m, sparsity, seed, dense_epochs + tuning_epochs, True) for m in scratch]
+                if sparsity in task(name).sparsities_from_scratch or options.smoke:
+                    jobs += [Job(name, m, sparsity, seed, dense_epochs + tuning_epochs, True) for m in scratch]
         for seed in seeds:
             jobs.append(Job(name, DENSE, 0.0, seed, tuning_epochs, False, states[name, seed]))
     jobs.sort(key=lambda job: (-job.epochs, job.task == "MLP"))  # the longest first
@@ -527,7 +530,7 @@ def compare(outcomes: Sequence[Outcome], name: str, ours: str, others: Sequence[
         for method in others:
             wanted = {"method": DENSE, "scratch": True} if method == DENSE else {"method": method, "sparsity": sparsity}
             theirs = sorted(pick(outcomes, task=name, **wanted), key=lambda each: each.seed)
-            if not theirs or any(each.error for each in theirs):
+            if not mine or not theirs or any(each.error for each in theirs):
                 continue
             difference, error = paired(mine, theirs)
             bar = error_bar(statistics.fmean(each.score for each in mine), len(mine[0].scores))
@@ -651,6 +654,12 @@ def step_cases(model: nn.Module, x: Tensor, y: Tensor, make: Callable[..., Any],
     return steps
 
 
+def updates(steps: int) -> int:
+    """How often a Pruner that is told nothing but the length of the run chooses new masks."""
+    ramp = round(0.6 * steps)
+    return -(-ramp // max(1, ramp // 100))
+
+
 def saved_bytes(state: object) -> int:
     file = io.BytesIO()
     torch.save(state, file)
@@ -660,7 +669,7 @@ def saved_bytes(state: object) -> int:
 def overhead(options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     absent = peers.missing()
-    rounds, repeats = (2, 2) if options.smoke else (15, 0)
+    rounds, repeats = (2, 2) if options.smoke else (40, 0)
     networks: dict[str, tuple[nn.Module, int]] = {"MLP, batch 64": (MLP(), 64), "MLP, batch 128": (MLP(), 128)}
     if not options.smoke:
         networks["ResNet-8, batch 64"] = (ResNet8(), 64)
@@ -684,8 +693,8 @@ def overhead(options: argparse.Namespace) -> dict[str, Any]:
             print(f"  {case:>32}: {middle:.3f} ({low:.3f} … {high:.3f})")
         update = quartiles["Pruner, an update at every step"][1] - quartiles["Pruner between updates"][1]
         between = quartiles["Pruner between updates"][1]
-        amortised = {length: between + 100 * update / length for length in (1000, 10_000, 100_000)}
-        print(f"  an update costs {update:.2f} dense steps; with the default of about 100 of them, a whole run takes "
+        amortised = {length: between + updates(length) / length * update for length in (320, 1000, 10_000, 100_000)}
+        print(f"  an update costs {update:.2f} dense steps; at the default interval a whole run takes "
               + ", ".join(f"{ratio:.3f} ({length:,} steps)" for length, ratio in amortised.items()))  # fmt: skip
         results[name] = {"ratios": quartiles, "seconds": seconds, "update": update, "amortised": amortised}
         results[name]["checkpoint"] = checkpoints(model, x, y, absent)
@@ -701,7 +710,7 @@ def rounds_of(steps: dict[str, Callable[[], None]], rounds: int, repeats: int) -
         start = time.perf_counter()
         for _ in range(10):
             steps["dense"]()
-        repeats = max(20, min(400, round(5 / (time.perf_counter() - start))))  # half a second a turn
+        repeats = max(10, min(200, round(2 / (time.perf_counter() - start))))  # a fifth of a second a turn
     ratios: dict[str, list[float]] = {case: [] for case in steps}
     dense_times = []
     for number in range(rounds):
@@ -722,21 +731,32 @@ def rounds_of(steps: dict[str, Callable[[], None]], rounds: int, repeats: int) -
 
 
 def checkpoints(model: nn.Module, x: Tensor, y: Tensor, absent: dict[str, str]) -> dict[str, float]:
-    """Bytes that pruning adds to what is saved, over what is saved of the same training without pruning."""
-    weights = saved_bytes(model.state_dict())
+    """Bytes that pruning adds to what is saved of the same training without pruning, as a share of it."""
+    sgd = functools.partial(torch.optim.SGD, lr=1e-4, momentum=0.9)
     mine = copy.deepcopy(model)
-    pruner = Pruner(mine, torch.optim.SGD(mine.parameters(), lr=0.1), schedules.constant(0.9), verbose=False)
-    found = {"Pruner": (saved_bytes(mine.state_dict()) + saved_bytes(pruner.state_dict())) / weights - 1}
+    optimizer = sgd(mine.parameters())
+    pruner = Pruner(mine, optimizer, schedules.constant(0.9), verbose=False)
+    stepper(mine, x, y, optimizer)()
+    saved = {"model": mine.state_dict(), "optimizer": optimizer.state_dict()}
+    alone, together = saved_bytes(saved["model"]), saved_bytes(saved)
+    found = {
+        "Pruner, its state over the model's": saved_bytes(pruner.state_dict()) / alone,
+        "Pruner, in one file with model and optimizer": saved_bytes(saved | {"pruner": pruner.state_dict()}) / together
+        - 1,
+    }
     if "fasterai" not in absent:
         with peers.quietly():
             theirs = peers.fasterai_sparsified(copy.deepcopy(model), 0.9)
-        found["fasterai"] = saved_bytes(theirs.state_dict()) / weights - 1
+        found["fasterai, the model"] = saved_bytes(theirs.state_dict()) / alone - 1
+        theirs_together = saved_bytes(saved | {"model": theirs.state_dict()})
+        found["fasterai, in one file with model and optimizer"] = theirs_together / together - 1
     if "Lightning ModelPruning" not in absent:
-        sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
         recipe = Recipe(1, 2, 0, 0.1, x, lambda _: iter([(x, y)] * 2), sgd)
         sizes = [peers.lightning_checkpoint(copy.deepcopy(model), recipe, sparsity) for sparsity in (None, 0.9)]
-        found["Lightning ModelPruning, with the optimizer's state"] = sizes[1] / sizes[0] - 1
-    print("  a checkpoint grows: " + ", ".join(f"{who} +{100 * share:.1f} %" for who, share in found.items()))
+        found["Lightning ModelPruning, in one file with model and optimizer"] = sizes[1] / sizes[0] - 1
+    print("  a checkpoint grows:")
+    for who, share in found.items():
+        print(f"  {who:>62}: +{100 * share:.2f} %")
     return found
 
 

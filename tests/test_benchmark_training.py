@@ -59,7 +59,8 @@ def test_overhead(training, without_peers, capsys):
     training.main(["overhead", "--smoke"])
     printed = capsys.readouterr().out
     assert "Pruner between updates" in printed
-    assert "a checkpoint grows: Pruner +" in printed
+    assert "Pruner, in one file with model and optimizer: +" in printed
+    assert "fasterai" not in printed.split("a checkpoint grows:")[1]
 
 
 def test_the_text_is_read_in_windows_that_do_not_overlap_the_training(training):
