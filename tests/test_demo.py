@@ -304,6 +304,26 @@ def test_spoilt_masks_keep_their_counts() -> None:
     assert {one.epochs for one in (shuffled, drawn, fresh)} == {1}
 
 
+def test_random_masks_know_nothing_of_the_weights() -> None:
+    """A seed draws weights and masks from streams of their own: one stream for both would keep the largest weights."""
+    from rich.progress import Progress
+
+    first = demo._untrained([3])
+    methods = choose_methods(["random,rigl,lamp"])
+    with Progress(disable=True) as bars, torch.random.fork_rng(devices=[]):
+        trials = demo._prune(first, first, methods, load_digits(), (0.5,), (1, 1), bars)
+        checks = demo._spoil(trials, first, (0.5,))
+    drawn = [trial for trial in trials if trial.label in ("random", "RigL")]
+    assert len(drawn) == 2
+    for trial in [*drawn, *checks["shuffled"], *checks["random"]]:
+        for name, mask in trial.masks.items():
+            weight = first[3].get_parameter(name)
+            if mask.numel() > 1000:
+                kept = mask.flatten().float()
+                related = torch.corrcoef(torch.stack([weight.detach().flatten(), kept]))[0, 1]
+                assert abs(related) < 4 / mask.numel() ** 0.5, (trial.label, name)
+
+
 # -- the parts -------------------------------------------------------------------------------------------------------
 
 

@@ -347,14 +347,16 @@ def test_only_percentages_of_known_examples_have_intervals() -> None:
 
 def test_speed_up_is_against_the_dense_network() -> None:
     runs = [
-        Run("dense", 0.0, 99, latency_ms=3.0, multiply_adds=12_000),
-        Run("a", 0.75, 90, latency_ms=1.5, multiply_adds=2_000),
+        Run("dense", 0.0, 99, latency_ms=3.0, multiply_adds=12_000, zipped=800, overall=0.0),
+        Run("a", 0.75, 90, latency_ms=1.5, multiply_adds=2_000, zipped=200, overall=0.6),
         Run("b", 0.75, 90),
     ]
     rows = summarize(runs)
     columns = {column.key: column for column in columns_of(Results("x", runs), rows)}
     assert [columns["multiply_adds"].show(row) for row in rows] == ["12", "2", "–"]
     assert columns["multiply_adds"].asides == {rows[0]: "1.0", rows[1]: "6.0"}
+    assert columns["zipped"].asides == {rows[0]: "1.0", rows[1]: "4.0"}
+    assert columns["overall"].asides == {rows[0]: "1.0", rows[1]: "2.5"}  # 1 / (1 - 0.6)
     assert columns["latency_ms"].asides == {rows[0]: "1.0", rows[1]: "2.0"}
     alone = summarize(runs[1:])
     assert not any(column.asides for column in columns_of(Results("x", runs), alone))

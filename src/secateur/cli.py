@@ -177,7 +177,7 @@ def demo(
     with _clear_errors():
         from secateur.demo import DEFAULT_METHODS, METHODS, run_demo
 
-        if method and "list" in method:
+        if method and any("list" in name.split(",") for name in method):
             for name, each in METHODS.items():
                 typer.echo(f"{name:<10} {'*' if name in DEFAULT_METHODS else ' '} {each.line}")
             typer.echo("\n* without --method")

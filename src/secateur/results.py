@@ -585,18 +585,21 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
             texts = {row: "–" if values[row] is None else show(row) for row in rows}
             columns.append(Column(key, head, brief, unit, True, values, texts))
 
-    def plain(key: str, head: str, brief: str, unit: str, form: str, scale: float = 1.0, aside: str = "") -> None:
+    def plain(key: str, head: str, brief: str, unit: str, form: str, scale: float = 1.0) -> None:
         def value(row: Row) -> float | None:
             measured = getattr(row, key)
             return None if measured is None else measured * scale
 
         add(key, head, brief, unit, value, lambda row: format(value(row), form))
-        if aside and dense is not None and (most := getattr(dense, key)) is not None and columns[-1].key == key:
-            asides = {row: f"{most / less:.1f}" for row in rows if (less := getattr(row, key)) is not None}
+
+    def compare(key: str, aside: str, cost: Callable[[Row], float | None]) -> None:
+        """Beside each value, how many times less it costs than the dense network."""
+        most = None if dense is None else cost(dense)
+        if most is not None and columns[-1].key == key:
+            asides = {row: f"{most / less:.1f}" for row in rows if (less := cost(row))}
             columns[-1] = dataclasses.replace(columns[-1], aside=aside, asides=asides)
 
     plain("sparsity", "sparsity", "removed", "%", ".1f", 100)
-    plain("overall", "of all parameters", "", "%", ".1f", 100)
     add(
         "before",
         first if tuned else results.metric,
@@ -615,8 +618,13 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
         lambda row: None if (interval := intervals[row]) is None else interval[0],
         lambda row: " – ".join(f"{bound:.1f}" for bound in intervals[row] or ()),
     )
+    plain("overall", "of all parameters", "", "%", ".1f", 100)
+    compare("overall", "times fewer", lambda row: None if row.overall is None else 1 - row.overall)
     plain("bytes", "file", "file", "kB", ".1f", 1e-3)
     plain("zipped", "file, zipped", "zipped", "kB", ".1f", 1e-3)
-    plain("multiply_adds", "multiply-adds", "", "thousands", ",.0f", 1e-3, "times fewer")
-    plain("latency_ms", "latency", "latency", "ms", ".2f", 1.0, "times faster")
+    compare("zipped", "times smaller", lambda row: row.zipped)
+    plain("multiply_adds", "multiply-adds", "", "thousands", ",.0f", 1e-3)
+    compare("multiply_adds", "times fewer", lambda row: row.multiply_adds)
+    plain("latency_ms", "latency", "latency", "ms", ".2f")
+    compare("latency_ms", "times faster", lambda row: row.latency_ms)
     return columns
