@@ -2774,3 +2774,999 @@ class VectorQuantized(nn.Module):
         quantized = self.codebook(index).view(z.shape)
         quantized = z + (quantized - z).detach()
         return self.decoder(quantized.permute(0, 3, 1, 2)), index.view(z.shape[0], -1)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Tables, graphs, points, experts
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@hand(lambda: (torch.randn(2, 7), torch.randint(0, 19, (2, 3))))
+class Dlrm(nn.Module):
+    """Dense features and embeddings of one width; the dot products of all pairs go on."""
+
+    def __init__(self, width=14):
+        super().__init__()
+        self.emb_l = nn.ModuleList([nn.EmbeddingBag(n, width, mode="sum") for n in (19, 23, 29)])
+        self.bot_l = nn.Sequential(nn.Linear(7, 22), nn.ReLU(), nn.Linear(22, width), nn.ReLU())
+        self.top_l = nn.Sequential(nn.Linear(width + 6, 26), nn.ReLU(), nn.Linear(26, 1), nn.Sigmoid())
+
+    def forward(self, dense, sparse):
+        x = self.bot_l(dense)
+        ly = [emb(sparse[:, i : i + 1]) for i, emb in enumerate(self.emb_l)]
+        batch_size, d = x.shape
+        T = torch.cat([x, *ly], dim=1).view((batch_size, -1, d))
+        Z = torch.bmm(T, torch.transpose(T, 1, 2))
+        _, ni, nj = Z.shape
+        li = torch.tensor([i for i in range(ni) for j in range(i)])
+        lj = torch.tensor([j for i in range(nj) for j in range(i)])
+        R = torch.cat([x, Z[:, li, lj]], dim=1)
+        return self.top_l(R)
+
+
+@hand(lambda: torch.randint(0, 17, (2, 5)))
+class DeepFm(nn.Module):
+    """Sum of squares against square of sums, a linear part, and an MLP on the flattened embeddings."""
+
+    def __init__(self, fields=5, width=8):
+        super().__init__()
+        self.register_buffer("offsets", torch.arange(0, 17 * fields, 17))
+        self.embedding, self.linear = nn.Embedding(17 * fields, width), nn.Embedding(17 * fields, 1)
+        self.mlp = nn.Sequential(nn.Linear(fields * width, 26), nn.BatchNorm1d(26), nn.ReLU(), nn.Linear(26, 1))
+        self.embed_output_dim = fields * width
+
+    def forward(self, x):
+        x = x + self.offsets
+        e = self.embedding(x)
+        fm = 0.5 * (e.sum(dim=1) ** 2 - (e**2).sum(dim=1)).sum(dim=1, keepdim=True)
+        x = self.linear(x).sum(dim=1) + fm + self.mlp(e.view(-1, self.embed_output_dim))
+        return torch.sigmoid(x.squeeze(1))
+
+
+@hand(vector(18))
+class CrossNetwork(nn.Module):
+    """x0 (w·x) + b + x beside a deep part: the inputs are part of the residual stream."""
+
+    def __init__(self):
+        super().__init__()
+        self.inp = nn.Linear(18, 22)
+        self.w = nn.ParameterList([nn.Parameter(torch.randn(22, 1) * 0.2) for _ in range(2)])
+        self.b = nn.ParameterList([nn.Parameter(torch.zeros(22)) for _ in range(2)])
+        self.deep = nn.Sequential(nn.Linear(22, 34), nn.ReLU(), nn.Linear(34, 14), nn.ReLU())
+        self.out = nn.Linear(36, 1)
+
+    def forward(self, x):
+        x0 = x = self.inp(x)
+        for w, b in zip(self.w, self.b, strict=True):
+            x = x0 * (x @ w) + b + x
+        return self.out(torch.cat([x, self.deep(x0)], dim=1))
+
+
+@hand(lambda: (torch.randint(0, 31, (2,)), torch.randint(0, 37, (2,))))
+class NeuralCollaborativeFiltering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user_gmf, self.item_gmf = nn.Embedding(31, 10), nn.Embedding(37, 10)
+        self.user_mlp, self.item_mlp = nn.Embedding(31, 14), nn.Embedding(37, 18)
+        self.mlp = nn.Sequential(nn.Linear(32, 22), nn.ReLU(), nn.Linear(22, 12), nn.ReLU())
+        self.predict = nn.Linear(22, 1)
+
+    def forward(self, user, item):
+        gmf = self.user_gmf(user) * self.item_gmf(item)
+        mlp = self.mlp(torch.cat((self.user_mlp(user), self.item_mlp(item)), -1))
+        return self.predict(torch.cat((gmf, mlp), -1)).view(-1)
+
+
+@hand(several(sequence(12, 9), lambda: (torch.rand(2, 9, 9) > 0.5).float()), name="graph_convolution")
+@hand(several(sequence(12, 9), lambda: (torch.rand(2, 9, 9) > 0.5).float()), name="graph_attention", attention=True)
+class GraphNetwork(nn.Module):
+    """Dense adjacency; the attention is a sum of two projections to a scalar, masked where there is no edge."""
+
+    def __init__(self, attention=False):
+        super().__init__()
+        self.w1, self.w2 = nn.Parameter(torch.randn(12, 22) * 0.3), nn.Parameter(torch.randn(22, 14) * 0.3)
+        self.bias = nn.Parameter(torch.zeros(22))
+        self.attention = attention
+        if attention:
+            self.a_src, self.a_dst = nn.Parameter(torch.randn(22, 1) * 0.3), nn.Parameter(torch.randn(22, 1) * 0.3)
+        self.readout = nn.Linear(14, 3)
+
+    def forward(self, x, adjacency):
+        adjacency = adjacency + torch.eye(x.size(1), dtype=x.dtype)
+        h = torch.matmul(x, self.w1) + self.bias
+        if self.attention:
+            e = F.leaky_relu(h @ self.a_src + (h @ self.a_dst).transpose(1, 2), 0.2)
+            a = torch.where(adjacency > 0, e, -9e15 * torch.ones_like(e)).softmax(dim=-1)
+        else:
+            a = adjacency / adjacency.sum(-1, keepdim=True)
+        h = F.elu(torch.bmm(a, h))
+        return self.readout(torch.bmm(a, h @ self.w2).mean(1))
+
+
+class TNet(nn.Module):
+    def __init__(self, k):
+        super().__init__()
+        self.k = k
+        self.conv1, self.conv2 = nn.Conv1d(k, 14, 1), nn.Conv1d(14, 22, 1)
+        self.fc1, self.fc2 = nn.Linear(22, 18), nn.Linear(18, k * k)
+        self.bn1 = nn.BatchNorm1d(14)
+
+    def forward(self, x):
+        batch = x.size(0)
+        x = F.relu(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        x = torch.max(x, 2, keepdim=True)[0].view(-1, 22)
+        x = self.fc2(F.relu(self.fc1(x)))
+        return x.view(-1, self.k, self.k) + torch.eye(self.k, dtype=x.dtype).unsqueeze(0).repeat(batch, 1, 1)
+
+
+@hand(signal(3, 25))
+class PointNet(nn.Module):
+    """Predicted square matrices turn points, then features of width 10."""
+
+    def __init__(self):
+        super().__init__()
+        self.input_transform, self.feature_transform = TNet(3), TNet(10)
+        self.conv1, self.conv2 = nn.Conv1d(3, 10, 1), nn.Conv1d(10, 34, 1)
+        self.fc = nn.Linear(44, 4)
+
+    def forward(self, x):
+        n_pts = x.size(2)
+        x = torch.bmm(self.input_transform(x).transpose(2, 1), x)
+        x = F.relu(self.conv1(x))
+        x = torch.bmm(x.transpose(2, 1), self.feature_transform(x)).transpose(2, 1)
+        g = self.conv2(x).max(dim=2, keepdim=True).values
+        g = g.view(-1, 34, 1).repeat(1, 1, n_pts)
+        return self.fc(torch.cat([g, x], 1).transpose(2, 1))
+
+
+@hand(sequence(16))
+class SoftMoe(nn.Module):
+    """All experts run in one einsum over stacked weights; softmax gates weigh them."""
+
+    def __init__(self, experts=3, hidden=26):
+        super().__init__()
+        self.gate = nn.Linear(16, experts)
+        self.w1 = nn.Parameter(torch.randn(experts, 16, hidden) * 0.2)
+        self.b1 = nn.Parameter(torch.zeros(experts, hidden))
+        self.w2 = nn.Parameter(torch.randn(experts, hidden, 16) * 0.2)
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, x):
+        gates = self.gate(x).softmax(dim=-1)
+        h = F.gelu(torch.einsum("bsd,edh->bseh", x, self.w1) + self.b1)
+        y = torch.einsum("bseh,ehd->bsed", h, self.w2)
+        return self.out(x + (gates.unsqueeze(-1) * y).sum(2))
+
+
+@hand(sequence(16))
+class TopkMoe(nn.Module):
+    """Mixtral: each expert takes the tokens that chose it, by index, in a loop."""
+
+    def __init__(self, experts=4, k=2):
+        super().__init__()
+        self.top_k = k
+        self.inp = nn.Linear(16, 20)
+        self.gate = nn.Linear(20, experts, bias=False)
+        self.experts = nn.ModuleList([GatedMlp(20, 22 + 4 * i) for i in range(experts)])
+        self.out = nn.Linear(20, 5)
+
+    def forward(self, x):
+        x = self.inp(x)
+        b, s, d = x.shape
+        flat = x.view(-1, d)
+        weights, selected = torch.topk(self.gate(flat).softmax(dim=1), self.top_k, dim=-1)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        final = torch.zeros((b * s, d), dtype=x.dtype, device=x.device)
+        mask = F.one_hot(selected, num_classes=len(self.experts)).permute(2, 1, 0)
+        for i, expert in enumerate(self.experts):
+            idx, top_x = torch.where(mask[i])
+            current = expert(flat[top_x]) * weights[top_x, idx, None]
+            final.index_add_(0, top_x, current)
+        return self.out(final.reshape(b, s, d) + x)
+
+
+@hand(sequence(16))
+class DenseTopkMoe(nn.Module):
+    """Every expert runs on every token; a scattered gate is zero where it was not chosen."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(16, 3)
+        self.experts = nn.ModuleList(
+            [nn.Sequential(nn.Linear(16, h), nn.ReLU(), nn.Linear(h, 16)) for h in (18, 22, 26)]
+        )
+        self.out = nn.Linear(16, 5)
+
+    def forward(self, x):
+        logits = self.gate(x)
+        top, index = logits.topk(2, dim=-1)
+        gates = torch.zeros_like(logits).scatter(-1, index, top.softmax(-1))
+        outputs = torch.stack([expert(x) for expert in self.experts], dim=-2)
+        return self.out((gates.unsqueeze(-1) * outputs).sum(dim=-2))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Parameters used by hand, shared, derived
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@hand(vector(14))
+class FunctionalParameters(nn.Module):
+    """Parameters without modules, through F.linear, matmul, addmm and einsum."""
+
+    def __init__(self):
+        super().__init__()
+        self.w1, self.b1 = nn.Parameter(torch.randn(26, 14) * 0.3), nn.Parameter(torch.zeros(26))
+        self.w2 = nn.Parameter(torch.randn(26, 34) * 0.2)
+        self.w3, self.b3 = nn.Parameter(torch.randn(34, 18) * 0.2), nn.Parameter(torch.zeros(18))
+        self.w4 = nn.Parameter(torch.randn(5, 18) * 0.3)
+
+    def forward(self, x):
+        x = F.relu(F.linear(x, self.w1, self.b1))
+        x = torch.tanh(x @ self.w2)
+        x = torch.addmm(self.b3, x, self.w3).sigmoid()
+        return torch.einsum("bi,oi->bo", x, self.w4)
+
+
+@hand(image())
+class FunctionalConvolutions(nn.Module):
+    """F.conv2d and F.batch_norm with the tensors of modules and of a ParameterDict."""
+
+    def __init__(self):
+        super().__init__()
+        self.p = nn.ParameterDict(
+            {
+                "w1": torch.randn(14, 3, 3, 3) * 0.3,
+                "w2": torch.randn(22, 14, 3, 3) * 0.1,
+                "g": torch.ones(22),
+                "b": torch.zeros(22),
+            }
+        )
+        self.register_buffer("running_mean2", torch.randn(22) * 0.3)
+        self.register_buffer("running_var2", torch.rand(22) + 0.5)
+        self.fc = nn.Linear(22, 10)
+
+    def forward(self, x):
+        x = F.relu(F.conv2d(x, self.p["w1"], padding=1))
+        x = F.conv2d(x, self.p["w2"], stride=2)
+        x = F.batch_norm(x, self.running_mean2, self.running_var2, self.p["g"], self.p["b"], training=self.training)
+        return F.linear(F.relu(x).mean((2, 3)), self.fc.weight, self.fc.bias)
+
+
+@hand(image())
+class WeightNormNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = parametrizations.weight_norm(nn.Conv2d(3, 14, 3, padding=1))
+        self.conv2 = parametrizations.weight_norm(nn.Conv2d(14, 22, 3, padding=1))
+        self.fc = parametrizations.weight_norm(nn.Linear(22, 34))
+        self.out = nn.Linear(34, 10)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.relu(self.conv2(x)).mean((2, 3))
+        return self.out(F.relu(self.fc(x)))
+
+
+@hand(vector(14))
+def spectral_norm_mlp():
+    return nn.Sequential(
+        parametrizations.spectral_norm(nn.Linear(14, 26)),
+        nn.LeakyReLU(0.2),
+        parametrizations.spectral_norm(nn.Linear(26, 18)),
+        nn.LeakyReLU(0.2),
+        nn.Linear(18, 1),
+    )
+
+
+class LoraLinear(nn.Linear):
+    def __init__(self, inp, out, rank):
+        super().__init__(inp, out)
+        self.lora_A, self.lora_B = nn.Parameter(torch.randn(rank, inp) * 0.2), nn.Parameter(torch.zeros(out, rank))
+        self.scaling = 2 / rank
+
+    def forward(self, x):
+        return super().forward(x) + (x @ self.lora_A.transpose(0, 1) @ self.lora_B.transpose(0, 1)) * self.scaling
+
+
+@hand(vector(14))
+def lora_mlp():
+    return nn.Sequential(LoraLinear(14, 30, 6), nn.ReLU(), LoraLinear(30, 22, 4), nn.ReLU(), nn.Linear(22, 3))
+
+
+@hand(vector(14))
+class WeightStandardized(nn.Module):
+    """The weight is centred and scaled over its inputs before use, and mixed with another by a sigmoid."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(14, 26), nn.Linear(26, 22), nn.Linear(22, 4)
+        self.mix = nn.Parameter(torch.randn(26, 14) * 0.3)
+
+    def forward(self, x):
+        w = self.fc1.weight
+        w = (w - w.mean(dim=1, keepdim=True)) / (w.std(dim=1, keepdim=True) + 1e-5)
+        x = F.relu(F.linear(x, w + torch.sigmoid(self.mix), self.fc1.bias))
+        w = F.normalize(self.fc2.weight, dim=1)
+        x = F.relu(F.linear(F.normalize(x), w))
+        return self.fc3(x)
+
+
+@hand(several(vector(9), vector(12)))
+class HyperNetwork(nn.Module):
+    """The condition writes weight and bias of a layer; batched matmul applies them."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(12, 16)
+        self.hidden = nn.Linear(9, 22)
+        self.to_weight, self.to_bias = nn.Linear(22, 16 * 10), nn.Linear(22, 10)
+        self.out = nn.Linear(10, 3)
+
+    def forward(self, z, x):
+        h = F.relu(self.hidden(z))
+        weight = self.to_weight(h).view(-1, 10, 16)
+        x = torch.bmm(weight, F.relu(self.body(x)).unsqueeze(-1)).squeeze(-1) + self.to_bias(h)
+        return self.out(F.relu(x))
+
+
+@hand(image())
+class SharedConvolution(nn.Module):
+    """One module runs three times in sequence, another at two resolutions."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 18, 3, padding=1)
+        self.step = nn.Conv2d(18, 18, 3, padding=1)
+        self.mix = nn.Conv2d(18, 14, 1)
+        self.fc = nn.Linear(28, 10)
+
+    def forward(self, x):
+        x = F.relu(self.stem(x))
+        for _ in range(3):
+            x = x + F.relu(self.step(x))
+        a = self.mix(x)
+        b = self.mix(F.avg_pool2d(x, 2))
+        return self.fc(torch.cat([a.mean((2, 3)), b.mean((2, 3))], 1))
+
+
+@hand(several(image(1), image(1)))
+class Siamese(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cnn = nn.Sequential(nn.Conv2d(1, 12, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(12, 18, 3), nn.ReLU())
+        self.fc = nn.Sequential(nn.Linear(18 * 25, 34), nn.Sigmoid())
+        self.out = nn.Linear(34, 1)
+
+    def forward_once(self, x):
+        x = self.cnn(x)
+        return self.fc(x.view(x.size()[0], -1))
+
+    def forward(self, a, b):
+        return torch.sigmoid(self.out(torch.abs(self.forward_once(a) - self.forward_once(b))))
+
+
+@hand(several(vector(14), vector(22)))
+class TwoTower(nn.Module):
+    """Two towers meet in a scaled cosine: the shared width is contracted."""
+
+    def __init__(self):
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(14, 30), nn.ReLU(), nn.Linear(30, 18))
+        self.right = nn.Sequential(nn.Linear(22, 26), nn.ReLU(), nn.Linear(26, 18))
+        self.logit_scale = nn.Parameter(torch.tensor(1.2))
+
+    def forward(self, a, b):
+        a, b = F.normalize(self.left(a), dim=-1), F.normalize(self.right(b), dim=-1)
+        logits = self.logit_scale.exp() * a @ b.t()
+        return logits, F.cosine_similarity(a, b)
+
+
+@hand(several(vector(14), vector(11)))
+class BilinearNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(14, 18), nn.Linear(11, 20)
+        self.bilinear = nn.Bilinear(18, 20, 13)
+        self.out = nn.Linear(13, 2)
+
+    def forward(self, a, b):
+        return self.out(F.relu(self.bilinear(F.relu(self.a(a)), F.relu(self.b(b)))))
+
+
+@hand(several(vector(9), vector(5)))
+class Critic(nn.Module):
+    """Actor-critic: the action is appended in the second layer; two critics; a tanh-squashed actor."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor = nn.Sequential(nn.Linear(9, 22), nn.ReLU(), nn.Linear(22, 10))
+        self.l1, self.l2, self.l3 = nn.Linear(9, 26), nn.Linear(26 + 5, 18), nn.Linear(18, 1)
+        self.q2 = nn.Sequential(nn.Linear(14, 30), nn.ReLU(), nn.Linear(30, 1))
+
+    def forward(self, state, action):
+        mu, log_std = self.actor(state).chunk(2, dim=-1)
+        pi = torch.tanh(mu + log_std.clamp(-2, 2).exp() * 0.1)
+        q = F.relu(self.l1(state))
+        q = F.relu(self.l2(torch.cat([q, action], 1)))
+        return pi, self.l3(q), self.q2(torch.cat([state, action], 1))
+
+
+@hand(image(4))
+class DuelingDqn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Sequential(nn.Conv2d(4, 14, 4, 2), nn.ReLU(), nn.Conv2d(14, 18, 3), nn.ReLU())
+        self.advantage = nn.Sequential(nn.Linear(18 * 25, 34), nn.ReLU(), nn.Linear(34, 6))
+        self.value = nn.Sequential(nn.Linear(18 * 25, 26), nn.ReLU(), nn.Linear(26, 1))
+
+    def forward(self, x):
+        x = self.conv(x / 255.0)
+        x = x.view(-1, x.size(1) * x.size(2) * x.size(3))
+        advantage = self.advantage(x)
+        return self.value(x) + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Activations that cut or join widths
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@hand(vector(22))
+class Highway(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inp = nn.Linear(22, 26)
+        self.h, self.t = nn.ModuleList([nn.Linear(26, 26) for _ in range(2)]), nn.ModuleList()
+        self.t.extend(nn.Linear(26, 26) for _ in range(2))
+        self.out = nn.Linear(26, 3)
+
+    def forward(self, x):
+        x = self.inp(x)
+        for h, t in zip(self.h, self.t, strict=True):
+            gate = torch.sigmoid(t(x))
+            x = gate * F.relu(h(x)) + (1 - gate) * x
+        return self.out(x)
+
+
+@hand(vector(14))
+class Maxout(nn.Module):
+    def __init__(self, pieces=3):
+        super().__init__()
+        self.pieces = pieces
+        self.fc1, self.fc2, self.out = nn.Linear(14, 22 * pieces), nn.Linear(22, 18 * pieces), nn.Linear(18, 4)
+
+    def forward(self, x):
+        x = self.fc1(x)
+        x = x.view(x.size(0), -1, self.pieces).max(dim=-1)[0]
+        x = self.fc2(x).view(-1, self.pieces, 18).amax(dim=1)
+        return self.out(x)
+
+
+@hand(image())
+class MaxFeatureMap(nn.Module):
+    """LightCNN: the maximum of the two halves."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 28, 3, padding=1), nn.Conv2d(14, 44, 3, padding=1)
+        self.out_channels = 22
+        self.fc = nn.Linear(22, 6)
+
+    def forward(self, x):
+        a, b = torch.split(self.conv1(x), 14, 1)
+        x = F.max_pool2d(torch.max(a, b), 2)
+        x = self.conv2(x)
+        x = torch.maximum(x[:, : self.out_channels], x[:, self.out_channels :])
+        return self.fc(x.mean((2, 3)))
+
+
+@hand(vector(14))
+def glu_mlp():
+    return nn.Sequential(nn.Linear(14, 44), nn.GLU(), nn.Linear(22, 36), nn.GLU(dim=1), nn.Linear(18, 3))
+
+
+@hand(image())
+class ConcatenatedRelu(nn.Module):
+    """CReLU doubles the width by appending the negative."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 14, 3), nn.Conv2d(28, 18, 3), nn.Linear(36, 5)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        x = torch.cat([F.relu(x), F.relu(-x)], dim=1)
+        x = self.conv2(x)
+        return self.fc(F.relu(torch.cat((x, -x), 1)).mean((2, 3)))
+
+
+@hand(lambda: torch.randn(2, 9, 3))
+class NerfMlp(nn.Module):
+    """Sines of frequencies, a skip connection of the encoding, density and colour from different depths."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("freqs", 2.0 ** torch.arange(3))
+        self.pts = nn.ModuleList([nn.Linear(21, 26), nn.Linear(26, 26), nn.Linear(26 + 21, 30)])
+        self.skips = [1]
+        self.sigma, self.feature = nn.Linear(30, 1), nn.Linear(30, 22)
+        self.rgb = nn.Sequential(nn.Linear(22 + 3, 14), nn.ReLU(), nn.Linear(14, 3))
+
+    def forward(self, x):
+        e = (x[..., None] * self.freqs).flatten(-2)
+        e = torch.cat([x, e.sin(), e.cos()], -1)
+        h = e
+        for i, layer in enumerate(self.pts):
+            h = F.relu(layer(h))
+            if i in self.skips:
+                h = torch.cat([e, h], -1)
+        return torch.cat([torch.sigmoid(self.rgb(torch.cat([self.feature(h), x], -1))), F.softplus(self.sigma(h))], -1)
+
+
+@hand(vector(2))
+class Siren(nn.Module):
+    def __init__(self, omega=30.0):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(2, 22), nn.Linear(22, 30), nn.Linear(30, 18)])
+        self.final, self.omega_0 = nn.Linear(18, 3), omega
+
+    def forward(self, coords):
+        for layer in self.layers:
+            coords = torch.sin(self.omega_0 / 10 * layer(coords))
+        return self.final(coords)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Outputs of several kinds
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@hand(image())
+class DictOutput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.ModuleDict({"low": ConvBnRelu(3, 12, 3), "high": ConvBnRelu(12, 22, 3, 2)})
+        self.heads = nn.ModuleDict({"age": nn.Linear(22, 1), "kind": nn.Linear(22, 7)})
+        self.aux = nn.Conv2d(12, 4, 1)
+
+    def forward(self, x):
+        low = self.backbone["low"](x)
+        pooled = self.backbone["high"](low).mean((2, 3))
+        out = {name: head(pooled) for name, head in self.heads.items()}
+        out["aux"] = self.aux(low)
+        return out
+
+
+@hand(image())
+class TupleOutput(nn.Module):
+    """The features themselves are an output, so their width is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 12, 3), nn.Conv2d(12, 18, 3), nn.Conv2d(18, 26, 3)
+        self.fc = nn.Linear(26, 10)
+
+    def forward(self, x):
+        features = F.relu(self.conv2(F.relu(self.conv1(x))))
+        logits = self.fc(F.relu(self.conv3(features)).mean((2, 3)))
+        return logits, (features, None, logits.argmax(1))
+
+
+@hand(lambda: {"pixels": torch.randn(2, 3, 16, 16), "words": torch.randint(1, 53, (2, 7)), "mask": None})
+class KeywordInputs(nn.Module):
+    """Image and text by keyword; one argument is None."""
+
+    def __init__(self):
+        super().__init__()
+        self.cnn = nn.Sequential(nn.Conv2d(3, 14, 4, 4), nn.ReLU())
+        self.embedding = nn.Embedding(53, 18)
+        self.image_proj, self.text_proj = nn.Linear(14, 22), nn.Linear(18, 22, bias=False)
+        self.out = nn.Linear(22, 4)
+
+    def forward(self, pixels, words=None, mask=None, scale=1.0):
+        x = self.image_proj(self.cnn(pixels).flatten(2).mean(2))
+        if words is not None:
+            x = x + scale * self.text_proj(self.embedding(words).sum(1))
+        if mask is not None:
+            x = x * mask
+        return self.out(torch.tanh(x))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Operations that look across channels, and constants that know them
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@hand(image())
+class LiteralChannelIndex(nn.Module):
+    """Channel 3 and the channels from 5 to 8 are used by number; the first convolution is free behind them."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv0, self.conv1 = nn.Conv2d(3, 18, 3, padding=1), nn.Conv2d(18, 14, 3, padding=1)
+        self.conv2 = nn.Conv2d(14, 22, 3, padding=1)
+        self.fc = nn.Linear(22, 4)
+
+    def forward(self, x):
+        x = self.conv1(F.relu(self.conv0(x)))
+        gate = torch.sigmoid(x[:, 3]).unsqueeze(1)
+        offset = x[:, 5:8].mean(dim=1, keepdim=True)
+        x = F.relu(self.conv2(x)) * gate + offset
+        return self.fc(x.mean((2, 3)))
+
+
+@hand(vector(12))
+class IndexedChannels(nn.Module):
+    """index_select by a buffer, a list as an index, gather and flip."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3, self.fc4 = (
+            nn.Linear(12, 20),
+            nn.Linear(20, 18),
+            nn.Linear(8, 26),
+            nn.Linear(26, 3),
+        )
+        self.register_buffer("order", torch.randperm(20))
+
+    def forward(self, x):
+        x = F.relu(torch.index_select(self.fc1(x), 1, self.order))
+        x = torch.flip(F.relu(self.fc2(x)), dims=[1])
+        x = x[:, [0, 2, 4, 6, 9, 12, 15, 17]]
+        return self.fc4(F.relu(self.fc3(x)))
+
+
+@hand(vector(14), name="cumulative_sum", operation=lambda x: torch.cumsum(x, dim=1))
+@hand(vector(14), name="sorted_channels", operation=lambda x: torch.sort(x, dim=-1).values)
+@hand(vector(14), name="softmax_over_channels", operation=lambda x: torch.softmax(x, dim=1))
+@hand(vector(14), name="top_channels", operation=lambda x: x * (x >= x.topk(5, dim=1)[0][:, -1:]).to(x.dtype))
+@hand(vector(14), name="rolled_channels", operation=lambda x: torch.roll(x, 3, dims=1))
+@hand(vector(14), name="fourier_over_channels", operation=lambda x: torch.fft.fft(x, dim=-1).real)
+@hand(
+    vector(14), name="standardized_by_hand", operation=lambda x: (x - x.mean(1, keepdim=True)) / x.std(1, keepdim=True)
+)
+class AcrossChannels(nn.Module):
+    """An operation that mixes the width between two layers; the widths around it stay free."""
+
+    def __init__(self, operation):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3, self.fc4 = (
+            nn.Linear(14, 22),
+            nn.Linear(22, 18),
+            nn.Linear(18, 26),
+            nn.Linear(26, 3),
+        )
+        self.operation = operation
+
+    def forward(self, x):
+        x = self.operation(self.fc2(F.relu(self.fc1(x))))
+        return self.fc4(F.relu(self.fc3(x)))
+
+
+@hand(sequence(18, 8))
+class FourierMixing(nn.Module):
+    """FNet: a Fourier transform over positions and width in place of attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(18), nn.LayerNorm(18)
+        self.fc1, self.fc2, self.out = nn.Linear(18, 34), nn.Linear(34, 18), nn.Linear(18, 3)
+
+    def forward(self, x):
+        x = self.norm1(x + torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real)
+        return self.out(self.norm2(x + self.fc2(F.gelu(self.fc1(x)))))
+
+
+@hand(image())
+class BufferAsWide(nn.Module):
+    """Buffers of the channels' width: a mask, an index into a table, constants made in forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 22, 3), nn.Conv2d(22, 18, 3)
+        self.register_buffer("mask", (torch.rand(16) > 0.3).float())
+        self.register_buffer("table", torch.randn(5, 22))
+        self.width = 18
+        self.fc = nn.Linear(18, 4)
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x)) * self.mask.view(-1, 1, 1)
+        x = self.conv2(x) + self.table[torch.tensor([1, 3])][:, :, None, None]
+        x = self.conv3(F.relu(x))
+        x = x * torch.linspace(0.5, 1.5, self.width, dtype=x.dtype)[None, :, None, None]
+        x = x + torch.ones(self.width, 1, 1, dtype=x.dtype)
+        return self.fc(x.mean((2, 3)))
+
+
+@hand(vector(14))
+class UnusedParameters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(14, 26), nn.Linear(26, 4)
+        self.forgotten = nn.Linear(26, 26)
+        self.also_forgotten = nn.Parameter(torch.randn(26))
+        self.register_buffer("counter", torch.zeros(26))
+
+    def forward(self, x):
+        return self.fc2(F.relu(self.fc1(x)))
+
+
+@hand(image())
+class OnlyInTraining(nn.Module):
+    """An auxiliary head that runs in training mode only."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = ConvBnRelu(3, 14, 3), ConvBnRelu(14, 22, 3)
+        self.aux, self.fc = nn.Linear(14, 5), nn.Linear(22, 5)
+
+    def forward(self, x):
+        x = self.conv1(x)
+        aux = self.aux(x.mean((2, 3))) if self.training else None
+        x = self.fc(F.dropout(self.conv2(x).mean((2, 3)), 0.3, training=self.training))
+        return x if aux is None else (x, aux)
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s * (1 + x * (1 - s)))
+
+
+@hand(image())
+class CustomFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.fc = nn.Conv2d(3, 14, 3), nn.Conv2d(14, 22, 3), nn.Linear(22, 4)
+
+    def forward(self, x):
+        x = Swish.apply(self.conv1(x))
+        return self.fc(Swish.apply(self.conv2(x)).mean((2, 3)))
+
+
+@hand(several(sequence(12, 9), lambda: torch.tensor([9, 5])))
+class MaskedPooling(nn.Module):
+    """Lengths make a mask; masked_fill before the maximum, where for the mean."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.out = nn.Linear(12, 22), nn.Linear(22, 18), nn.Linear(36, 3)
+
+    def forward(self, x, lengths):
+        mask = torch.arange(x.size(1))[None, :] < lengths[:, None]
+        h = self.fc2(F.leaky_relu(self.fc1(x)))
+        h = torch.where(h > 0, h, 0.3 * h)
+        top = h.masked_fill(~mask.unsqueeze(-1), -1e4).max(1)[0]
+        mean = torch.where(mask[..., None], h, torch.zeros_like(h)).sum(1) / lengths[:, None].to(h.dtype)
+        return self.out(torch.cat((top, mean), -1))
+
+
+@hand(vector(14))
+class SplitList(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sizes = [6, 10, 14]
+        self.fc = nn.Linear(14, sum(self.sizes))
+        self.heads = nn.ModuleList([nn.Linear(n, 8) for n in self.sizes])
+        self.out = nn.Linear(24, 3)
+
+    def forward(self, x):
+        parts = torch.split(F.relu(self.fc(x)), self.sizes, dim=1)
+        return self.out(torch.cat([torch.tanh(head(part)) for head, part in zip(self.heads, parts, strict=True)], -1))
+
+
+@hand(image())
+class StackedBranches(nn.Module):
+    """Branches stacked in a new dimension, reduced by maximum, and flattened together with channels."""
+
+    def __init__(self):
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Conv2d(3, 14, k, padding=k // 2) for k in (1, 3, 5)])
+        self.mix = nn.Conv2d(42, 18, 1)
+        self.fc = nn.Linear(32, 4)
+
+    def forward(self, x):
+        stacked = torch.stack([branch(x) for branch in self.branches], dim=2)
+        top = stacked.max(dim=2).values
+        b, c, n, h, w = stacked.shape
+        mixed = self.mix(stacked.reshape(b, c * n, h, w))
+        return self.fc(torch.cat([top.mean((2, 3)), mixed.mean((2, 3))], dim=1))
+
+
+@hand(image())
+class RepeatedChannels(nn.Module):
+    """repeat, repeat_interleave, expand and broadcasting make widths from smaller ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = nn.Conv2d(3, 10, 3), nn.Conv2d(20, 14, 3), nn.Conv2d(28, 18, 1)
+        self.gray = nn.Conv2d(18, 1, 1)
+        self.fc = nn.Linear(18, 4)
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x)).repeat(1, 2, 1, 1)
+        x = F.relu(self.conv2(x)).repeat_interleave(2, dim=1)
+        x = self.conv3(x)
+        x = x + self.gray(x) * 0.5
+        return self.fc(x.flatten(2).mean(-1))
+
+
+@hand(image())
+class GramMatrix(nn.Module):
+    """Products of channels with channels, flattened into a linear layer: a quadratic width."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 14, 3), nn.Conv2d(14, 10, 3)
+        self.fc = nn.Linear(100, 4)
+
+    def forward(self, x):
+        x = self.conv2(F.relu(self.conv1(x)))
+        b, c, h, w = x.shape
+        f = x.view(b, c, h * w)
+        g = torch.bmm(f, f.transpose(1, 2)) / (h * w)
+        return self.fc(g.view(b, c * c))
+
+
+@hand(image())
+class CapsuleNet(nn.Module):
+    """Capsules of 6 numbers whose length is squashed; routing by agreement with einsum, three rounds."""
+
+    def __init__(self, capsules=4, dim=6, classes=3, out_dim=5):
+        super().__init__()
+        self.dim = dim
+        self.conv = nn.Conv2d(3, 18, 5, 2)
+        self.primary = nn.Conv2d(18, capsules * dim, 3, 2)
+        self.W = nn.Parameter(torch.randn(classes, capsules * 4, dim, out_dim) * 0.3)
+
+    @staticmethod
+    def squash(x):
+        norm = (x**2).sum(-1, keepdim=True)
+        return norm / (1 + norm) * x / torch.sqrt(norm + 1e-8)
+
+    def forward(self, x):
+        x = self.primary(F.relu(self.conv(x)))
+        b = x.size(0)
+        u = self.squash(x.view(b, -1, self.dim, x.size(2) * x.size(3)).transpose(2, 3).reshape(b, -1, self.dim))
+        u_hat = torch.einsum("bid,cido->bcio", u, self.W)
+        logits = torch.zeros(u_hat.shape[:3], dtype=x.dtype)
+        for _ in range(3):
+            v = self.squash((logits.softmax(1).unsqueeze(-1) * u_hat).sum(2))
+            logits = logits + (u_hat * v.unsqueeze(2)).sum(-1)
+        return v.norm(dim=-1)
+
+
+@hand(image())
+class Asserting(nn.Module):
+    """Checks of the width against an attribute, as libraries write them, and a width kept as a tuple."""
+
+    def __init__(self, channels=18):
+        super().__init__()
+        self.in_channels, self.shape = channels, (channels, 8, 8)
+        self.conv1, self.conv2 = nn.Conv2d(3, channels, 3, 2, 1), nn.Conv2d(channels, 14, 3, padding=1)
+        self.fc = nn.Linear(14, 4)
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x))
+        if x.shape[1] != self.in_channels:
+            raise ValueError(f"expected {self.in_channels} channels, got {x.shape[1]}")
+        x = x.flatten(1).view(-1, *self.shape)
+        return self.fc(self.conv2(x).mean((2, 3)))
+
+
+@hand(sequence(16, 9))
+class StateSpace(nn.Module):
+    """S4D-like diagonal recurrence: a state per channel, in a loop, with discretized parameters."""
+
+    def __init__(self, width=22, state=5):
+        super().__init__()
+        self.inp, self.out = nn.Linear(16, 2 * width), nn.Linear(width, 6)
+        self.A_log = nn.Parameter(torch.log(torch.arange(1, state + 1).float()).repeat(width, 1))
+        self.x_proj, self.dt_proj = nn.Linear(width, 3 + 2 * state, bias=False), nn.Linear(3, width)
+        self.D = nn.Parameter(torch.ones(width))
+        self.state = state
+
+    def forward(self, u):
+        x, z = self.inp(u).chunk(2, dim=-1)
+        dt, B, C = torch.split(self.x_proj(x), [3, self.state, self.state], dim=-1)
+        dt = F.softplus(self.dt_proj(dt))
+        A = -torch.exp(self.A_log)
+        h = torch.zeros(x.shape[0], x.shape[2], self.state, dtype=x.dtype)
+        ys = []
+        for t in range(x.shape[1]):
+            h = torch.exp(dt[:, t, :, None] * A) * h + dt[:, t, :, None] * B[:, t, None, :] * x[:, t, :, None]
+            ys.append(torch.einsum("bdn,bn->bd", h, C[:, t]))
+        y = torch.stack(ys, dim=1) + x * self.D
+        return self.out(y * F.silu(z))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Traps: sizes that are equal by accident
+# --------------------------------------------------------------------------------------------------------------------
+
+
+@hand(image(16, 16))
+class TrapAllSixteen(nn.Module):
+    """Channels, height, width, kernel count and a temperature are 16."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(16, 16, 3, padding=1), nn.Conv2d(16, 16, 3, padding=1)
+        self.temperature, self.size, self.channels = 16, 16, 16
+        self.rows, self.fc = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.position = nn.Parameter(torch.randn(16, 1))
+
+    def forward(self, x):
+        x = F.relu(self.conv1(x)) / self.temperature
+        x = self.rows(x) + self.position
+        x = x.view(-1, self.channels, self.size, self.size)
+        x = F.relu(self.conv2(x))
+        return self.fc(x.mean((2, 3)))
+
+
+@hand(lambda: torch.randn(4, 4, 4)[:2])
+class TrapHeads(nn.Module):
+    """Four heads of width four, four tokens, embedding 16, hidden 16, four classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.inp = nn.Linear(4, 16)
+        self.num_heads = self.head_dim = self.tokens = 4
+        self.q, self.k, self.v, self.o = (nn.Linear(16, 16) for _ in range(4))
+        self.token_mix = nn.Linear(4, 4)
+        self.fc1, self.fc2, self.out = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        x = self.inp(x)
+        q, k, v = (f(x).view(b, t, self.num_heads, self.head_dim).transpose(1, 2) for f in (self.q, self.k, self.v))
+        a = (q @ k.transpose(2, 3) / self.num_heads).softmax(-1)
+        y = (self.token_mix(a) @ v).transpose(1, 2).reshape(b, self.tokens, 16)
+        x = x + self.o(y)
+        x = x + self.fc2(F.relu(self.fc1(x)))
+        return self.out(x)
+
+
+@hand(vector(24))
+class TrapAttributes(nn.Module):
+    """Attributes of the same value with other meanings: bins, steps, a divisor and a number of classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden_size = self.num_bins = self.num_classes = self.max_steps = 24
+        self.fc1, self.fc2, self.fc3 = nn.Linear(24, 24), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.register_buffer("bins", torch.linspace(-1, 1, 24))
+
+    def forward(self, x):
+        h = F.relu(self.fc1(x)).view(-1, self.hidden_size)
+        h = F.relu(self.fc2(h)) * (24 / self.max_steps)
+        logits = self.fc3(h).view(-1, self.num_classes)
+        return (logits.softmax(-1) * self.bins).sum(-1), F.one_hot(logits.argmax(-1), self.num_bins)
+
+
+@hand(image(8, 8))
+class TrapResidualEqual(nn.Module):
+    """Two residual streams of one width that never meet, and a batch, groups and factor of two."""
+
+    def __init__(self):
+        super().__init__()
+        self.a1, self.a2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=2)
+        self.b1, self.b2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.factor = self.groups = 2
+        self.out_a, self.out_b = nn.Linear(8, 2), nn.Linear(8, 2)
+
+    def forward(self, x):
+        a = F.relu(self.a1(x))
+        a = a + self.a2(a) * self.factor
+        b = F.relu(self.b1(x))
+        b = b + self.b2(b)
+        a = a.view(2, self.groups, 4, 8, 8).transpose(1, 2).reshape(2, 8, 8, 8)
+        return self.out_a(F.max_pool2d(a, 8).flatten(1)), self.out_b(b.mean((2, 3)))
