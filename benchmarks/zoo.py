@@ -3770,3 +3770,592 @@ class TrapResidualEqual(nn.Module):
         b = b + self.b2(b)
         a = a.view(2, self.groups, 4, 8, 8).transpose(1, 2).reshape(2, 8, 8, 8)
         return self.out_a(F.max_pool2d(a, 8).flatten(1)), self.out_b(b.mean((2, 3)))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# transformers, from small configs
+# --------------------------------------------------------------------------------------------------------------------
+
+
+def _from_config(model: str, config: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    transformers.logging.set_verbosity_error()  # they speak of kernels that are missing, in forward too
+    model_class = getattr(transformers, model)
+    return model_class(model_class.config_class(**config))
+
+
+def transformer(name: str, model: str, example: Callable[[], Inputs], **config: Any) -> None:
+    """Put the class `model` of transformers into the zoo, built from its own config class with `config`."""
+    _register("transformers", name, functools.partial(_from_config, model, config), example)
+
+
+def ids(length: int = 7, vocabulary: int = 53, **more: Callable[[], Tensor]) -> Callable[[], dict[str, Tensor]]:
+    def example() -> dict[str, Tensor]:
+        return {"input_ids": torch.randint(3, vocabulary, (2, length)), **{k: make() for k, make in more.items()}}
+
+    return example
+
+
+def pixels(size: int = 32, **more: Callable[[], Tensor]) -> Callable[[], dict[str, Tensor]]:
+    return lambda: {"pixel_values": torch.randn(2, 3, size, size), **{key: make() for key, make in more.items()}}
+
+
+# Decoders. Heads are 8 wide and their number times 8 is not the width wherever the architecture allows it.
+SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+DECODER = {"vocab_size": 53, "max_position_embeddings": 32, "use_cache": False, **SPECIAL}
+LLAMA = {
+    **DECODER,
+    "hidden_size": 36,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+ODD = {**LLAMA, "hidden_size": 48}  # for those that compute the width of a head from the width of the model
+del ODD["head_dim"]
+EAGER = {"attn_implementation": "eager"}
+SDPA = {"attn_implementation": "sdpa"}
+EXPERTS = {"experts_implementation": "eager"}  # the default multiplies in groups, which float64 has not
+
+GPT2 = {"vocab_size": 53, "n_positions": 32, "n_embd": 36, "n_layer": 2, "n_head": 3, "use_cache": False, **SPECIAL}
+transformer("gpt2", "GPT2LMHeadModel", ids(), **GPT2, **EAGER)
+transformer("gpt2_sdpa", "GPT2LMHeadModel", ids(), **GPT2, n_inner=52, **SDPA)
+transformer("gpt_bigcode", "GPTBigCodeForCausalLM", ids(), **GPT2, n_inner=52)
+transformer(
+    "gpt_neo",
+    "GPTNeoForCausalLM",
+    ids(),
+    **DECODER,
+    hidden_size=36,
+    num_layers=2,
+    num_heads=3,
+    intermediate_size=52,
+    attention_types=[[["global", "local"], 1]],
+    window_size=4,
+    **EAGER,
+)
+transformer("gptj", "GPTJForCausalLM", ids(), **GPT2, rotary_dim=4, n_inner=52)
+NEOX = {**DECODER, "hidden_size": 36, "num_attention_heads": 3, "intermediate_size": 52, "num_hidden_layers": 2}
+transformer("gpt_neox", "GPTNeoXForCausalLM", ids(), **NEOX, **SDPA)
+transformer(
+    "opt",
+    "OPTForCausalLM",
+    ids(),
+    **DECODER,
+    hidden_size=36,
+    ffn_dim=52,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    word_embed_proj_dim=20,
+    **EAGER,
+)
+transformer(
+    "bloom", "BloomForCausalLM", ids(), vocab_size=53, hidden_size=36, n_layer=2, n_head=3, use_cache=False, **SPECIAL
+)
+transformer("llama", "LlamaForCausalLM", ids(), **LLAMA, **EAGER)
+transformer(
+    "llama_sdpa_tied", "LlamaForCausalLM", ids(), **LLAMA, tie_word_embeddings=True, attention_bias=True, **SDPA
+)
+transformer("mistral", "MistralForCausalLM", ids(), **LLAMA, sliding_window=4, **SDPA)
+transformer("qwen2", "Qwen2ForSequenceClassification", ids(), **ODD, num_labels=3, **SDPA)
+transformer("qwen3", "Qwen3ForCausalLM", ids(), **LLAMA, **EAGER)
+transformer("gemma", "GemmaForCausalLM", ids(), **LLAMA, **EAGER)
+transformer("gemma2", "Gemma2ForCausalLM", ids(), **LLAMA, query_pre_attn_scalar=8, sliding_window=4, **EAGER)
+transformer("phi", "PhiForCausalLM", ids(), **ODD, partial_rotary_factor=0.5, **SDPA)
+transformer("phi3", "Phi3ForCausalLM", ids(), **ODD, original_max_position_embeddings=32, **EAGER)
+transformer(
+    "falcon",
+    "FalconForCausalLM",
+    ids(),
+    vocab_size=53,
+    hidden_size=36,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    multi_query=True,
+    parallel_attn=True,
+    use_cache=False,
+    **SPECIAL,
+    **EAGER,
+)
+transformer(
+    "falcon_new_decoder",
+    "FalconForCausalLM",
+    ids(),
+    vocab_size=53,
+    hidden_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_kv_heads=2,
+    new_decoder_architecture=True,
+    use_cache=False,
+    **SPECIAL,
+    **SDPA,
+)
+transformer(
+    "mpt", "MptForCausalLM", ids(), vocab_size=53, d_model=36, n_layers=2, n_heads=3, max_seq_len=32, use_cache=False
+)
+transformer("stablelm", "StableLmForCausalLM", ids(), **ODD, partial_rotary_factor=0.5, **EAGER)
+transformer("olmo2", "Olmo2ForCausalLM", ids(), **ODD, **EAGER)
+transformer("starcoder2", "Starcoder2ForCausalLM", ids(), **ODD, **SDPA)
+transformer("cohere", "CohereForCausalLM", ids(), **ODD, **EAGER)
+transformer("granite", "GraniteForCausalLM", ids(), **ODD, residual_multiplier=0.7, **SDPA)
+transformer("glm", "GlmForCausalLM", ids(), **LLAMA, **EAGER)
+transformer("nemotron", "NemotronForCausalLM", ids(), **LLAMA, **EAGER)
+transformer("persimmon", "PersimmonForCausalLM", ids(), **NEOX, partial_rotary_factor=0.5, **EAGER)
+transformer("codegen", "CodeGenForCausalLM", ids(), **{**GPT2, "n_embd": 48, "n_head": 4}, rotary_dim=4)
+transformer("smollm3", "SmolLM3ForCausalLM", ids(), **ODD, no_rope_layers=[1, 0], **SDPA)
+transformer(
+    "mixtral", "MixtralForCausalLM", ids(), **ODD, num_local_experts=3, num_experts_per_tok=2, **EAGER, **EXPERTS
+)
+transformer(
+    "mixtral_batched",
+    "MixtralForCausalLM",
+    ids(),
+    **ODD,
+    num_local_experts=3,
+    num_experts_per_tok=2,
+    experts_implementation="batched_mm",
+)
+transformer(
+    "qwen2_moe",
+    "Qwen2MoeForCausalLM",
+    ids(),
+    **ODD,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=20,
+    shared_expert_intermediate_size=28,
+    **SDPA,
+    **EXPERTS,
+)
+transformer(
+    "deepseek_v3",
+    "DeepseekV3ForCausalLM",
+    ids(),
+    **DECODER,
+    hidden_size=36,
+    intermediate_size=52,
+    moe_intermediate_size=20,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    num_key_value_heads=3,
+    n_routed_experts=4,
+    num_experts_per_tok=2,
+    n_group=2,
+    topk_group=1,
+    first_k_dense_replace=1,
+    q_lora_rank=22,
+    kv_lora_rank=18,
+    qk_nope_head_dim=10,
+    qk_rope_head_dim=4,
+    v_head_dim=14,
+    **EAGER,
+    **EXPERTS,
+)
+MAMBA = {"vocab_size": 53, "hidden_size": 28, "num_hidden_layers": 2, "use_cache": False, **SPECIAL}
+transformer("mamba", "MambaForCausalLM", ids(), **MAMBA, state_size=5, time_step_rank=3, conv_kernel=4)
+transformer(
+    "mamba2", "Mamba2ForCausalLM", ids(), **MAMBA, state_size=6, num_heads=8, head_dim=7, n_groups=2, chunk_size=4
+)
+transformer(
+    "rwkv", "RwkvForCausalLM", ids(), **MAMBA, attention_hidden_size=28, intermediate_size=44, context_length=32
+)
+transformer(
+    "recurrent_gemma",
+    "RecurrentGemmaForCausalLM",
+    ids(),
+    **{**LLAMA, "num_key_value_heads": 1},
+    lru_width=42,
+    conv1d_width=4,
+    attention_window_size=8,
+    block_types=("recurrent", "attention"),
+)
+
+# Encoders.
+BERT = {
+    "vocab_size": 53,
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 52,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+}
+
+
+def padded() -> Tensor:
+    return torch.tensor([[1] * 7, [1] * 5 + [0] * 2])
+
+
+transformer("bert", "BertForSequenceClassification", ids(attention_mask=padded), **BERT, num_labels=3, **EAGER)
+transformer("bert_masked_sdpa", "BertForMaskedLM", ids(attention_mask=padded), **BERT, **SDPA)
+transformer("roberta", "RobertaForTokenClassification", ids(), **BERT, num_labels=5, **SDPA)
+transformer(
+    "distilbert",
+    "DistilBertForSequenceClassification",
+    ids(),
+    vocab_size=53,
+    dim=36,
+    hidden_dim=52,
+    n_layers=2,
+    n_heads=3,
+    max_position_embeddings=32,
+    **EAGER,
+)
+transformer("albert", "AlbertForMaskedLM", ids(), **BERT, embedding_size=20, **EAGER)
+transformer("electra", "ElectraForPreTraining", ids(), **BERT, embedding_size=20, **SDPA)
+transformer(
+    "deberta_v2",
+    "DebertaV2ForSequenceClassification",
+    ids(),
+    **BERT,
+    relative_attention=True,
+    position_buckets=4,
+    pos_att_type=["p2c", "c2p"],
+    share_att_key=True,
+)
+transformer("mpnet", "MPNetForSequenceClassification", ids(), **BERT, relative_attention_num_buckets=32)
+transformer(
+    "xlnet", "XLNetForSequenceClassification", ids(), vocab_size=53, d_model=36, n_layer=2, n_head=3, d_inner=52
+)
+transformer(
+    "funnel",
+    "FunnelForSequenceClassification",
+    ids(8),
+    vocab_size=53,
+    block_sizes=[1, 1],
+    num_decoder_layers=1,
+    d_model=36,
+    n_head=3,
+    d_head=8,
+    d_inner=52,
+    max_position_embeddings=32,
+)
+transformer("longformer", "LongformerForSequenceClassification", ids(8), **BERT, attention_window=4)
+transformer(
+    "convbert",
+    "ConvBertForSequenceClassification",
+    ids(),
+    **{**BERT, "num_attention_heads": 4, "hidden_size": 40},
+    embedding_size=20,
+)
+transformer(
+    "squeezebert",
+    "SqueezeBertForSequenceClassification",
+    ids(),
+    **{**BERT, "hidden_size": 48, "num_attention_heads": 4},
+    embedding_size=48,
+)
+transformer("fnet", "FNetForMaskedLM", ids(), **{k: v for k, v in BERT.items() if k != "num_attention_heads"})
+transformer("roformer", "RoFormerForMaskedLM", ids(), **BERT, embedding_size=20)
+transformer(
+    "modernbert",
+    "ModernBertForMaskedLM",
+    ids(),
+    **{**BERT, "num_attention_heads": 3},
+    local_attention=4,
+    global_attn_every_n_layers=2,
+    bos_token_id=1,
+    eos_token_id=2,
+    cls_token_id=1,
+    sep_token_id=2,
+    **SDPA,
+)
+
+# Sequence to sequence.
+SEQ2SEQ = {
+    "vocab_size": 53,
+    "max_position_embeddings": 32,
+    "d_model": 36,
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "decoder_attention_heads": 3,
+    "encoder_ffn_dim": 52,
+    "decoder_ffn_dim": 44,
+    "use_cache": False,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+    **SPECIAL,
+}
+BOTH = ids(decoder_input_ids=tokens(53, 5))
+T5 = {
+    "vocab_size": 53,
+    "d_model": 36,
+    "d_kv": 8,
+    "d_ff": 52,
+    "num_layers": 1,
+    "num_decoder_layers": 2,
+    "num_heads": 3,
+    "use_cache": False,
+    "relative_attention_num_buckets": 8,
+    "decoder_start_token_id": 0,
+    **SPECIAL,
+}
+transformer("t5", "T5ForConditionalGeneration", BOTH, **T5)
+transformer(
+    "t5_gated", "T5ForConditionalGeneration", BOTH, **T5, feed_forward_proj="gated-gelu", tie_word_embeddings=False
+)
+transformer("t5_encoder", "T5EncoderModel", ids(), **{**T5, "num_layers": 2})
+transformer("bart", "BartForConditionalGeneration", BOTH, **SEQ2SEQ, **EAGER)
+transformer("pegasus", "PegasusForConditionalGeneration", BOTH, **SEQ2SEQ, **SDPA)
+transformer("marian", "MarianMTModel", BOTH, **SEQ2SEQ, **EAGER)
+transformer("m2m_100", "M2M100ForConditionalGeneration", BOTH, **SEQ2SEQ, **SDPA)
+transformer(
+    "whisper",
+    "WhisperForConditionalGeneration",
+    lambda: {"input_features": torch.randn(2, 10, 24), "decoder_input_ids": torch.randint(3, 53, (2, 5))},
+    **SEQ2SEQ,
+    num_mel_bins=10,
+    max_source_positions=12,
+    max_target_positions=16,
+    suppress_tokens=None,
+    begin_suppress_tokens=None,
+    **SDPA,
+)
+transformer(
+    "speech_to_text",
+    "Speech2TextForConditionalGeneration",
+    lambda: {"input_features": torch.randn(2, 24, 10), "decoder_input_ids": torch.randint(3, 53, (2, 5))},
+    **SEQ2SEQ,
+    input_feat_per_channel=10,
+    conv_channels=20,
+    max_source_positions=24,
+    max_target_positions=16,
+    **EAGER,
+)
+
+# Vision.
+VIT = {
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 52,
+    "image_size": 32,
+    "patch_size": 8,
+}
+transformer("vit", "ViTForImageClassification", pixels(), **VIT, num_labels=5, **EAGER)
+transformer("vit_sdpa", "ViTForImageClassification", pixels(), **VIT, num_labels=5, qkv_bias=False, **SDPA)
+transformer("deit", "DeiTForImageClassificationWithTeacher", pixels(), **VIT, num_labels=5, **EAGER)
+transformer(
+    "beit",
+    "BeitForImageClassification",
+    pixels(),
+    **VIT,
+    num_labels=5,
+    use_relative_position_bias=True,
+    layer_scale_init_value=0.1,
+)
+transformer(
+    "dinov2",
+    "Dinov2ForImageClassification",
+    pixels(),
+    **{**VIT, "mlp_ratio": 2},
+    num_labels=5,
+    use_swiglu_ffn=True,
+    **SDPA,
+)
+SWIN = {"image_size": 32, "patch_size": 2, "embed_dim": 18, "depths": [2, 1], "num_heads": [3, 6], "window_size": 4}
+transformer("swin", "SwinForImageClassification", pixels(), **SWIN, mlp_ratio=2.0, num_labels=5)
+transformer("swinv2", "Swinv2ForImageClassification", pixels(), **SWIN, mlp_ratio=2.0, num_labels=5)
+CONVNEXT = {"hidden_sizes": [14, 22, 30], "depths": [1, 2, 1], "num_stages": 3, "patch_size": 2, "num_labels": 5}
+transformer("convnext", "ConvNextForImageClassification", pixels(), **CONVNEXT, layer_scale_init_value=0.5)
+transformer("convnextv2", "ConvNextV2ForImageClassification", pixels(), **CONVNEXT)
+SEGFORMER = {
+    "num_encoder_blocks": 2,
+    "depths": [1, 1],
+    "sr_ratios": [2, 1],
+    "hidden_sizes": [14, 24],
+    "patch_sizes": [7, 3],
+    "strides": [4, 2],
+    "num_attention_heads": [1, 3],
+    "mlp_ratios": [2, 2],
+    "decoder_hidden_size": 20,
+    "num_labels": 5,
+}
+transformer("segformer", "SegformerForSemanticSegmentation", pixels(), **SEGFORMER)
+RESNET = {"embedding_size": 14, "depths": [1, 2], "num_labels": 5}
+transformer(
+    "resnet", "ResNetForImageClassification", pixels(), **RESNET, hidden_sizes=[28, 44], layer_type="bottleneck"
+)
+transformer(
+    "resnet_plain", "ResNetForImageClassification", pixels(), **RESNET, hidden_sizes=[18, 26], layer_type="basic"
+)
+transformer(
+    "regnet", "RegNetForImageClassification", pixels(), **RESNET, hidden_sizes=[24, 36], groups_width=6, layer_type="y"
+)
+transformer(
+    "mobilenet_v1_hf", "MobileNetV1ForImageClassification", pixels(), depth_multiplier=0.25, min_depth=4, num_labels=5
+)
+transformer("mobilenet_v2_hf", "MobileNetV2ForImageClassification", pixels(), depth_multiplier=0.25, num_labels=5)
+transformer(
+    "mobilevit",
+    "MobileViTForImageClassification",
+    pixels(),
+    image_size=32,
+    hidden_sizes=[12, 20, 28],
+    neck_hidden_sizes=[8, 10, 12, 14, 18, 22, 26],
+    num_attention_heads=4,
+    expand_ratio=2.0,
+    num_labels=5,
+)
+transformer(
+    "poolformer",
+    "PoolFormerForImageClassification",
+    pixels(),
+    hidden_sizes=[12, 20, 28],
+    depths=[1, 1, 1],
+    num_encoder_blocks=3,
+    patch_sizes=[7, 3, 3],
+    strides=[2, 2, 2],
+    padding=[3, 1, 1],
+    mlp_ratio=2.0,
+    layer_scale_init_value=0.5,
+    num_labels=5,
+)
+transformer(
+    "cvt",
+    "CvtForImageClassification",
+    pixels(),
+    embed_dim=[12, 20, 24],
+    num_heads=[1, 2, 3],
+    depth=[1, 2, 3],  # not less: stage i reads the i-th of its rates of stochastic depth
+    mlp_ratio=[2.0, 2.0, 2.0],
+    num_labels=5,
+)
+transformer(
+    "pvt_v2",
+    "PvtV2ForImageClassification",
+    pixels(),
+    image_size=32,
+    num_encoder_blocks=2,
+    depths=[1, 1],
+    sr_ratios=[2, 1],
+    hidden_sizes=[14, 24],
+    patch_sizes=[7, 3],
+    strides=[4, 2],
+    num_attention_heads=[1, 3],
+    mlp_ratios=[2, 2],
+    num_labels=5,
+)
+transformer(
+    "efficientnet_hf",
+    "EfficientNetForImageClassification",
+    pixels(),
+    image_size=32,
+    width_coefficient=0.4,
+    depth_coefficient=0.3,
+    depth_divisor=2,
+    hidden_dim=512,
+    kernel_sizes=[3, 5],
+    in_channels=[32, 20],
+    out_channels=[20, 36],
+    depthwise_padding=[],
+    strides=[1, 2],
+    num_block_repeats=[1, 2],
+    expand_ratios=[1, 3],
+    num_hidden_layers=12,
+    num_labels=5,
+)
+transformer(
+    "yolos",
+    "YolosForObjectDetection",
+    pixels(),
+    **{**VIT, "image_size": [32, 32]},
+    num_detection_tokens=4,
+    num_labels=5,
+    **EAGER,
+)
+transformer("vit_mae_encoder", "ViTMAEModel", pixels(noise=lambda: torch.rand(2, 16)), **VIT, **SDPA)
+transformer(
+    "bit",
+    "BitForImageClassification",
+    pixels(),
+    embedding_size=16,
+    hidden_sizes=[32, 48],
+    depths=[1, 1],
+    num_groups=4,
+    num_labels=5,
+)
+
+# Text beside images, and sound.
+TEXT = {**BERT, "hidden_size": 28, "num_attention_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+CLIP = {"text_config": TEXT, "vision_config": VIT}
+transformer("clip", "CLIPModel", lambda: {**ids()(), **pixels()()}, **CLIP, projection_dim=22, **EAGER)
+transformer(
+    "siglip",
+    "SiglipModel",
+    lambda: {**ids()(), **pixels()()},
+    **{**CLIP, "text_config": {**TEXT, "projection_size": 36}},
+    **SDPA,
+)
+transformer(
+    "blip",
+    "BlipForConditionalGeneration",
+    lambda: {**ids()(), **pixels()()},
+    text_config={**TEXT, "encoder_hidden_size": 36, "use_cache": False, "sep_token_id": 2},
+    vision_config=VIT,
+    projection_dim=22,
+)
+transformer(
+    "llava",
+    "LlavaForConditionalGeneration",
+    lambda: {"input_ids": torch.cat([torch.full((2, 16), 52), torch.randint(3, 52, (2, 5))], 1), **pixels()()},
+    text_config={**LLAMA, "model_type": "llama"},
+    vision_config={**VIT, "model_type": "clip_vision_model", "projection_dim": 22},
+    image_token_id=52,
+    vision_feature_layer=-1,
+)
+AUDIO = {
+    "vocab_size": 17,
+    "hidden_size": 36,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 52,
+    "conv_dim": (14, 18, 22),
+    "conv_stride": (5, 2, 2),
+    "conv_kernel": (10, 3, 2),
+    "conv_bias": False,
+    "num_feat_extract_layers": 3,
+    "num_conv_pos_embeddings": 6,
+    "num_conv_pos_embedding_groups": 3,
+    "apply_spec_augment": False,
+}
+
+
+def wave() -> dict[str, Tensor]:
+    return {"input_values": torch.randn(2, 400)}
+
+
+transformer("wav2vec2", "Wav2Vec2ForCTC", wave, **AUDIO, **EAGER)
+transformer(
+    "wav2vec2_layer_norm",
+    "Wav2Vec2Model",
+    wave,
+    **{**AUDIO, "conv_bias": True},
+    feat_extract_norm="layer",
+    do_stable_layer_norm=True,
+    **SDPA,
+)
+transformer("hubert", "HubertForSequenceClassification", wave, **AUDIO, num_labels=3, classifier_proj_size=20, **SDPA)
+transformer("wavlm", "WavLMModel", wave, **AUDIO, num_buckets=8, max_bucket_distance=16)
+transformer("sew", "SEWModel", wave, **AUDIO, squeeze_factor=2)
+transformer("wav2vec2_conformer", "Wav2Vec2ConformerModel", wave, **AUDIO, conv_depthwise_kernel_size=5)
+transformer(
+    "audio_spectrogram_transformer",
+    "ASTForAudioClassification",
+    lambda: {"input_values": torch.randn(2, 24, 16)},
+    hidden_size=36,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    intermediate_size=52,
+    patch_size=8,
+    frequency_stride=4,
+    time_stride=4,
+    max_length=24,
+    num_mel_bins=16,
+    num_labels=5,
+    **EAGER,
+)

@@ -71,10 +71,11 @@ def test_a_model(name):
     outputs = run(model, inputs)
     assert same(outputs, run(again, inputs_again))
     doubles = run(model.double(), to_double(inputs))
-    floating = [tensor for tensor in doubles if tensor.is_floating_point()]
-    assert floating
-    assert len(doubles) == len(outputs)
-    assert all(tensor.isfinite().all() and tensor.dtype == torch.float64 for tensor in floating)
+    assert any(tensor.is_floating_point() and tensor.dim() > 0 for tensor in doubles)
+    for single, double in zip(outputs, doubles, strict=True):
+        if double.is_floating_point():
+            assert double.isfinite().all()
+            torch.testing.assert_close(single.double(), double.double(), rtol=1e-3, atol=1e-3)
 
 
 def test_kinds():
