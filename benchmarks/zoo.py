@@ -46,7 +46,9 @@ def _build(name: str, make: Callable[[], nn.Module], example: Callable[[], Input
         torch.manual_seed(zlib.crc32(name.encode()))
         model = make().eval()
         _randomize(model, _KINDS[name])
-        return model, example()
+        inputs = example()
+        _settle(model, inputs)
+        return model, inputs
 
 
 @torch.no_grad()
@@ -57,12 +59,41 @@ def _randomize(model: nn.Module, kind: str) -> None:
             continue
         if (parameter == parameter.flatten()[0]).all():
             parameter.add_(0.3 * torch.randn_like(parameter))
-        elif kind == "transformers" and parameter.dim() > 1 and parameter.std() < 0.1:
-            parameter.mul_(0.15 / parameter.std())
+        elif kind == "transformers" and parameter.dim() > 1:
+            # what keeps the variance through ReLU, so that the first layer is still seen in the output of a deep model
+            target = max(0.15, math.sqrt(1.5 * parameter.shape[0] / parameter.numel()))
+            if parameter.std() < 0.7 * target:
+                parameter.mul_(target / parameter.std())
     for module in model.modules():
         if isinstance(getattr(module, "running_var", None), Tensor):
             module.running_mean.normal_(0, 0.3)
             module.running_var.uniform_(0.5, 2)
+
+
+@torch.no_grad()
+def _settle(model: nn.Module, inputs: Inputs) -> None:
+    """Batch normalizations get the statistics of `inputs`, disturbed; else the signal of a deep model would vanish."""
+
+    def take_statistics(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        var, mean = torch.var_mean(arguments[0].transpose(0, 1).flatten(1), dim=1)
+        square = var + mean**2
+        var = torch.maximum(var, 0.02 * square + 1e-3 * square.mean())  # two inputs alike are not blown up
+        module.running_mean.copy_(mean + 0.3 * var.sqrt() * torch.randn_like(mean))
+        module.running_var.copy_(var * (0.5 + 1.5 * torch.rand_like(var)))
+
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    hooks = [norm.register_forward_pre_hook(take_statistics) for norm in norms]
+    if norms:
+        run(model, inputs)
+    for hook in hooks:
+        hook.remove()
+
+
+def run(model: nn.Module, inputs: Inputs) -> Any:
+    """The model's output for inputs in any of the three forms."""
+    if isinstance(inputs, dict):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
 def _register(kind: str, name: str, make: Callable[[], nn.Module], example: Callable[[], Inputs]) -> None:
@@ -2812,6 +2843,7 @@ class DeepFm(nn.Module):
         super().__init__()
         self.register_buffer("offsets", torch.arange(0, 17 * fields, 17))
         self.embedding, self.linear = nn.Embedding(17 * fields, width), nn.Embedding(17 * fields, 1)
+        nn.init.normal_(self.embedding.weight, std=0.3)
         self.mlp = nn.Sequential(nn.Linear(fields * width, 26), nn.BatchNorm1d(26), nn.ReLU(), nn.Linear(26, 1))
         self.embed_output_dim = fields * width
 
@@ -4033,7 +4065,7 @@ transformer(
     d_inner=52,
     max_position_embeddings=32,
 )
-transformer("longformer", "LongformerForSequenceClassification", ids(8), **BERT, attention_window=4)
+transformer("longformer", "LongformerForTokenClassification", ids(8), **BERT, attention_window=4)
 transformer(
     "convbert",
     "ConvBertForSequenceClassification",
@@ -4187,14 +4219,14 @@ transformer(
     "regnet", "RegNetForImageClassification", pixels(), **RESNET, hidden_sizes=[24, 36], groups_width=6, layer_type="y"
 )
 transformer(
-    "mobilenet_v1_hf", "MobileNetV1ForImageClassification", pixels(), depth_multiplier=0.25, min_depth=4, num_labels=5
+    "mobilenet_v1_hf", "MobileNetV1ForImageClassification", pixels(64), depth_multiplier=0.25, min_depth=4, num_labels=5
 )
-transformer("mobilenet_v2_hf", "MobileNetV2ForImageClassification", pixels(), depth_multiplier=0.25, num_labels=5)
+transformer("mobilenet_v2_hf", "MobileNetV2ForImageClassification", pixels(64), depth_multiplier=0.25, num_labels=5)
 transformer(
     "mobilevit",
     "MobileViTForImageClassification",
-    pixels(),
-    image_size=32,
+    pixels(64),
+    image_size=64,
     hidden_sizes=[12, 20, 28],
     neck_hidden_sizes=[8, 10, 12, 14, 18, 22, 26],
     num_attention_heads=4,
