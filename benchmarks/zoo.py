@@ -10,8 +10,9 @@ inputs: a tensor, a tuple of positionals or a dict of keywords, of batch 2. `nam
 `names("transformers")` are architectures of transformers from small configs, offline.
 
 Sizes differ on purpose (12, 20, 28, 36, three heads, seven tokens), so that no two dimensions are equal by accident;
-the models `trap_*` do the opposite. Parameters that are initialized to a constant, and the running statistics of
-normalizations, are drawn at random, so that a channel that is removed in the wrong place changes the output.
+the models `trap_*` do the opposite. Parameters that are initialized to a constant are drawn at random, and batch
+normalizations hold the statistics of the example inputs, disturbed, so that a channel removed in the wrong place
+changes the output. Parts of Mamba compute in float32 in a float64 model too.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def _build(name: str, make: Callable[[], nn.Module], example: Callable[[], Input
 
 @torch.no_grad()
 def _randomize(model: nn.Module, kind: str) -> None:
-    """Constant parameters and running statistics become random; the tiny weights of transformers become ordinary."""
+    """Constant parameters and running statistics become random; the small weights of transformers become ordinary."""
     for parameter in model.parameters():
         if not parameter.is_floating_point() or parameter.numel() == 1:
             continue
