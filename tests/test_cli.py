@@ -311,6 +311,7 @@ def test_demo_lists_its_methods(monkeypatch):
     assert starred == list(secateur.demo.DEFAULT_METHODS)
     assert (empty, legend) == ("", "* without --method")
     assert all(len(line) <= 100 for line in lines)
+    assert run("demo", "--method", "lamp,list").stdout == result.stdout
 
 
 def test_demo_refuses_an_unknown_method(tmp_path):
