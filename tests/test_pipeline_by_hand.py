@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks, parse, schedules
+from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks, schedules
 from secateur.allocation import check_sparsity, erk, everywhere, uniform
 from secateur.evidence import VOCABULARY, needs
+from secateur.patterns import parse
 
 W = torch.tensor([[1.0, -4.0, 0.5, 2.0], [3.0, -0.25, 6.0, -1.5], [-5.0, 0.75, -2.5, 0.1]])
 

@@ -8,12 +8,10 @@ from secateur import criteria, patterns, prune, regrowth, schedules
 from secateur.allocation import erk, everywhere, uniform
 from secateur.batchnorm import reestimate_batchnorm
 from secateur.checkpoint_sparsification import sparsify_checkpoint
-from secateur.criteria import lamp
-from secateur.inspection import inspect_checkpoint
 from secateur.masks import apply_, attach, detach, make_masks, masks_from_zeros, sparsity_of
-from secateur.patterns import NM, Block, Channels, Rows, Unstructured, parse
+from secateur.patterns import NM, Block, Channels, Rows, Unstructured
 from secateur.pruner import Pruner
-from secateur.report import write_report
+from secateur.shrinking import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 from secateur.version import __version__
@@ -33,19 +31,19 @@ __all__ = [
     "erk",
     "everywhere",
     "find_targets",
-    "inspect_checkpoint",
-    "lamp",
+    "load_shrunken",
     "make_masks",
     "masks_from_zeros",
-    "parse",
     "patterns",
     "prune",
     "reestimate_batchnorm",
     "regrowth",
+    "save_shrunken",
     "schedules",
+    "shrink",
     "sparsify",
     "sparsify_checkpoint",
     "sparsity_of",
     "uniform",
-    "write_report",
+    "verify_shrunken",
 ]

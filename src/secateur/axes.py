@@ -4,8 +4,9 @@ Law: two expressions that were unified choose the same positions, whatever is ke
 is frozen, with the reason.
 
 An axis is a set of things that live or die one by one; one thing alone never leaves. ``Product((a, b))`` is what a
-reshape of (a, b) to one dimension makes, ``Sum((a, b))`` what concatenation makes. An axis is refined when a view splits
-it or a slice cuts it: it is then bound to the product or sum of finer axes, and all tensors that have it see that.
+reshape of (a, b) to one dimension makes, ``Sum((a, b))`` what concatenation makes. An axis is refined when a view
+splits it or a slice cuts it: it is then bound to the product or sum of finer axes, and all tensors that have it see
+that.
 """
 
 from __future__ import annotations

@@ -1,0 +1,242 @@
+"""Whether a smaller model computes what the original computes with the removed entries zeroed.
+
+Law: a removal that changes anything else is found, whatever the weights: they are random, and the numbers float64.
+
+Where a statistic runs over an axis that loses entries (a layer normalization over the width), the original with zeros
+divides by another count. Such statistics, and only they, are compared in a form that zeros do not change: sums, or,
+where the code centers by itself, what is left without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from secateur.coupling import in_mode, restored, run, tensors_in
+from secateur.tracing import name_of, written_in_others
+
+__all__ = ["difference", "outputs", "probe_of"]
+
+_SEED = 20_000
+TOLERANCE = 1e-6  # of the largest number in an output
+
+
+def probe_of(model: nn.Module) -> nn.Module:
+    """A copy in float64 with random weights, near in scale to the model's own."""
+    probe = copy.deepcopy(model).double()
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(_SEED)
+        for parameter in probe.parameters():
+            if parameter.is_floating_point() and parameter.numel():
+                spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+                parameter.add_(torch.randn_like(parameter) * max(0.5 * spread, 0.02))
+    return probe
+
+
+def outputs(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    training: bool = False,
+    statistics: AbstractSet[tuple[str, int]] = frozenset(),
+    form: str = "sums",
+    backward: bool = False,
+) -> list[Tensor]:
+    """All tensors that a probe returns; buffers and random numbers as before.
+
+    ``statistics`` are the calls, by name and number, that may not count the entries of their axis: ``form`` says
+    whether they become "sums", which entries that are zero do not change, or are left out ("affine").
+    """
+    inputs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, inputs)
+    buffers = dict(model.named_buffers())
+    with (
+        in_mode(model, training=training),
+        restored(buffers),
+        _doubles(),
+        _Comparable(statistics, _SUMS if form == "sums" else _AFFINE),
+        torch.set_grad_enabled(backward),
+    ):
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(_SEED)
+        found = list(tensors_in(run(model, inputs)))
+        if backward and (real := [each for each in found if each.is_floating_point() and each.requires_grad]):
+            torch.stack([each.sum() for each in real]).sum().backward()  # type: ignore[no-untyped-call]
+    return [each.detach() for each in found]
+
+
+def difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
+    """What differs, in words; None where nothing does."""
+    if len(expected) != len(found):
+        return f"{len(found)} tensors came out where {len(expected)} did before"
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if one.shape != other.shape:
+            return f"output {number} has shape {tuple(other.shape)}, it was {tuple(one.shape)}"
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return f"output {number} differs"
+            continue
+        real = torch.isfinite(one)
+        if not torch.equal(real, torch.isfinite(other)):
+            return f"output {number} is not finite at other places"
+        if not real.any():
+            if one.numel():
+                return f"output {number} has no finite number, so nothing can be compared"
+            continue
+        scale = max(float(one[real].abs().max()), 1e-12)
+        gap = float((one[real] - other[real]).abs().max())
+        if gap > TOLERANCE * scale:
+            return f"output {number} differs by {gap / scale:.2g} of its largest number"
+    return None
+
+
+@contextlib.contextmanager
+def _doubles() -> Iterator[None]:
+    """New tensors are float64; random numbers of all generators are afterwards as before."""
+    before = torch.get_default_dtype(), random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_default_dtype(before[0])
+        random.setstate(before[1])
+        np.random.set_state(before[2])  # noqa: NPY002
+
+
+class _Comparable(TorchFunctionMode):
+    """Everything in float64, without dropout, and some statistics in a form that does not count entries."""
+
+    def __init__(self, statistics: AbstractSet[tuple[str, int]], forms: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.statistics, self.forms = statistics, forms
+        self.calls = Counter[str]()
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = name_of(func)
+        args, kwargs = tree_map_only(torch.dtype, _double, (args, dict(kwargs or {})))
+        body = written_in_others(func, name)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        self.calls[name] += 1
+        if (name, self.calls[name]) in self.statistics:
+            return self.forms[name](func, *args, **kwargs)
+        return _ALWAYS[name](func, *args, **kwargs) if name in _ALWAYS else func(*args, **kwargs)
+
+
+def _double(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _unchanged(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x
+
+
+def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x.double()
+
+
+def _attention(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    if len(args) > 4:
+        args = (*args[:4], 0.0, *args[5:])
+    out: Tensor = func(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
+    return out
+
+
+def _zero_for_nothing(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """A direction of length zero, normalized, is zero: the weight that was removed."""
+    out: Tensor = func(*args, **kwargs)
+    return out.nan_to_num(0.0)
+
+
+def _scaled(out: Tensor, weight: Any, bias: Any, shape: Sequence[int]) -> Tensor:
+    out = out * weight.reshape(shape) if weight is not None else out
+    return out + bias.reshape(shape) if bias is not None else out
+
+
+def _by_length(x: Tensor, dims: Sequence[int]) -> Tensor:
+    return x / x.square().sum(tuple(dims), keepdim=True).add(1e-3).sqrt()
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, *_: Any, sums: bool, **__: Any
+) -> Tensor:
+    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    bias = bias if isinstance(bias, Tensor) else None
+    return _scaled(_by_length(x, range(-count, 0)) if sums else x, weight, bias, x.shape[x.dim() - count :])
+
+
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, *_: Any, sums: bool, **__: Any
+) -> Tensor:
+    out = _by_length(x.reshape(x.shape[0], num_groups, -1), [-1]).reshape(x.shape) if sums else x
+    return _scaled(out, weight, bias, [-1, *(1 for _ in x.shape[2:])])
+
+
+def _batch_norm(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
+    """Also of an instance; the order of the arguments differs between torch's functions of this name."""
+    vectors = [each for each in args[:2] if isinstance(each, Tensor)]
+    weight, bias = kwargs.get("weight"), kwargs.get("bias")
+    if weight is None and len(args) > 3 and isinstance(args[2], Tensor | None):
+        weight, bias = args[2], args[3]
+    elif weight is None and vectors:
+        weight, bias = vectors[0], (vectors[1] if len(vectors) > 1 else None)
+    over = [0, *range(2, x.dim())]
+    return _scaled(_by_length(x, over) if sums else x, weight, bias, [-1, *(1 for _ in x.shape[2:])])
+
+
+def _mean(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
+    dims, keepdim = _reduction(x, *args, **kwargs)
+    total = x.double().sum(dims, keepdim=keepdim) / 64
+    return total if sums else torch.zeros_like(total)
+
+
+def _spread(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
+    dims, keepdim = _reduction(x, *args, **kwargs)
+    total = x.double().square().sum(dims, keepdim=keepdim) / 64
+    return total if sums else torch.ones_like(total)
+
+
+def _mean_and_spread(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return _spread(x, *args, **kwargs), _mean(x, *args, **kwargs)
+
+
+def _reduction(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    given = kwargs.get("dim", kwargs.get("axis", args[0] if args and not isinstance(args[0], bool) else None))
+    rest = [each for each in args[1:] if isinstance(each, bool)]
+    keepdim = bool(kwargs.get("keepdim", rest[-1] if rest else False))
+    return (tuple(range(x.dim())) if given is None else given), keepdim
+
+
+def _forms(*, sums: bool) -> dict[str, Callable[..., Any]]:
+    def in_form(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda _func, *args, **kwargs: replacement(*args, sums=sums, **kwargs)
+
+    replaced: dict[str, Callable[..., Any]]
+    replaced = {"layer_norm": _layer_norm, "rms_norm": _layer_norm, "group_norm": _group_norm}
+    replaced |= {"batch_norm": _batch_norm, "instance_norm": _batch_norm, "mean": _mean, "nanmean": _mean}
+    replaced |= {"var": _spread, "std": _spread, "var_mean": _mean_and_spread, "std_mean": _mean_and_spread}
+    return {name: in_form(replacement) for name, replacement in replaced.items()}
+
+
+_ALWAYS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), _unchanged),
+    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout", "native_dropout"), _unchanged),
+    **dict.fromkeys(("float", "half", "bfloat16"), _as_double),
+    "scaled_dot_product_attention": _attention,
+    "weight_norm": _zero_for_nothing,
+}
+_SUMS, _AFFINE = _forms(sums=True), _forms(sums=False)

@@ -1,0 +1,348 @@
+"""Which dimensions of which tensors are the same axis: forward passes, watched at the level of torch's functions.
+
+Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did not
+touch is frozen too. Pruning less is allowed, pruning wrongly is not.
+
+A rule (`secateur.axis_rules`) is told the dimensions of a call's tensors as expressions of axes, unifies what has to be
+the same, and says what the dimensions of the result are. Numbers keep their origin (`secateur.sizes`): sizes that were
+read off tensors and integers that modules hold follow what leaves, those written in the code freeze what they fix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from secateur.axes import Axis, Expression, freeze, size_of
+from secateur.sizes import Attribute, Equation, Known, formula_of
+
+__all__ = [
+    "Call",
+    "Dims",
+    "Flag",
+    "INSTEAD",
+    "RULES",
+    "Trace",
+    "Unseen",
+    "name_of",
+    "numbers_that_remember",
+    "rule",
+    "without_rule",
+    "written_in_others",
+]
+
+Dims = list[Expression]
+Rule = Callable[["Call"], None]
+RULES: dict[str, Rule] = {}
+INSTEAD: dict[str, Callable[..., Any]] = {}  # functions that are followed as these, written in others
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A statistic over a dimension: the ``number``-th call of a function in a pass."""
+
+    dim: Expression
+    in_pass: Any
+    name: str
+    number: int
+
+
+class Trace(TorchFunctionMode):
+    """Follows axes through every call of a torch function while it is active.
+
+    >>> import secateur.axis_rules  # the rules
+    >>> from secateur.axes import resolved
+    >>> weight, x = torch.randn(4, 3), torch.randn(2, 3)
+    >>> with Trace() as trace:
+    ...     y = torch.nn.functional.linear(x, weight).relu()
+    >>> resolved(trace.dims(y)[1]) is resolved(trace.dims(weight)[0])
+    True
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.equations: list[Equation] = []  # between sizes, which have to hold
+        self.flagged: list[Flag] = []  # statistics over axes, which change when some of them leave
+        self.in_pass: Any = None  # which pass is being watched
+        self.products: list[Dims] = []  # per contraction the dimensions whose sizes multiply to its multiply-adds
+        self.unknown: dict[str, int] = {}  # functions without a rule, and how often they were called
+        self.calls = Counter[str]()  # of functions by name, in this pass
+        self.touched: set[int] = set()  # ids of the tensors that were arguments
+        self._dims: dict[int, Dims] = {}
+        self._alive: list[Tensor] = []  # an id is not used twice while its tensor lives
+        self.inside = 0  # calls of functions of torch that are running
+
+    def declare(self, tensor: Tensor, dims: Iterable[Expression]) -> None:
+        """The dimensions of a tensor are these."""
+        found = list(dims)
+        assert [size_of(dim) for dim in found] == list(tensor.shape), (found, tensor.shape)
+        if id(tensor) not in self._dims:
+            self._alive.append(tensor)
+        self._dims[id(tensor)] = found
+
+    def forget(self, tensors: Iterable[Tensor]) -> None:
+        """Let go of all tensors but these."""
+        kept = {id(tensor): tensor for tensor in tensors}
+        self._dims = {key: dims for key, dims in self._dims.items() if key in kept}
+        self._alive = [kept[key] for key in self._dims]
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the pass has seen it."""
+        return id(tensor) in self._dims
+
+    def dims(self, tensor: Tensor) -> Dims:
+        """The dimensions of a tensor; those of one that the code made itself are frozen."""
+        if not self.knows(tensor):
+            self.declare(tensor, [Axis(size, reasons=["a tensor that the code makes itself"]) for size in tensor.shape])
+        return self._dims[id(tensor)]
+
+    def agree(self, number: int, dim: Expression, why: str) -> None:
+        """A size that the code asks for is that of a dimension, whatever leaves."""
+        self.equations.append(Equation(formula_of(number), dim, why))
+
+    def number(self, dim: Expression) -> Known:
+        """The size of a dimension, which remembers where it came from."""
+        return Known(size_of(dim), dim, self.equations)
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        for each in _tensors((args, kwargs)):
+            if torch._C._functorch.is_functorch_wrapped_tensor(each):
+                self._freeze_wrapped(each)
+            self.dims(each)  # before the call, which may change the shape
+            self.touched.add(id(each))
+        body = written_in_others(func, name)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        self.calls[name] += 1
+        plain_args, plain_kwargs = tree_map_only(Known, int.__index__, (args, kwargs))
+        self.inside += 1
+        try:
+            out = func(*plain_args, **plain_kwargs)
+        finally:
+            self.inside -= 1
+        call = Call(self, name, args, kwargs, out)
+        if name in RULES:
+            self.inside += 1  # what the rule computes is not the model's
+            try:
+                made = RULES[name](call)
+                return out if made is None else made
+            except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
+                # a form of the call that the rule does not know; what it unified until then stays so
+                call.name = f"this form of {name}"
+                without_rule(call)
+            finally:
+                self.inside -= 1
+        elif _tensors(out):
+            without_rule(call)
+        return out
+
+    def _freeze_wrapped(self, tensor: Tensor) -> None:
+        """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""
+        inner = tensor
+        while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+            inner = torch._C._functorch.get_unwrapped(inner)
+            if self.knows(inner):
+                for dim in self.dims(inner):
+                    freeze(dim, "used inside torch.func")
+
+
+class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Operations that no function of torch was called for, as of scripted functions and C++ extensions: no rule."""
+
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = trace
+
+    def __torch_dispatch__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self.trace.inside and func is not torch.ops.aten.lift_fresh.default:
+            without_rule(Call(self.trace, str(func), args, kwargs or {}, out))
+        return out
+
+
+class Call:
+    """One call, as a rule sees it."""
+
+    def __init__(self, trace: Trace, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        self.trace, self.name, self.args, self.kwargs, self.out = trace, name, args, kwargs, out
+
+    def get(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument by position or by name."""
+        if len(self.args) > position:
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def dims(self, tensor: Tensor) -> Dims:
+        """The dimensions of a tensor."""
+        return self.trace.dims(tensor)
+
+    def returns(self, dims: Iterable[Expression], out: Tensor | None = None) -> None:
+        """The dimensions of the result."""
+        self.trace.declare(self.out if out is None else out, dims)
+
+    def freeze(self, dim: Expression, why: str = "") -> None:
+        """Nothing of it may leave."""
+        freeze(dim, why or self.name)
+
+    def flag(self, dim: Expression) -> None:
+        """The function computes a statistic over a dimension: it changes when some of it leaves."""
+        self.trace.flagged.append(Flag(dim, self.trace.in_pass, self.name, self.trace.calls[self.name]))
+
+    def fresh(self, size: int, why: str = "") -> Axis:
+        """A dimension of the result that is no axis of the arguments."""
+        return Axis(int.__index__(size), reasons=[why or self.name])
+
+    def sequence(self, position: int, name: str) -> list[Any]:
+        """Integers given as one sequence or one by one."""
+        given = self.args[position:] if len(self.args) > position else self.kwargs[name]
+        return list(given[0]) if len(given) == 1 and isinstance(given[0], tuple | list) else list(given)
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        return _tensors((self.args, dict(self.kwargs)))
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Register a rule for functions of torch by name, without leading or trailing underscores.
+
+    >>> @rule("twice_as_wide")
+    ... def _twice_as_wide(call):
+    ...     (last,) = call.dims(call.args[0])[-1:]
+    ...     call.returns([*call.dims(call.args[0])[:-1], concatenated([last, last])])
+    >>> del RULES["twice_as_wide"]
+    """
+
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def without_rule(call: Call) -> None:
+    """Freeze all that a call touches."""
+    why = f"{call.name} has no rule"
+    call.trace.unknown[call.name] = call.trace.unknown.get(call.name, 0) + 1
+    for tensor in call.tensors():
+        for dim in call.dims(tensor):
+            freeze(dim, why)
+    for number in tree_leaves((call.args, dict(call.kwargs))):
+        if isinstance(number, Known):
+            number.stays(why)
+    for tensor in _tensors(call.out):
+        if not call.trace.knows(tensor) or [size_of(dim) for dim in call.dims(tensor)] != list(tensor.shape):
+            call.trace.declare(tensor, [call.fresh(size, why) for size in tensor.shape])
+
+
+@contextlib.contextmanager
+def numbers_that_remember(model: nn.Module, log: list[Equation]) -> Iterator[None]:
+    """Within, the integers that the modules of a model hold are `Known`, with an `Attribute` as their formula.
+
+    Integers held directly, in tuples, lists and dicts, and in the fields of objects such as configurations.
+
+    >>> class Heads(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.heads = 4
+    >>> model = Heads()
+    >>> with numbers_that_remember(model, []):
+    ...     print(model.heads.formula, model.heads, type(model.heads).__name__)
+    heads 4 Known
+    >>> type(model.heads).__name__
+    'int'
+    """
+    undo: list[Callable[[], Any]] = []
+    seen: set[int] = set()
+
+    def walk(held: dict[str, Any], place: tuple[str | int, ...], skip: Iterable[str] = ()) -> None:
+        for key, value in list(held.items()):
+            if key in skip or not isinstance(key, str):
+                continue
+            replaced = remembering(value, (*place, key))
+            if replaced is not value:
+                undo.append(functools.partial(held.__setitem__, key, value))
+                held[key] = replaced
+
+    def remembering(value: Any, place: tuple[str | int, ...]) -> Any:
+        if type(value) is int and abs(value) > 1:
+            return Known(value, Attribute(place, value), log)
+        if type(value) in (tuple, list, torch.Size) and value and all(type(each) is int for each in value):
+            return type(value)([remembering(each, (*place, number)) for number, each in enumerate(value)])
+        if id(value) not in seen and (type(value) is dict or _has_fields(value)):
+            seen.add(id(value))
+            walk(value if type(value) is dict else vars(value), place)
+        return value
+
+    try:
+        for path, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                walk(vars(module), (path,), _OF_EVERY_MODULE)
+        yield
+    finally:
+        for each in reversed(undo):
+            each()
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weights_names", "_all_weights"}
+
+
+def _has_fields(value: Any) -> bool:
+    """An object of a class of the user's or a library's that holds values, such as a configuration."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, nn.Module | Tensor | type | types.FunctionType | types.ModuleType | enum.Enum)
+        and kind.__module__.split(".")[0] not in ("builtins", "torch", "functools", "logging", "threading", "weakref")
+    )
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def name_of(func: Any) -> str:
+    """The name of a function of torch without underscores around it; of an attribute the attribute's."""
+    name = str(getattr(func, "__name__", func))
+    if name in ("__get__", "__set__"):
+        return str(getattr(getattr(func, "__self__", None), "__name__", name)) + ("=" if name == "__set__" else "")
+    return name.strip("_")
+
+
+def written_in_others(func: Any, name: str) -> Callable[..., Any] | None:
+    """The body of a function without a rule that calls others; None for one that is looked at as a whole."""
+    return None if name in RULES else INSTEAD.get(name, _transparent(func))
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
+@functools.cache
+def _transparent(func: Any) -> Callable[..., Any] | None:
+    """A function of torch that is written in Python, such that the functions that it calls are seen."""
+    code = getattr(func, "__code__", None)
+    if code is None or not any(name.startswith("has_torch_function") for name in code.co_names):
+        return None
+    told = {name: _no for name in code.co_names if name.startswith("has_torch_function")}
+    made = types.FunctionType(code, {**func.__globals__, **told}, func.__name__, func.__defaults__, func.__closure__)
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
