@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,18 @@ from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_po
 from secateur.sizes import Attribute, Polynomial, evaluated, is_frozen, representative, settle
 from secateur.tracing import Trace, Unseen, numbers_that_remember
 
-__all__ = ["Coupling", "Group", "Kept", "find_coupling", "in_mode", "restored", "run", "tensors_in", "tensors_of"]
+__all__ = [
+    "Coupling",
+    "Group",
+    "Kept",
+    "find_coupling",
+    "in_mode",
+    "restored",
+    "run",
+    "seeded",
+    "tensors_in",
+    "tensors_of",
+]
 
 Kept = Mapping[Axis, npt.NDArray[np.bool_]]
 
@@ -192,7 +204,9 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     trace.touched.clear()
     trace.calls.clear()
     first, trace.products = trace.products, []
-    with in_mode(model, training=trace.in_pass[1]), restored(tensors), numbers_that_remember(model, trace.equations):
+    training = trace.in_pass[1]
+    remembering = numbers_that_remember(model, trace.equations)
+    with in_mode(model, training=training), restored(tensors), seeded(), remembering:
         for each in tensors_in(inputs):
             trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
         with torch.no_grad(), Unseen(trace), trace:
@@ -270,12 +284,25 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Buffers and random numbers are as before afterwards."""
+    """Those of the tensors that are buffers are afterwards as before."""
     saved = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
-    with torch.random.fork_rng(devices=[]):
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if tensors[name].shape == value.shape and not value.is_meta:
+                tensors[name].data.copy_(value)
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """The same random numbers each time within, so that each pass takes the same way; generators as before after."""
+    before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
+    with torch.random.fork_rng():
         try:
+            for seed in (torch.manual_seed, random.seed, np.random.seed):
+                seed(20_000)
             yield
         finally:
-            for name, value in saved.items():
-                if tensors[name].shape == value.shape and not value.is_meta:
-                    tensors[name].data.copy_(value)
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002

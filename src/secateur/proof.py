@@ -11,32 +11,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from secateur.coupling import in_mode, restored, run, tensors_in
-from secateur.tracing import name_of, written_in_others
+from secateur.coupling import in_mode, restored, run, seeded, tensors_in
+from secateur.tracing import WITHOUT_DROPOUT, name_of, written_in_others
 
 __all__ = ["difference", "outputs", "probe_of"]
 
-_SEED = 20_000
 TOLERANCE = 1e-6  # of the largest number in an output
 
 
 def probe_of(model: nn.Module) -> nn.Module:
     """A copy in float64 with random weights, near in scale to the model's own."""
     probe = copy.deepcopy(model).double()
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(_SEED)
+    with seeded(), torch.no_grad():
         for parameter in probe.parameters():
             if parameter.is_floating_point() and parameter.numel():
                 spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
@@ -63,12 +59,11 @@ def outputs(
     with (
         in_mode(model, training=training),
         restored(buffers),
+        seeded(),
         _doubles(),
         _Comparable(statistics, _SUMS if form == "sums" else _AFFINE),
         torch.set_grad_enabled(backward),
     ):
-        for seed in (torch.manual_seed, random.seed, np.random.seed):
-            seed(_SEED)
         found = list(tensors_in(run(model, inputs)))
         if backward and (real := [each for each in found if each.is_floating_point() and each.requires_grad]):
             torch.stack([each.sum() for each in real]).sum().backward()  # type: ignore[no-untyped-call]
@@ -102,16 +97,13 @@ def difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | Non
 
 @contextlib.contextmanager
 def _doubles() -> Iterator[None]:
-    """New tensors are float64; random numbers of all generators are afterwards as before."""
-    before = torch.get_default_dtype(), random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
+    """New tensors are float64."""
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
-        torch.set_default_dtype(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])  # noqa: NPY002
+        torch.set_default_dtype(before)
 
 
 class _Comparable(TorchFunctionMode):
@@ -141,19 +133,8 @@ def _double(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
 
 
-def _unchanged(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x
-
-
 def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x.double()
-
-
-def _attention(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    if len(args) > 4:
-        args = (*args[:4], 0.0, *args[5:])
-    out: Tensor = func(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
-    return out
 
 
 def _zero_for_nothing(func: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -233,10 +214,8 @@ def _forms(*, sums: bool) -> dict[str, Callable[..., Any]]:
 
 
 _ALWAYS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), _unchanged),
-    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout", "native_dropout"), _unchanged),
+    **WITHOUT_DROPOUT,
     **dict.fromkeys(("float", "half", "bfloat16"), _as_double),
-    "scaled_dot_product_attention": _attention,
     "weight_norm": _zero_for_nothing,
 }
 _SUMS, _AFFINE = _forms(sums=True), _forms(sums=False)

@@ -36,6 +36,7 @@ __all__ = [
     "RULES",
     "Trace",
     "Unseen",
+    "WITHOUT_DROPOUT",
     "name_of",
     "numbers_that_remember",
     "rule",
@@ -134,7 +135,8 @@ class Trace(TorchFunctionMode):
         plain_args, plain_kwargs = tree_map_only(Known, int.__index__, (args, kwargs))
         self.inside += 1
         try:
-            out = func(*plain_args, **plain_kwargs)
+            call_it: Callable[..., Any] = WITHOUT_DROPOUT.get(name, _called)
+            out = call_it(func, *plain_args, **plain_kwargs)
         finally:
             self.inside -= 1
         call = Call(self, name, args, kwargs, out)
@@ -330,6 +332,28 @@ def name_of(func: Any) -> str:
 def written_in_others(func: Any, name: str) -> Callable[..., Any] | None:
     """The body of a function without a rule that calls others; None for one that is looked at as a whole."""
     return None if name in RULES else INSTEAD.get(name, _transparent(func))
+
+
+def _called(func: Any, *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _not_dropped(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x.clone()
+
+
+def _attention_without_dropout(func: Any, *args: Any, **kwargs: Any) -> Any:
+    if len(args) > 4:
+        args = (*args[:4], 0.0, *args[5:])
+    return func(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
+
+
+# Passes are compared number by number, and dropout draws as many as there are entries.
+WITHOUT_DROPOUT: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), _not_dropped),
+    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout"), _not_dropped),
+    "scaled_dot_product_attention": _attention_without_dropout,
+}
 
 
 def _no(*_: Any) -> bool:
