@@ -294,6 +294,16 @@ def default_recipe(model: nn.Module, sparsity: float, recipe: Recipe) -> nn.Modu
     return model
 
 
+def gradual_magnitude(model: nn.Module, sparsity: float, recipe: Recipe) -> nn.Module:
+    recipe.fit(
+        model,
+        begin=lambda optimizer: Pruner(
+            model, optimizer, sparsity, criterion=criteria.magnitude, total_steps=recipe.total_steps, verbose=False
+        ),
+    )
+    return model
+
+
 def one_shot_lamp(model: nn.Module, sparsity: float, recipe: Recipe) -> nn.Module:
     recipe.fit(model, begin=lambda optimizer: Pruner(model, optimizer, schedules.constant(sparsity), verbose=False))
     return model
@@ -358,6 +368,11 @@ SCRATCH: dict[str, Callable[[nn.Module, float, Recipe], nn.Module]] = {  # as ma
     "SynFlow from the start": synflow,
     "RigL": rigl,
 }
+BY_MAGNITUDE = "Pruner, default recipe by magnitude"
+TEXT = {  # the methods for the text, from the dense weights
+    **{method: TUNING[method] for method in ("torch.nn.utils.prune, magnitude", "Pruner, one-shot LAMP", OURS)},
+    BY_MAGNITUDE: gradual_magnitude,
+}
 DENSE = "dense"
 
 
@@ -408,7 +423,7 @@ def work(job: Job) -> Outcome:
     outcome = Outcome(job.task, job.method, job.sparsity, job.seed, job.scratch)
     torch.manual_seed(2000 + job.seed)  # random masks come from the global generator
     try:
-        trained = ({DENSE: dense} | TUNING | SCRATCH)[job.method](model, job.sparsity, recipe)
+        trained = ({DENSE: dense} | TEXT | TUNING | SCRATCH)[job.method](model, job.sparsity, recipe)
     except Exception as error:  # a peer that fails is reported as failing, and the others go on
         if job.method not in peers.PEERS:
             raise
@@ -574,9 +589,8 @@ def accuracy(options: argparse.Namespace) -> dict[str, Any]:
 
 def gpt(options: argparse.Namespace) -> dict[str, Any]:
     print(f"text: {len(text()):,} characters of pydoc_data.topics, Python {platform.python_version()}")
-    tuning = ["torch.nn.utils.prune, magnitude", "Pruner, one-shot LAMP", OURS]
-    outcomes = train_all(["GPT"], tuning, [], options)
-    table(outcomes, "GPT", tuning, 3)
+    outcomes = train_all(["GPT"], list(TEXT), [], options)
+    table(outcomes, "GPT", list(TEXT), 3)
     return {"runs": [plain(each) for each in outcomes]}
 
 
