@@ -1,7 +1,7 @@
 """The frameworks that prune while training, each as a function of a model, a sparsity and a recipe.
 
 Law: each trains by its own loop or scheduler as its documentation says, on the recipe's batches, optimizer and learning
-rates, and at the settings that served it best; what is missing says why. Not one is needed to import this file.
+rates, set up as one who knows it would; what is missing says why. Not one is needed to import this file.
 
     pip install torch==2.13.0 lightning nncf
     pip install --no-deps torchvision==0.28.0 torch-pruning torchao fastai fasterai
