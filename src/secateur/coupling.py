@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,9 +44,9 @@ Kept = Mapping[Axis, npt.NDArray[np.bool_]]
 class Group:
     """Units that live and die together: index i of the axis is the same slices of all members.
 
-    ``name`` is that of the first tensor whose outputs they are; ``members`` are ``(name of a tensor, dimension)``;
-    groups with the same ``tied`` keep equally many; ``notes`` say what changes beside the slices: statistics over the
-    axis.
+    ``name`` is that of the first tensor whose outputs they are (another group of the same is numbered); ``members`` are
+    ``(name of a tensor, dimension)``; groups with the same ``tied`` keep equally many; ``notes`` say what changes
+    beside the slices: statistics over the axis.
     """
 
     name: str
@@ -140,9 +141,10 @@ class Coupling:
             for axis in leaves(flag.dim):
                 notes.setdefault(axis, []).append(f"{flag.name} over it")
         numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(representative, members)))}
+        names = Counter[str]()
         self.groups = [
             Group(
-                self._named(places),
+                self._named(places, names),
                 axis,
                 axis.size,
                 tuple(places),
@@ -152,10 +154,12 @@ class Coupling:
             for axis, places in members.items()
         ]
 
-    def _named(self, places: Sequence[tuple[str, int]]) -> str:
-        """A weight's outputs if it has some, rather than its inputs or a bias."""
+    def _named(self, places: Sequence[tuple[str, int]], taken: Counter[str]) -> str:
+        """A weight's outputs if it has some, rather than its inputs or a bias; another of the same is numbered."""
         outputs = [name for name, at in places if at == 0 and self._tensors[name].dim() > 1]
-        return (outputs or [name for name, _ in places])[0]
+        name = (outputs or [name for name, _ in places])[0]
+        taken[name] += 1
+        return name if taken[name] == 1 else f"{name}:{taken[name]}"
 
 
 def find_coupling(

@@ -120,7 +120,7 @@ def shrink(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each group keeps; `uniform` (the same fraction of each) by default.
+        allocate: how many units each group keeps; `uniform` (the same fraction of each) by default. Names are groups'.
         include, keep: globs over the names of groups' tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
@@ -268,18 +268,27 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
             f"{directory / 'plan.json'} is no plan that this version of secateur reads: {error}."
         ) from error
     tensors = load_file(directory / "model.safetensors")
-    for plan in plans:
-        _carry_out(model, plan, None)
-    mine = tensors_of(model)
-    if mine.keys() != tensors.keys():
-        other = sorted(mine.keys() ^ tensors.keys())
-        raise ValueError(f"the model and {directory} differ in {', '.join(other[:5])}.")
+    undo: list[Callable[[], None]] = []
+    try:
+        for plan in plans:
+            undo += [_carry_out(model, plan, None)]
+        mine = tensors_of(model)
+        if mine.keys() != tensors.keys():
+            other = sorted(mine.keys() ^ tensors.keys())
+            raise ValueError(f"the model and {directory} differ in {', '.join(other[:5])}.")
+        for name, tensor in mine.items():
+            if tensor.shape != tensors[name].shape:
+                shapes = f"{tuple(tensors[name].shape)}, in the model {tuple(tensor.shape)}"
+                raise ValueError(f"{name} has in {directory} shape {shapes} once the plan is carried out.")
+    except BaseException:
+        for each in reversed(undo):
+            each()
+        raise
     for name, tensor in mine.items():
-        value = tensors[name]
         if tensor.is_meta:
-            _replace(model, name, value)
+            _replace(model, name, tensors[name])
         else:
-            tensor.data.copy_(value)
+            tensor.data.copy_(tensors[name])
     return model
 
 
@@ -327,11 +336,12 @@ def _ranked(
     target: str,
 ) -> dict[Axis, npt.NDArray[np.bool_]]:
     """The best units of each group, as few as leave ``sparsity`` of the target."""
-    scores = {str(number): each for number, each in enumerate(_scores(model, coupling, groups, criterion, evidence))}
+    every = _scores(model, coupling, groups, criterion, evidence)
+    scores = {group.name: each for group, each in zip(groups, every, strict=True)}
 
     def counts_at(share: float) -> dict[Axis, int]:
         masks = make_masks(scores, share, criterion=lambda weight: weight, allocate=allocate)
-        counts = [int(masks[str(number)].sum()) for number in range(len(groups))]
+        counts = [int(masks[group.name].sum()) for group in groups]
         tied: dict[int, list[int]] = {}
         for group, count in zip(groups, counts, strict=True):
             tied.setdefault(group.tied, []).append(count)
@@ -369,8 +379,8 @@ def _ranked(
                 high = middle
         counts = counts_at(high)
     kept = {}
-    for number, group in enumerate(groups):
-        mask = keep_largest(scores[str(number)].reshape(1, -1), counts[group.axis])
+    for group in groups:
+        mask = keep_largest(scores[group.name].reshape(1, -1), counts[group.axis])
         kept[group.axis] = mask.reshape(-1).numpy()
     return kept
 

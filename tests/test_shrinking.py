@@ -1,0 +1,543 @@
+"""Laws of `shrink`: what is left computes what the original does with zeros, and a call that fails changes nothing."""
+
+import copy
+import fnmatch
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from secateur import load_shrunken, save_shrunken, shrink, shrinking, verify_shrunken
+from secateur.allocation import by_name, everywhere
+from secateur.coupling import find_coupling, run, tensors_of
+from secateur.criteria import magnitude
+from secateur.proof import difference, outputs, probe_of
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+import zoo
+
+NOTHING_LEAVES = {"shufflenet_v1", "unfold_attention"}  # their code fixes every width by a number or by neighbours
+FROZEN_BY_PROOF = {"linear_attention", "weight_standardized"}  # a removed unit is not zero where it is summed over
+# one of each family of transformers; the benchmark has them all
+TRANSFORMERS = [
+    "bart", "bert", "bloom", "clip", "convnext", "deberta_v2", "gemma2", "gpt2", "gpt_neox", "llama", "mamba",
+    "mixtral", "phi3", "qwen3", "resnet", "segformer", "swin", "t5", "vit", "wav2vec2", "whisper",
+]  # fmt: skip
+
+
+def small(width=16):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def state_of(model):
+    return {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
+
+
+def is_unchanged(model, state):
+    now = model.state_dict(keep_vars=True)
+    return now.keys() == state.keys() and all(
+        now[name] is tensor and torch.equal(now[name], value) for name, (tensor, value) in state.items()
+    )
+
+
+# ---- the zoo --------------------------------------------------------------------------------------------------------
+
+
+def uneven(seed):
+    """Scores and counts that have nothing to do with the weights."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def criterion(weight):
+        return torch.rand(weight.shape, generator=generator) + 0.1
+
+    def allocate(scores, sparsity, pattern):
+        return {name: int(torch.randint(1, len(each) + 1, (), generator=generator)) for name, each in scores.items()}
+
+    return criterion, allocate
+
+
+@pytest.mark.parametrize("name", zoo.names("hand"))
+def test_zoo(name, monkeypatch):
+    """Both ways of choosing; the proof finds nothing wrong, so what the rules say is right."""
+    frozen = []
+    wrong = shrinking._wrong
+
+    def spy(*arguments):
+        found = wrong(*arguments)
+        frozen.extend(found)
+        return found
+
+    monkeypatch.setattr(shrinking, "_wrong", spy)
+    model, inputs = zoo.ZOO[name]()
+    if name in NOTHING_LEAVES:
+        state = state_of(model)
+        with pytest.raises(ValueError, match="nothing of the model can leave"):
+            shrink(model, inputs, 0.5, target="units")
+        assert is_unchanged(model, state)
+        return
+    before = sum(parameter.numel() for parameter in model.parameters())
+    shapes = [tensor.shape for tensor in outputs(model.double(), inputs)]
+    model.float()
+    shrink(model, inputs, 0.5, target="units")
+    assert sum(parameter.numel() for parameter in model.parameters()) < before
+    assert [tensor.shape for tensor in outputs(copy.deepcopy(model).double(), inputs)] == shapes
+    other, inputs = zoo.ZOO[name]()
+    criterion, allocate = uneven(0)
+    shrink(other, inputs, 0.5, target="units", criterion=criterion, allocate=allocate)
+    assert bool(frozen) == (name in FROZEN_BY_PROOF)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_zoo_of_transformers(name):
+    model, inputs = zoo.ZOO[name]()
+    original = copy.deepcopy(model)
+    shrink(model, inputs, 0.5, target="units")
+    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in original.parameters())
+    verify_shrunken(original, model, inputs)
+
+
+# ---- the proof ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "gqa_interleave", "mobilenet_v2", "lstm_classifier", "unet"])
+def test_the_proof_finds_a_wrong_index(name, monkeypatch):
+    matching = [each for each in zoo.names("hand") if fnmatch.fnmatch(each, f"*{name}*")]
+    model, inputs = zoo.ZOO[(matching or zoo.names("hand"))[0]]()
+    coupling = find_coupling(model, inputs)
+    group = max(coupling.groups, key=lambda each: len(each.members) * (not each.notes))
+    kept = {group.axis: np.arange(group.size) % 2 == 0}
+    probe = probe_of(model)
+    assert shrinking._differs(probe, coupling, [group], kept, [inputs]) is None
+    plan_of = shrinking._plan
+
+    def shifted(*arguments):
+        plan = plan_of(*arguments)
+        victim = next(each for each, _ in group.members if dict(model.named_parameters())[each].dim() > 1)
+        shape, cuts = plan.tensors[victim]
+        at = next(iter(cuts))
+        wrong = np.sort((cuts[at] + 1) % shape[at])
+        return shrinking.Plan({**plan.tensors, victim: (shape, {**cuts, at: wrong})}, plan.numbers)
+
+    spoilt = shifted(probe, coupling, kept)
+    expected = outputs(zeroed(probe_of(model), plan_of(probe, coupling, kept)), inputs)
+    shrinking._carry_out(probe, spoilt, None)
+    assert difference(expected, outputs(probe, inputs)) is not None
+
+
+def zeroed(model, plan):
+    tensors = dict(model.named_parameters())
+    for name, (_, cuts) in plan.tensors.items():
+        if name in tensors:
+            for at, indices in cuts.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(indices)] = False
+                shrinking._zero(tensors[name], at, gone)
+    return model
+
+
+class ScaledByWidth(nn.Module):
+    """The width gets into the values by a way that no trace sees: Python multiplies a float by any integer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+        self.hidden, self.last = nn.Linear(3, 10), nn.Linear(10, 3)
+
+    def forward(self, x):
+        x = F.relu(self.up(x))
+        return self.last(F.relu(self.hidden(self.down(x * (1.0 / x.shape[-1])))))
+
+
+def test_what_no_rule_sees_the_proof_does():
+    model, x = ScaledByWidth(), torch.randn(2, 4)
+    shrink(model, x, 0.5, target="units")
+    assert model.up.out_features == 12
+    assert model.hidden.out_features == 5
+    wrong = ScaledByWidth()
+    original = copy.deepcopy(wrong)
+    shrink(wrong, x, 0.5, target="units", verify=False)
+    assert wrong.up.out_features == 6
+    with pytest.raises(ValueError, match="does not compute what the original does: output 0 differs by"):
+        verify_shrunken(original, wrong, x)
+
+
+def test_verify_shrunken_leaves_both_as_they_are_and_knows_where_a_model_comes_from():
+    original, x = small(), torch.randn(2, 4)
+    shrunken = shrink(copy.deepcopy(original), x, 0.5)
+    states = state_of(original), state_of(shrunken)
+    verify_shrunken(original, shrunken, x)
+    assert is_unchanged(original, states[0])
+    assert is_unchanged(shrunken, states[1])
+    with pytest.raises(ValueError, match="was not made from the first"):
+        verify_shrunken(original, small(7), x)
+    twice = shrink(copy.deepcopy(shrunken), x, 0.5)
+    verify_shrunken(original, twice, x)
+    verify_shrunken(shrunken, twice, x)
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+def test_removed_channels_are_the_smallest_and_the_kept_are_bitwise_what_they_were():
+    model, x = small(8), torch.randn(2, 4)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.arange(8.0)[:, None].expand(8, 4))
+        model[2].weight.fill_(1.0)
+    kept = model[2].weight[:, 4:].clone()
+    shrink(model, x, 0.5, target="units")
+    assert torch.equal(model[0].weight, torch.arange(4.0, 8.0)[:, None].expand(4, 4))
+    assert torch.equal(model[2].weight, kept)
+
+
+@pytest.mark.parametrize("target", ["params", "macs", "units"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.7])
+def test_at_least_the_asked_share_leaves_and_hardly_more(target, sparsity):
+    model, x = (
+        nn.Sequential(nn.Linear(6, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 5)),
+        torch.ones(1, 6),
+    )
+
+    def cost(model):
+        linears = [model[0], model[2], model[4]]
+        if target == "params":
+            return sum(parameter.numel() for parameter in model.parameters())
+        if target == "macs":
+            return sum(linear.weight.numel() for linear in linears)
+        return linears[0].out_features + linears[1].out_features
+
+    before = cost(model)
+    shrink(model, x, sparsity, target=target)
+    assert sparsity <= 1 - cost(model) / before + 1e-9 <= sparsity + 0.02
+
+
+def test_counts_are_multiples():
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 44), nn.ReLU(), nn.Linear(44, 5))
+    shrink(model, torch.ones(1, 6), 0.4, round_to=16)
+    assert model[0].out_features % 16 == 0
+    assert model[2].out_features % 16 == 0
+
+
+def test_include_keep_and_allocations():
+    def deep():
+        return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+
+    x = torch.ones(1, 4)
+    assert [shrink(deep(), x, 0.5, target="units", include="0.weight")[at].out_features for at in (0, 2)] == [8, 12]
+    assert [shrink(deep(), x, 0.5, target="units", keep="0.*")[at].out_features for at in (0, 2)] == [16, 6]
+    uneven_model = shrink(deep(), x, 0.5, target="units", allocate=everywhere)
+    assert uneven_model[0].out_features + uneven_model[2].out_features == 14
+    named = shrink(deep(), x, 0.5, target="units", allocate=by_name({"0.*": 0.25}))
+    assert [named[at].out_features for at in (0, 2)] == [12, 2]
+    with pytest.raises(ValueError, match=r"'9\.\*' matches no tensor"):
+        shrink(deep(), x, 0.5, keep="9.*")
+
+
+def test_a_criterion_of_ones_own_and_evidence():
+    model, x = small(6), torch.ones(1, 4)
+    evidence = {name: {"grad": torch.zeros_like(p)} for name, p in model.named_parameters()}
+    for name, index in (("0.weight", (slice(None, 3), 0)), ("2.weight", (0, slice(None, 3)))):
+        evidence[name]["grad"][index] = 1.0
+
+    def by_gradient(weight, *, grad):
+        return (weight * 0 + grad).abs()
+
+    first = model[0].weight[:3].clone()
+    shrink(model, x, 0.5, target="units", criterion=by_gradient, evidence=evidence)
+    assert torch.equal(model[0].weight, first)
+
+
+def test_units_that_are_zero_in_every_member_leave_and_outputs_stay():
+    model, x = small(8), torch.randn(5, 4)
+    with torch.no_grad():
+        for tensor, at in ((model[0].weight, 0), (model[0].bias, 0), (model[2].weight, 1)):
+            tensor.index_fill_(at, torch.tensor([1, 4, 6]), 0)
+    expected = model(x)
+    shrink(model, x)
+    assert model[0].out_features == 5
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_nothing_is_zero_so_nothing_leaves():
+    model, x = small(8), torch.randn(5, 4)
+    shrink(model, x)
+    assert model[0].out_features == 8
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"target": "latency"}, "target must be one of 'params', 'macs', 'units'"),
+        ({"sparsity": 1.5}, "1.5"),
+        ({"sparsity": 0.99}, "at most .* of the params can leave"),
+        ({"criterion": lambda weight: weight * torch.nan}, "NaN"),
+    ],
+)
+def test_errors_change_nothing(keywords, words):
+    model, x = small(), torch.randn(2, 4)
+    state = state_of(model)
+    with pytest.raises(ValueError, match=words):
+        shrink(model, x, **{"sparsity": 0.5, **keywords})
+    assert is_unchanged(model, state)
+    assert not hasattr(model, "shrink_plans")
+
+
+def test_an_error_of_the_model_is_the_callers_and_changes_nothing():
+    model = small()
+    state = state_of(model)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        shrink(model, torch.randn(2, 5), 0.5)
+    assert is_unchanged(model, state)
+
+
+# ---- what stays as it was -------------------------------------------------------------------------------------------
+
+
+def test_parameters_stay_the_same_objects_and_optimizers_go_on():
+    torch.manual_seed(0)
+    model, x = small(), torch.randn(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    identities = [id(parameter) for parameter in model.parameters()]
+    moments = optimizer.state[model[0].weight]["exp_avg"].clone()
+    gradient = model[0].weight.grad.clone()
+    shrink(model, x, 0.5, target="units", optimizer=optimizer)
+    (plan,) = model.shrink_plans
+    kept = torch.from_numpy(plan.tensors["0.weight"][1][0])
+    assert [id(parameter) for parameter in model.parameters()] == identities
+    assert torch.equal(optimizer.state[model[0].weight]["exp_avg"], moments[kept])
+    assert torch.equal(model[0].weight.grad, gradient[kept])
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+    assert optimizer.state[model[0].weight]["exp_avg"].shape == (8, 4)
+
+
+def test_modes_buffers_random_numbers_and_gradients_are_as_before():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8 * 36, 2))
+    model[0].eval()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    running = model[1].running_mean.clone()
+    coupling = find_coupling(model, torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    assert len(coupling.groups) == 1
+    assert torch.equal(model[1].running_mean, running)
+    assert model[1].num_batches_tracked == 0
+    assert [module.training for module in model] == [False, True, True, True, True]
+    shrink(model, torch.zeros(2, 3, 8, 8), 0.5)
+    assert torch.equal(torch.rand(1), expected)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.mix = nn.Embedding(11, 12), nn.Linear(12, 12)
+            self.head = nn.Linear(12, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            return self.head(x + torch.tanh(self.mix(x)))
+
+    model, tokens = Tied(), torch.arange(5)
+    shrink(model, tokens, 0.5, target="units")
+    assert model.head.weight is model.embedding.weight
+    assert model.embedding.weight.shape == (11, 6)
+    assert model.head.in_features == model.embedding.embedding_dim == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_keep_theirs(dtype):
+    model = small().to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.t().contiguous().t())  # not contiguous
+    shrink(model, torch.randn(2, 4, dtype=dtype), 0.5)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_numbers_of_modules_follow_and_unrelated_equal_numbers_do_not():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads, self.width, self.window = 4, 8, 4  # the window equals the heads by accident
+            self.qkv, self.out = nn.Linear(6, 96), nn.Linear(32, 6)
+
+        def forward(self, x):
+            b, s, _ = x.shape
+            q, k, v = self.qkv(x).view(b, s, 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+            scores = (q @ k.transpose(-1, -2) * 0.3).softmax(-1)
+            x = (scores @ v).transpose(1, 2).reshape(b, s, self.heads * self.width)
+            return self.out(x)[:, : self.window]
+
+    model, x = Attention(), torch.randn(2, 5, 6)
+    original = copy.deepcopy(model)
+    shrink(model, x, 0.5, target="units")
+    assert (model.heads, model.width, model.window) == (2, 4, 4)
+    assert model.qkv.out_features == 3 * 2 * 4
+    verify_shrunken(original, model, x)
+
+
+def test_a_shrunken_model_compiles_exports_and_copies():
+    model, x = small(), torch.randn(2, 4)
+    shrink(model, x, 0.5)
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), model(x))
+    torch.testing.assert_close(copy.deepcopy(model)(x), model(x))
+    assert len(copy.deepcopy(model).shrink_plans) == 1
+
+
+def test_several_inputs_and_modes_are_joined():
+    class Either(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+
+        def forward(self, x, sort=False):
+            x = F.relu(self.up(x))
+            return self.down(x.sort(-1).values if sort else x)
+
+    x = torch.randn(2, 4)
+    assert find_coupling(Either(), x).groups
+    assert not find_coupling(Either(), {"x": x}, more_inputs=[{"x": x, "sort": True}]).groups
+
+
+def test_a_model_on_meta_is_planned():
+    with torch.device("meta"):
+        model, x = small(), torch.randn(2, 4)
+    (group,) = find_coupling(model, x).groups
+    assert group.size == 16
+
+
+def test_what_is_frozen_says_why():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.unused = nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.down(self.up(x).view(-1, 3, 4).flatten(1))
+
+    coupling = find_coupling(Fixed(), torch.randn(2, 4))
+    assert coupling.frozen["up.weight", 1] == "an input of the model"
+    assert coupling.frozen["down.weight", 0] == "an output of the model"
+    assert "a view to 3" in coupling.frozen["up.weight", 0]
+    assert coupling.frozen["unused.weight", 0] == "not used in the forward pass"
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_also_on_meta_and_twice_shrunken(tmp_path):
+    model, x = small(), torch.randn(2, 4)
+    shrink(model, x, 0.3)
+    shrink(model, x, 0.3)
+    save_shrunken(model, tmp_path / "it")
+    loaded = load_shrunken(small(), tmp_path / "it")
+    with torch.device("meta"):
+        fresh = small()
+    real = load_shrunken(fresh, tmp_path / "it")
+    for each in (loaded, real):
+        assert torch.equal(each(x), model(x))
+        assert len(each.shrink_plans) == 2
+        assert each[0].out_features == model[0].out_features
+        verify_shrunken(small(), each, x)
+
+
+def spoil(text, change):
+    values = json.loads(text)
+    change(values)
+    return json.dumps(values)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plan: plan.update(version=99), "version 99"),
+        (lambda plan: plan.pop("plans"), "no plan that this version"),
+        (lambda plan: plan["plans"][0]["tensors"].update(other={"shape": [1], "kept": {}}), "no tensor other"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"].update(shape=[9, 9]), "the plan was made for"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [0, 99]}), "does not have"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [3, 1]}), "does not have"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"7": [0]}), "does not have"),
+        (lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "nope"], "from": 1, "to": 2}), "no number at"),
+        (
+            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "weight"], "from": 1, "to": 2}),
+            "no number at",
+        ),
+        (
+            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "training"], "from": 5, "to": 2}),
+            "made for 5",
+        ),
+    ],
+)
+def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    path = tmp_path / "plan.json"
+    path.write_text(spoil(path.read_text(encoding="utf-8"), change), encoding="utf-8")
+    fresh = small()
+    state = state_of(fresh)
+    with pytest.raises(ValueError, match=words):
+        load_shrunken(fresh, tmp_path)
+    assert is_unchanged(fresh, state)
+
+
+def test_files_that_do_not_fit_change_nothing(tmp_path):
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    (tmp_path / "plan.json").write_text("[1, 2", encoding="utf-8")
+    with pytest.raises(ValueError, match="no plan that this version"):
+        load_shrunken(small(), tmp_path)
+    with pytest.raises(ValueError, match="was not shrunken"):
+        save_shrunken(small(), tmp_path)
+    other = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), nn.Linear(3, 3))
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    state = state_of(other)
+    with pytest.raises(ValueError, match=r"differ in 3\.bias, 3\.weight"):
+        load_shrunken(other, tmp_path)
+    assert is_unchanged(other, state)
+
+
+def test_a_failure_half_way_is_taken_back(monkeypatch):
+    model, x = small(), torch.randn(2, 4)
+    state = state_of(model)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shrinking, "_set", fail)
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.width, self.inner = 16, model
+
+        def forward(self, x):
+            return self.inner[2](F.relu(self.inner[0](x)).view(-1, self.width))
+
+    outer = Half()
+    with pytest.raises(KeyboardInterrupt):
+        shrink(outer, x, 0.5, verify=False)
+    assert is_unchanged(model, state)
+    assert model[0].out_features == 16
+    assert not hasattr(outer, "shrink_plans")
+
+
+def test_run_takes_tensors_tuples_and_keywords():
+    class Sum(nn.Module):
+        def forward(self, a, b=1):
+            return a + b
+
+    assert run(Sum(), torch.ones(1)) == 2
+    assert run(Sum(), (torch.ones(1), 2)) == 3
+    assert run(Sum(), {"a": torch.ones(1), "b": 4}) == 5
+    assert list(tensors_of(small())) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert magnitude(torch.tensor(-1.0)) == 1
