@@ -53,6 +53,7 @@ def check(tensors, kept, scores=None):
 def path(request, monkeypatch):
     """Small tensors go down every path: with a sample and many segments, and as on an accelerator."""
     if request.param != "plain":
+        monkeypatch.setattr(selection, "AT_ONCE", 0)
         monkeypatch.setattr(selection, "SAMPLE", 64)
         monkeypatch.setattr(selection, "COLLECTED", 500)
         monkeypatch.setattr(selection, "PIECE", 64)

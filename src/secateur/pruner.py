@@ -659,8 +659,9 @@ class Pruner:
     def _own_randomness(self) -> Iterator[None]:
         """Random numbers that depend on the seed and the step alone: the same on all ranks and after a resume."""
         with torch.random.fork_rng(devices=[]):
-            # the CPU's generator alone: torch.manual_seed would also reach those of devices
-            torch.default_generator.manual_seed((self._seed * 1_000_003 + self.step) % 2**63)
+            # the CPU's generator alone: torch.manual_seed would also reach those of devices. The first number keeps it
+            # off the stream of manual_seed(0), which drew the weights of many a model
+            torch.default_generator.manual_seed((0x5EC8 << 32) + (self._seed * 1_000_003 + self.step) % 2**32)
             yield
 
 

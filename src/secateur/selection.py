@@ -44,7 +44,8 @@ _Result = TypeVar("_Result")
 PIECE = (1 << 15) - 64
 SEGMENT = PIECE * 64  # 2 M entries: what one thread works through at a time
 DEVICE_SEGMENT = 1 << 24  # on an accelerator: few launches, bounded buffers
-SAMPLE = 1 << 18  # entries sampled to bracket the threshold; up to this many are ranked without a sample
+SAMPLE = 1 << 18  # entries sampled to bracket the threshold
+AT_ONCE = 1 << 19  # entries of models that are ranked in one piece
 COLLECTED = 1 << 22  # entries that may lie inside the bracket before the search turns to counting digits
 ROUNDS = 4  # brackets that are tried before digits
 STANDARD_DEVIATIONS = 3  # half width of the bracket; a miss costs a second search, never a wrong answer
@@ -132,6 +133,9 @@ class LazyScores(Mapping[str, Tensor]):
             scores = self.function(weight, **evidence)
         _refuse_scores(name, scores, weight)
         return laid_out(scores, given) if is_sharded(given) else scores
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.weights  # the mapping's own would compute the scores
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.weights)
@@ -526,9 +530,9 @@ def _search(sources: list[_Source], kept: int, watch: Callable[[list[Any]], Iter
     if _mesh(sources) is not None:
         return _search_by_digits(sources, kept)
     entries = sum(source.numel for source in sources)
-    if entries <= SAMPLE:
-        found = _search_in_bracket(sources, kept, -np.inf, np.inf, watch)
-        return _search_by_digits(sources, kept) if found is None else found
+    if entries <= AT_ONCE:
+        _search_at_once(sources, kept)
+        return _COMPLETE
     sample = _sample(sources)
     below, above = _bracket(sample, kept / entries)
     for _ in range(ROUNDS):
@@ -551,6 +555,26 @@ def _search(sources: list[_Source], kept: int, watch: Callable[[list[Any]], Iter
         if below > above:
             break
     return _search_by_digits(sources, kept)
+
+
+def _search_at_once(sources: list[_Source], kept: int) -> None:
+    """All scores side by side: for a small model what the passes cost matters, not what they read."""
+    scores: list[npt.NDArray[Any]] = []
+    for source in sources:
+        for _, piece in _pieces(source):
+            _refuse_nan(source.name, piece)
+            scores.append(piece.cpu().numpy())
+    joined = np.concatenate(scores)
+    threshold = np.partition(joined, joined.size - kept)[joined.size - kept]
+    keep = joined > threshold
+    keep[np.flatnonzero(joined == threshold)[: kept - np.count_nonzero(keep)]] = True
+    at = 0
+    for source in sources:
+        its = keep[at : at + source.numel]
+        source.kept = int(np.count_nonzero(its))
+        if source.mask is not None:
+            source.mask.copy_(torch.from_numpy(its))
+        at += source.numel
 
 
 def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
