@@ -27,8 +27,10 @@ FLOORS = [
     ["allocation", "batchnorm", "evidence", "inspection", "prune", "regrowth", "results", "tracing"],
     ["axis_rules", "masks", "plots"],
     ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
-    ["demo", "proof"],
+    ["plans"],
+    ["proof"],
     ["shrinking"],
+    ["demo"],
     ["cli"],
     ["__init__", "__main__"],
 ]

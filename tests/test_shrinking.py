@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from secateur import load_shrunken, save_shrunken, shrink, shrinking, verify_shrunken
+from secateur import load_shrunken, plans, save_shrunken, shrink, shrinking, verify_shrunken
 from secateur.allocation import by_name, everywhere
 from secateur.coupling import find_coupling, run, tensors_of
 from secateur.criteria import magnitude
-from secateur.proof import difference, outputs, probe_of
+from secateur.plans import Plan, carry_out, plan_of, zero
+from secateur.proof import difference, differs, outputs, probe_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import zoo
@@ -65,14 +66,14 @@ def uneven(seed):
 def test_zoo(name, monkeypatch):
     """Both ways of choosing; the proof finds nothing wrong, so what the rules say is right."""
     frozen = []
-    wrong = shrinking._wrong
+    wrong = shrinking.wrong_groups
 
     def spy(*arguments):
         found = wrong(*arguments)
         frozen.extend(found)
         return found
 
-    monkeypatch.setattr(shrinking, "_wrong", spy)
+    monkeypatch.setattr(shrinking, "wrong_groups", spy)
     model, inputs = zoo.ZOO[name]()
     if name in NOTHING_LEAVES:
         state = state_of(model)
@@ -112,8 +113,7 @@ def test_the_proof_finds_a_wrong_index(name, monkeypatch):
     group = max(coupling.groups, key=lambda each: len(each.members) * (not each.notes))
     kept = {group.axis: np.arange(group.size) % 2 == 0}
     probe = probe_of(model)
-    assert shrinking._differs(probe, coupling, [group], kept, [inputs]) is None
-    plan_of = shrinking._plan
+    assert differs(probe, coupling, [group], kept, [inputs]) is None
 
     def shifted(*arguments):
         plan = plan_of(*arguments)
@@ -121,11 +121,11 @@ def test_the_proof_finds_a_wrong_index(name, monkeypatch):
         shape, cuts = plan.tensors[victim]
         at = next(iter(cuts))
         wrong = np.sort((cuts[at] + 1) % shape[at])
-        return shrinking.Plan({**plan.tensors, victim: (shape, {**cuts, at: wrong})}, plan.numbers)
+        return Plan({**plan.tensors, victim: (shape, {**cuts, at: wrong})}, plan.numbers)
 
     spoilt = shifted(probe, coupling, kept)
     expected = outputs(zeroed(probe_of(model), plan_of(probe, coupling, kept)), inputs)
-    shrinking._carry_out(probe, spoilt, None)
+    carry_out(probe, spoilt, None)
     assert difference(expected, outputs(probe, inputs)) is not None
 
 
@@ -136,7 +136,7 @@ def zeroed(model, plan):
             for at, indices in cuts.items():
                 gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
                 gone[torch.from_numpy(indices)] = False
-                shrinking._zero(tensors[name], at, gone)
+                zero(tensors[name], at, gone)
     return model
 
 
@@ -513,7 +513,7 @@ def test_a_failure_half_way_is_taken_back(monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shrinking, "_set", fail)
+    monkeypatch.setattr(plans, "_set", fail)
 
     class Half(nn.Module):
         def __init__(self):

@@ -10,8 +10,10 @@ from secateur.batchnorm import reestimate_batchnorm
 from secateur.checkpoint_sparsification import sparsify_checkpoint
 from secateur.masks import apply_, attach, detach, make_masks, masks_from_zeros, sparsity_of
 from secateur.patterns import NM, Block, Channels, Rows, Unstructured
+from secateur.plans import load_shrunken, save_shrunken
+from secateur.proof import verify_shrunken
 from secateur.pruner import Pruner
-from secateur.shrinking import load_shrunken, save_shrunken, shrink, verify_shrunken
+from secateur.shrinking import shrink
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 from secateur.version import __version__

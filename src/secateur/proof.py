@@ -21,12 +21,78 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from secateur.coupling import in_mode, restored, run, seeded, tensors_in
+from secateur.coupling import (
+    Coupling,
+    Group,
+    Kept,
+    find_coupling,
+    in_mode,
+    restored,
+    run,
+    seeded,
+    tensors_in,
+    tensors_of,
+)
+from secateur.plans import carry_out, plan_of, plans_of, zero
 from secateur.tracing import WITHOUT_DROPOUT, name_of, written_in_others
 
-__all__ = ["difference", "outputs", "probe_of"]
+__all__ = ["difference", "differs", "outputs", "probe_of", "verify_shrunken", "wrong_groups"]
 
 TOLERANCE = 1e-6  # of the largest number in an output
+
+
+def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: Any) -> None:
+    """Check that a shrunken model equals its original with the removed entries zeroed; both are left as they are.
+
+    On random weights, in float64, in both modes. Raises ValueError with what differs.
+
+    >>> import copy
+    >>> from secateur import shrink
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5)
+    >>> verify_shrunken(model, shrunken, torch.zeros(1, 4))
+    """
+    plans = plans_of(shrunken)[len(plans_of(original)) :]
+    if not plans:
+        raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
+    probe = probe_of(original)
+    tensors = tensors_of(probe)
+    kept_so_far = {name: [torch.arange(size) for size in tensor.shape] for name, tensor in tensors.items()}
+    for plan in plans:
+        for name, (_, kept) in plan.tensors.items():
+            for at, chosen in kept.items():
+                kept_so_far[name][at] = kept_so_far[name][at][torch.from_numpy(chosen)]
+    for name, parameter in probe.named_parameters():
+        for at, indices in enumerate(kept_so_far[name]):
+            gone = torch.ones(parameter.shape[at], dtype=torch.bool)
+            gone[indices] = False
+            zero(parameter, at, gone)
+    coupling = find_coupling(original, example_inputs)
+    statistics = coupling.statistics(coupling.groups)
+
+    def all_outputs(model: nn.Module, form: str) -> list[Tensor]:
+        return [
+            each
+            for in_pass in coupling.passes
+            for each in outputs(
+                model, example_inputs, training=in_pass[1], statistics=statistics[in_pass], form=form, backward=False
+            )
+        ]
+
+    expected = {form: all_outputs(probe, form) for form in ("sums", "affine")}
+    for plan in plans:
+        carry_out(probe, plan, None)
+    smaller = tensors_of(probe)
+    copied = probe_of(shrunken)
+    mine = tensors_of(copied)
+    if {name: each.shape for name, each in smaller.items()} != {name: each.shape for name, each in mine.items()}:
+        raise ValueError("the shapes of the shrunken model are not those that its plans make.")
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(smaller[name])
+    found = {form: difference(expected[form], all_outputs(copied, form)) for form in expected}
+    if all(words is not None for words in found.values()):
+        raise ValueError(f"the shrunken model does not compute what the original does: {found['sums']}.")
 
 
 def probe_of(model: nn.Module) -> nn.Module:
@@ -93,6 +159,91 @@ def difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | Non
         if gap > TOLERANCE * scale:
             return f"output {number} differs by {gap / scale:.2g} of its largest number"
     return None
+
+
+def wrong_groups(
+    model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
+) -> list[Group]:
+    """The groups whose removal makes the model compute something else; found by halving."""
+    by_tie: dict[int, list[Group]] = {}
+    for group in groups:
+        if not kept[group.axis].all():
+            by_tie.setdefault(group.tied, []).append(group)
+    probe = probe_of(model)
+    return _wrong_among(probe, coupling, list(by_tie.values()), kept, inputs)
+
+
+def _wrong_among(
+    probe: nn.Module, coupling: Coupling, sets: Sequence[Sequence[Group]], kept: Kept, inputs: Sequence[Any]
+) -> list[Group]:
+    chosen = [group for each in sets for group in each]
+    if not chosen or differs(probe, coupling, chosen, kept, inputs) is None:
+        return []
+    if len(sets) == 1:
+        return chosen
+    half = len(sets) // 2
+    found = _wrong_among(probe, coupling, sets[:half], kept, inputs)
+    found += _wrong_among(probe, coupling, sets[half:], kept, inputs)
+    return found or chosen  # right one by one, wrong together
+
+
+def differs(
+    probe: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
+) -> str | None:
+    """What differs between the original with zeros and the smaller model; the probe is as before afterwards."""
+    statistics = coupling.statistics(groups)
+    words = None
+    for form in ("sums", "affine") if any(statistics.values()) else ("sums",):
+        words = _differs_in_form(probe, coupling, {group.axis: kept[group.axis] for group in groups}, inputs, form)
+        if words is None:
+            break
+    return words
+
+
+def _differs_in_form(probe: nn.Module, coupling: Coupling, kept: Kept, inputs: Sequence[Any], form: str) -> str | None:
+    statistics = coupling.statistics(group for group in coupling.groups if group.axis in kept)
+    plan = plan_of(probe, coupling, kept)
+    tensors = tensors_of(probe)
+    saved = {name: tensors[name].data for name in plan.tensors}
+    undo: Callable[[], None] | None = None
+
+    def all_outputs(*, backward: bool) -> list[Tensor]:
+        return [
+            each
+            for number, training in coupling.passes
+            for each in outputs(
+                probe,
+                inputs[number],
+                training=training,
+                statistics=statistics[number, training],
+                form=form,
+                backward=backward,
+            )
+        ]
+
+    try:
+        for name, (_, indices) in plan.tensors.items():
+            if not isinstance(tensors[name], nn.Parameter):
+                continue  # where a weight is zero, statistics and constants have no effect
+            tensors[name].data = saved[name].clone()
+            for at, places in indices.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(places)] = False
+                zero(tensors[name], at, gone)
+        expected = all_outputs(backward=False)
+        undo = carry_out(probe, plan, None)
+        try:
+            found = all_outputs(backward=True)
+            probe.load_state_dict(probe.state_dict())
+        except Exception as error:  # whatever the model raises, this removal breaks it
+            return f"it raises {type(error).__name__}: {error}"
+        return difference(expected, found)
+    finally:
+        if undo is not None:
+            undo()
+        for name, value in saved.items():
+            tensors[name].data = value
+        probe.zero_grad(set_to_none=True)
 
 
 @contextlib.contextmanager

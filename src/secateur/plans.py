@@ -1,0 +1,315 @@
+"""What leaves a model, written down: a `Plan` is carried out on a module, taken back, saved and read.
+
+Law: all of a plan is carried out or nothing, and one that does not fit the model changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from secateur.coupling import Coupling, Kept, tensors_of
+from secateur.files import write_whole
+
+__all__ = ["Plan", "carry_out", "load_shrunken", "plan_of", "plans_of", "save_shrunken", "zero"]
+
+_FORMAT = "secateur shrink plan"
+_VERSION = 1
+_ATTRIBUTE = "shrink_plans"  # of a shrunken model: what was removed, in order
+# Numbers that torch's own modules hold for their printed form and do not use in a forward pass: as their tensors say.
+_SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
+    nn.Linear: {"in_features": lambda m: m.weight.shape[1], "out_features": lambda m: m.weight.shape[0]},
+    nn.Bilinear: {
+        "in1_features": lambda m: m.weight.shape[1],
+        "in2_features": lambda m: m.weight.shape[2],
+        "out_features": lambda m: m.weight.shape[0],
+    },
+    nn.modules.conv._ConvNd: {
+        "in_channels": lambda m: m.weight.shape[0] if m.transposed else m.weight.shape[1] * m.groups,
+        "out_channels": lambda m: m.weight.shape[1] * m.groups if m.transposed else m.weight.shape[0],
+    },
+    nn.modules.batchnorm._NormBase: {
+        "num_features": lambda m: next(t.shape[0] for t in (m.weight, m.running_mean) if t is not None)
+    },
+    nn.GroupNorm: {"num_channels": lambda m: m.weight.shape[0]},
+    nn.Embedding: {"embedding_dim": lambda m: m.weight.shape[1], "num_embeddings": lambda m: m.weight.shape[0]},
+    nn.EmbeddingBag: {"embedding_dim": lambda m: m.weight.shape[1], "num_embeddings": lambda m: m.weight.shape[0]},
+    nn.PReLU: {"num_parameters": lambda m: m.weight.shape[0]},
+    nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1], "hidden_size": lambda m: m.weight_hh_l0.shape[1]},
+    nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1], "hidden_size": lambda m: m.weight_hh.shape[1]},
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What leaves a model: kept indices of tensors' dimensions, and numbers that modules hold.
+
+    Attributes:
+        tensors: ``{name: (shape before, {dimension: kept indices})}``.
+        numbers: ``[(place, before, after)]``; a place is the path of a module, then names, keys and indices.
+    """
+
+    tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]]
+    numbers: list[tuple[tuple[str | int, ...], int, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return {
+            "tensors": {
+                name: {"shape": list(shape), "kept": {str(at): each.tolist() for at, each in kept.items()}}
+                for name, (shape, kept) in self.tensors.items()
+            },
+            "numbers": [{"place": list(place), "from": old, "to": new} for place, old, new in self.numbers],
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> Plan:
+        """What `to_json` made."""
+        tensors = {
+            str(name): (
+                tuple(int(size) for size in entry["shape"]),
+                {int(at): np.asarray(kept, dtype=np.int64) for at, kept in entry["kept"].items()},
+            )
+            for name, entry in values["tensors"].items()
+        }
+        numbers = [(tuple(each["place"]), int(each["from"]), int(each["to"])) for each in values["numbers"]]
+        return Plan(tensors, numbers)
+
+
+def plans_of(model: nn.Module) -> list[Plan]:
+    """What left a model until now, in order."""
+    return list(getattr(model, _ATTRIBUTE, ()))
+
+
+def save_shrunken(model: nn.Module, directory: str | Path) -> None:
+    """Write ``plan.json`` and ``model.safetensors`` of a shrunken model; `load_shrunken` reads them. No pickle.
+
+    >>> import tempfile
+    >>> from secateur import shrink
+    >>> model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_shrunken(model, folder)
+    ...     fresh = load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)
+    >>> torch.equal(fresh(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    True
+    """
+    from safetensors.torch import save
+
+    plans = plans_of(model)
+    if not plans:
+        raise ValueError("this model was not shrunken; save its state_dict instead.")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
+    write_whole(directory / "model.safetensors", save(tensors, {"format": "pt"}))
+    write_whole(directory / "plan.json", text)
+
+
+def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
+    """Shrink a freshly built model as `save_shrunken` wrote it, and load its weights; on meta, it becomes real.
+
+    Raises:
+        ValueError: the plan is not one that this version reads, or does not fit the model; nothing is changed.
+
+    >>> import tempfile
+    >>> from secateur import shrink
+    >>> model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    >>> with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
+    ...     save_shrunken(model, folder)
+    ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape
+    torch.Size([7, 4])
+    """
+    from safetensors.torch import load_file
+
+    directory = Path(directory)
+    try:
+        read = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
+        if read.get("format") != _FORMAT or read.get("version") != _VERSION:
+            raise ValueError(f"it is {read.get('format')!r} version {read.get('version')!r}")
+        plans = [Plan.from_json(each) for each in read["plans"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{directory / 'plan.json'} is no plan that this version of secateur reads: {error}."
+        ) from error
+    tensors = load_file(directory / "model.safetensors")
+    undo: list[Callable[[], None]] = []
+    try:
+        for plan in plans:
+            undo += [carry_out(model, plan, None)]
+        mine = tensors_of(model)
+        if mine.keys() != tensors.keys():
+            other = sorted(mine.keys() ^ tensors.keys())
+            raise ValueError(f"the model and {directory} differ in {', '.join(other[:5])}.")
+        for name, tensor in mine.items():
+            if tensor.shape != tensors[name].shape:
+                shapes = f"{tuple(tensors[name].shape)}, in the model {tuple(tensor.shape)}"
+                raise ValueError(f"{name} has in {directory} shape {shapes} once the plan is carried out.")
+    except BaseException:
+        for each in reversed(undo):
+            each()
+        raise
+    for name, tensor in mine.items():
+        if tensor.is_meta:
+            _replace(model, name, tensors[name])
+        else:
+            tensor.data.copy_(tensors[name])
+    return model
+
+
+def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
+    """What leaves when this is kept of the axes."""
+    tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]] = {}
+    for name, tensor in tensors_of(model).items():
+        masks = coupling.kept(name, kept)
+        cuts = {at: np.flatnonzero(mask) for at, mask in enumerate(masks) if not mask.all()}
+        if cuts:
+            tensors[name] = (tuple(tensor.shape), cuts)
+    counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+    numbers = [(each.place, each.value, value) for each, value in coupling.attributes(counts).items()]
+    return Plan(tensors, numbers)
+
+
+def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+    """Slice tensors and set numbers; all or nothing. Returns what takes it back."""
+    tensors = tensors_of(model)
+    smaller: dict[str, Tensor] = {}
+    states: list[tuple[dict[str, Any], str, Tensor]] = []
+    for name, (shape, kept) in plan.tensors.items():
+        if name not in tensors:
+            raise ValueError(f"the model has no tensor {name}, which the plan makes smaller.")
+        tensor = tensors[name]
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the plan was made for {shape}.")
+        if not all(0 <= at < len(shape) and _fits(each, shape[at]) for at, each in kept.items()):
+            raise ValueError(f"the plan keeps entries of {name} that its shape {shape} does not have.")
+        smaller[name] = _sliced(tensor.data, kept)
+        state = {} if optimizer is None else optimizer.state.get(tensor, {})
+        for key, value in state.items():
+            if isinstance(value, Tensor) and tuple(value.shape) == shape:
+                states.append((state, key, _sliced(value, kept)))
+    for place, old, _ in plan.numbers:
+        if _get(model, place) != old:
+            raise ValueError(f"{_spelled(place)} is {_get(model, place)}; the plan was made for {old}.")
+    before = {name: (tensors[name].data, tensors[name].grad) for name in smaller}
+    changed = {id(tensors[name]) for name in smaller}
+    printed = [
+        (module, key, vars(module)[key], size)
+        for module in model.modules()
+        if any(id(tensor) in changed for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        for kind, facts in _SIZES.items()
+        if isinstance(module, kind)
+        for key, size in facts.items()
+    ]
+    states_before = [(state, key, state[key]) for state, key, _ in states]
+    history = plans_of(model)
+
+    def undo() -> None:
+        for name, (value, grad) in before.items():
+            tensors[name].grad = None
+            tensors[name].data = value
+            tensors[name].grad = grad
+        for place, old, _ in plan.numbers:
+            _set(model, place, old)
+        for module, key, old, _ in printed:
+            vars(module)[key] = old
+        for state, key, value in states_before:
+            state[key] = value
+        vars(model)[_ATTRIBUTE] = history
+        if not history:
+            del vars(model)[_ATTRIBUTE]
+
+    try:
+        for name, value in smaller.items():
+            grad = before[name][1]
+            tensors[name].grad = None
+            tensors[name].data = value
+            if grad is not None:
+                tensors[name].grad = _sliced(grad, plan.tensors[name][1])
+        for place, _, new in plan.numbers:
+            _set(model, place, new)
+        for module, key, _, size in printed:
+            vars(module)[key] = int(size(module))
+        for state, key, value in states:
+            state[key] = value
+        vars(model)[_ATTRIBUTE] = [*history, plan]
+    except BaseException:
+        undo()
+        raise
+    return undo
+
+
+def _fits(indices: npt.NDArray[np.int64], size: int) -> bool:
+    return bool(
+        indices.ndim == 1 and len(indices) and indices[0] >= 0 and indices[-1] < size and (np.diff(indices) > 0).all()
+    )
+
+
+def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
+    for at, indices in kept.items():
+        tensor = tensor.index_select(at, torch.from_numpy(indices).to(tensor.device))
+    return tensor.contiguous()
+
+
+def _get(model: nn.Module, place: Sequence[str | int]) -> int:
+    try:
+        held: Any = model.get_submodule(str(place[0]))
+        for key in place[1:]:
+            held = _inside(held)[key]
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"the model has no number at {_spelled(place)}.") from error
+    if not isinstance(held, int):
+        raise ValueError(f"{_spelled(place)} is no integer.")
+    return held
+
+
+def _set(model: nn.Module, place: Sequence[str | int], value: int) -> None:
+    _with(model.get_submodule(str(place[0])), place[1:], value)
+
+
+def _with(held: Any, keys: Sequence[str | int], value: int) -> Any:
+    """The same with a number at the place of these keys replaced: in place, but for tuples."""
+    if not keys:
+        return value
+    key, rest = keys[0], keys[1:]
+    if isinstance(held, tuple):
+        return type(held)([_with(each, rest, value) if at == key else each for at, each in enumerate(held)])
+    inside = _inside(held)
+    inside[key] = _with(inside[key], rest, value)
+    return held
+
+
+def _inside(held: Any) -> Any:
+    return held if isinstance(held, dict | list | tuple) else vars(held)
+
+
+def _spelled(place: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in place if part != "")
+
+
+def _replace(model: nn.Module, name: str, value: Tensor) -> None:
+    """A tensor on meta becomes a real one, wherever the model has it."""
+    old = tensors_of(model)[name]
+    for module in model.modules():
+        for key, parameter in list(module._parameters.items()):
+            if parameter is old:
+                module._parameters[key] = nn.Parameter(value, requires_grad=old.requires_grad)
+        for key, buffer in list(module._buffers.items()):
+            if buffer is old:
+                module._buffers[key] = value
+
+
+def zero(tensor: Tensor, at: int, gone: Tensor) -> None:
+    """Zero in place where a bool vector along one dimension is true."""
+    if gone.any():
+        shape = [1] * tensor.dim()
+        shape[at] = -1
+        tensor.data.masked_fill_(gone.reshape(shape).to(tensor.device), 0)
