@@ -1,5 +1,6 @@
 """The command as a person or a script meets it: output, exit codes, one line for what is wrong."""
 
+import importlib
 import json
 import pathlib
 import re
@@ -7,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -44,9 +46,9 @@ def model(tmp_path):
 def test_help_and_version():
     assert run("--version").stdout == f"secateur {__version__}\n"
     text = run("--help").stdout
-    for word in ("inspect", "prune", "demo"):
+    for word in ("inspect", "prune", "shrink", "demo"):
         assert re.search(rf"^  {word} .*\.$", text, re.MULTILINE)  # a whole sentence on one line
-    for command in ("inspect", "prune", "demo"):
+    for command in ("inspect", "prune", "shrink", "demo"):
         assert run(command, "-h").exit_code == 0
     assert run().exit_code == 2
 
@@ -287,6 +289,248 @@ def test_signals(model, tmp_path, number, code):
     assert left == ["dense"]
 
 
+# ---- shrink ------------------------------------------------------------------------------------------------------
+
+
+ZOO = """
+import torch
+from torch import nn
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(30, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)) for _ in range(11))
+        self.head = nn.Linear(8, 30, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens, scale=1.0):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = x + block(x)
+        return scale * self.head(x)
+
+
+def build():
+    torch.manual_seed(0)
+    return Tied()
+
+
+def unfit():
+    return Tied().blocks
+
+
+class Nested:
+    build = staticmethod(build)
+
+
+built = build()
+tokens = torch.arange(30).reshape(2, 15)
+number = 3
+
+
+def as_dict():
+    return {"tokens": tokens, "scale": 2.0}
+
+
+def as_tuple():
+    return tokens, 2.0
+
+
+def fails():
+    raise RuntimeError("there is no such thing.")
+"""
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """The name of a module in the current directory, a new one for each test."""
+    name = f"zoo_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(ZOO)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield name
+    sys.modules.pop(name, None)
+
+
+def shrunk(zoo, *more, factory="build", example="tokens", sparsity=0.5):
+    return run("shrink", f"{zoo}:{factory}", "--example", f"{zoo}:{example}", "--sparsity", sparsity, *more)
+
+
+def test_shrink_writes_what_load_shrunken_reads(zoo, tmp_path):
+    result = shrunk(zoo, "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.safetensors", "plan.json"]
+    lines = [line.strip() for line in result.stdout.splitlines()[-3:]]
+    assert lines[1:] == [f"from {zoo} import build", "model = load_shrunken(build(), 'out')"]
+    said = {}
+    exec("\n".join(lines), said)
+    model = said["model"]
+    assert model(torch.arange(30)).shape == (30, 30)
+    left = sum(parameter.numel() for parameter in model.parameters())
+    dense = sum(parameter.numel() for parameter in said["build"]().parameters())
+    assert re.search(rf"^parameters +{dense:,} +{left:,} +{left / dense:.1%}$", result.stdout, re.MULTILINE)
+    assert 0.4 < left / dense <= 0.5
+
+
+def test_shrink_says_what_leaves_together_and_what_stays(zoo):
+    result = shrunk(zoo, "--dry-run")
+    text = result.stdout
+    assert re.search(
+        r"^blocks\.\*\.0\.weight \(x11\) +16 -> \d+  blocks\.\*\.0\.bias\[0\], blocks\.\*\.2\.weight\[1\]$",
+        text,
+        re.MULTILINE,
+    )
+    assert re.search(
+        r"^blocks\.0\.2\.weight +8 -> \d  embed\.weight\[1\], blocks\.\*\.0\.weight\[1\], 2 more$", text, re.MULTILINE
+    )
+    assert re.search(r"^.*an output of the model.* +1  embed\.weight\[0\]$", text, re.MULTILINE)
+    assert "Proved on random weights that nothing else changed" in text
+    assert text.endswith("Nothing was written.\n")
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_shrink_shows_everything_when_asked(zoo):
+    text = shrunk(zoo, "--dry-run", "--verbose", "--no-verify").stdout
+    assert re.search(
+        r"^blocks\.10\.0\.weight +16 -> \d+  blocks\.10\.0\.bias\[0\], blocks\.10\.2\.weight\[1\]$", text, re.MULTILINE
+    )
+    assert re.search(r"^blocks\.0\.2\.weight .*, blocks\.10\.2\.bias\[0\]$", text, re.MULTILINE)
+    assert re.search(r"^embed\.weight\[0\] .*an output of the model", text, re.MULTILINE)
+    assert "Not proved, as asked" in text
+
+
+def test_shrink_stops_listing_reasons(zoo, monkeypatch):
+    monkeypatch.setattr(cli, "_SHOWN", 0)
+    assert "and for 1 more reason: --verbose shows all." in shrunk(zoo, "--dry-run").stdout
+
+
+@pytest.mark.parametrize("example", ["tokens", "as_dict", "as_tuple"])
+@pytest.mark.parametrize("factory", ["build", "built", "Nested.build"])
+def test_shrink_takes_values_and_functions(zoo, tmp_path, factory, example):
+    result = shrunk(zoo, "--out", "out", "--no-verify", factory=factory, example=example)
+    assert result.exit_code == 0, result.output
+    call = {"build": "build()", "built": "built", "Nested.build": "Nested.build()"}[factory]
+    assert f"from {zoo} import {factory.partition('.')[0]}\n" in result.stdout
+    assert result.stdout.endswith(f"load_shrunken({call}, 'out')\n")
+
+
+def test_shrink_passes_its_options_on(zoo):
+    def units(*more):
+        text = shrunk(zoo, "--dry-run", *more).stdout
+        return [line.split("  ")[0].split()[0] + " " + " ".join(re.findall(r"\d+ -> \d+", line))
+                for line in text.splitlines() if re.search(r"blocks.* \d", line)][:2]  # fmt: skip
+
+    assert units("--target", "units") == ["blocks.0.2.weight 8 -> 4", "blocks.*.0.weight 16 -> 8"]
+    assert units("--target", "units", "--round-to", "3", "-s", "0.4") == [
+        "blocks.0.2.weight 8 -> 6",
+        "blocks.*.0.weight 16 -> 9",
+    ]
+    assert units("--keep", "embed.*") == ["blocks.0.2.weight ", "blocks.*.0.weight 16 -> 7"]
+    assert units("--include", "*.2.bias", "--target", "units") == ["blocks.0.2.weight 8 -> 4", "blocks.*.0.weight "]
+
+
+def test_shrink_ranks_the_weights_that_it_is_given(zoo, tmp_path):
+    sys.path.insert(0, str(tmp_path))
+    model = importlib.import_module(zoo).build()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.fill_(0.01)
+            if name.endswith("0.weight"):
+                parameter[5:9] = 1.0
+    state = model.state_dict()
+    state.pop("head.weight")  # it is embed.weight
+    save_file(state, tmp_path / "trained.safetensors")
+    arguments = ("--weights", "trained.safetensors", "--include", "*.0.bias", "--target", "units", "--out", "out")
+    assert shrunk(zoo, *arguments, sparsity=0.75).exit_code == 0
+    assert torch.equal(load_file("out/model.safetensors")["blocks.3.0.weight"], torch.ones(4, 8))
+
+
+def test_shrink_refuses_weights_that_do_not_fit(zoo, tmp_path):
+    def refused(message, **tensors):
+        save_file({**state, **tensors}, "wrong.safetensors")
+        fails(shrunk(zoo, "--dry-run", "--weights", "wrong.safetensors"), message)
+
+    sys.path.insert(0, str(tmp_path))
+    state = importlib.import_module(zoo).build().state_dict()
+    state.pop("head.weight")
+    refused(r"wrong.safetensors does not fit the model: it holds what the model does not have: x\.", x=torch.ones(1))
+    refused(r"embed.weight has shape \(8, 30\), in the model \(30, 8\)", **{"embed.weight": torch.ones(8, 30)})
+    state.pop("blocks.0.0.bias")
+    refused(r"it lacks blocks.0.0.bias\.")
+    state.clear()
+    refused(r"it lacks embed.weight, blocks.0.0.weight, blocks.0.0.bias and 43 more\.", x=torch.ones(1))
+    fails(shrunk(zoo, "--dry-run", "--weights", "nowhere"), "nowhere: no such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("factory", "example", "message"),
+    [
+        ("missing_module:build", "{}:tokens", "there is no module missing_module, neither in this directory"),
+        ("{}", "{}:tokens", "names nothing in a module; write it module.path:name, as in models.vision:build"),
+        ("{}:other", "{}:tokens", "has no other"),
+        ("{}:number", "{}:tokens", "number is of type int; give a function that makes a torch.nn.Module"),
+        ("{}:as_dict", "{}:tokens", r"as_dict\(\) gave a value of type dict, not a torch.nn.Module"),
+        ("{}:fails", "{}:tokens", r"fails\(\) raised RuntimeError: there is no such thing\. SECATEUR_DEBUG=1 shows"),
+        ("{}:build", "{}:number", "number gave a value of type int; give a tensor, a tuple of arguments or a dict"),
+        ("{}:build", "{}:fails", r"fails\(\) raised RuntimeError"),
+        ("{}:unfit", "{}:tokens", "unfit, run on zoo_.*:tokens, raised NotImplementedError"),
+    ],
+)  # fmt: skip
+def test_shrink_says_whose_code_is_at_fault(zoo, tmp_path, factory, example, message):
+    result = run("shrink", factory.format(zoo), "--example", example.format(zoo), "-s", "0.5", "--out", "out")
+    fails(result, message)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".py"] in ([], ["__pycache__"])
+
+
+def test_shrink_tells_a_missing_module_from_one_that_does_not_import(zoo, tmp_path):
+    (tmp_path / f"{zoo}.py").write_text("import not_installed_anywhere")
+    fails(shrunk(zoo, "--dry-run"), f"importing {zoo} raised ModuleNotFoundError: .*not_installed_anywhere")
+
+
+def test_shrink_refuses_what_it_cannot_do(zoo, tmp_path):
+    fails(shrunk(zoo), "give --out DIR, the directory to write, or --dry-run")
+    fails(shrunk(zoo, "--out", "."), "already exists; nothing is overwritten")
+    fails(shrunk(zoo, "--out", "no/where"), "no: no such directory; create it first")
+    fails(shrunk(zoo, "--out", "out", sparsity=1.5), "sparsity is the fraction that is removed")
+    fails(shrunk(zoo, "--out", "out", "--include", "nothing"), "'nothing' matches no tensor of the model")
+    fails(shrunk(zoo, "--out", "out", "--keep", "*"), "nothing of the model can leave")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeypatch):
+    def full(model, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device", str(folder))
+
+    monkeypatch.setattr(cli, "save_shrunken", full)
+    result = shrunk(zoo, "--out", "out", "--no-verify")
+    fails(result, "No space left on device")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_shrink_says_what_the_wait_is_for(zoo, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "PATIENCE", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with cli._waiting("Thinking"):
+        threading.Event().wait(0.2)
+    assert "Thinking" in capsys.readouterr().err
+    monkeypatch.setattr(cli, "PATIENCE", 60.0)
+    with cli._waiting("Thinking"):
+        pass
+    assert "Thinking" not in capsys.readouterr().err
+    monkeypatch.setenv("SECATEUR_PROGRESS", "0")
+    monkeypatch.setattr(cli, "PATIENCE", 0.0)
+    with cli._waiting("Thinking"):
+        threading.Event().wait(0.1)
+    assert capsys.readouterr().err == ""
+
+
+# ---- demo -----------------------------------------------------------------------------------------------------------
+
+
 def test_demo_is_passed_on(tmp_path, monkeypatch):
     called = []
     monkeypatch.setattr(secateur.demo, "run_demo", lambda out, **settings: called.append((out, settings)))
@@ -334,6 +578,6 @@ def test_demo_without_its_extras(monkeypatch):
 
 def test_every_option_is_documented():
     text = (pathlib.Path(__file__).parent.parent / "docs/command.md").read_text()
-    for command in ("inspect", "prune", "demo"):
+    for command in ("inspect", "prune", "shrink", "demo"):
         for option in re.findall(r"--[a-z]+", run(command, "--help").stdout):
             assert option in text or option == "--help", option

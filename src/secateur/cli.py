@@ -1,38 +1,50 @@
-"""The ``secateur`` command: inspect a checkpoint, prune one, run the demo.
+"""The ``secateur`` command: inspect a checkpoint, prune one, shrink a model, run the demo.
 
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
 import contextlib
 import enum
+import importlib
 import json
 import os
 import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+from torch import Tensor, nn
 
 from secateur import allocation, criteria, patterns
 from secateur.checkpoint_sparsification import RECORD, CheckpointSparsification, sparsify_checkpoint
-from secateur.checkpoints import printable
+from secateur.checkpoints import new_directory, open_checkpoint, printable
+from secateur.coupling import Coupling, Group, find_coupling, in_mode, run, tensors_of
 from secateur.inspection import Inspection, TensorInspection, inspect_checkpoint
+from secateur.plans import Plan, save_shrunken
+from secateur.progress import PATIENCE
+from secateur.shrinking import shrink as shrink_model
 from secateur.version import __version__
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="secateur",
-    help="Prune PyTorch checkpoints, and see what is in them.",
+    help="Prune PyTorch models and checkpoints, and see what is in them.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -51,6 +63,12 @@ class Criterion(enum.StrEnum):
     magnitude = "magnitude"
     random = "random"
     lamp = "lamp"
+
+
+class Target(enum.StrEnum):
+    params = "params"
+    macs = "macs"
+    units = "units"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -164,6 +182,89 @@ def prune(
         sys.stdout.flush()
 
 
+@app.command(short_help="Take channels and heads out of a model, which gets smaller.")
+def shrink(
+    factory: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY", help="What makes the model, called without arguments.")
+    ],
+    example: Annotated[
+        str,
+        typer.Option(
+            metavar="MODULE:INPUTS",
+            help="A tensor, a tuple of arguments or a dict of keyword arguments, or a function that makes one.",
+        ),
+    ],
+    sparsity: Annotated[float, typer.Option("--sparsity", "-s", help="Fraction of the target that leaves, in [0, 1).")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The directory to write. Must not exist.", show_default=False)
+    ] = None,
+    target: Annotated[
+        Target, typer.Option(help="Parameters, multiply-adds of the example, or units (channels, heads, ...).")
+    ] = Target.params,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Shrink only what tensors of these names take part in. Repeatable."),
+    ] = None,
+    keep: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave what these take part in whole. Repeatable.")
+    ] = None,
+    round_to: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep multiples of this many units.")] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Load these first: a safetensors file, an index, or a directory with one."),
+    ] = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not prove that nothing else changed: faster, in less memory.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave, and write nothing.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every group with all its members, every dimension that stays.")
+    ] = False,
+) -> None:
+    """Take whole channels, heads and hidden units out of a model, and write the smaller one.
+
+    What leaves together is found by watching the model run on the example; units are ranked by the magnitude of their
+    weights. Modules are looked for in this directory first. DIR appears complete or not at all, with plan.json and
+    model.safetensors; load_shrunken reads it into a model that the factory made.
+    """
+    with _clear_errors(), _terminable():
+        if out is None and not dry_run:
+            raise ValueError("give --out DIR, the directory to write, or --dry-run.")
+        with contextlib.nullcontext() if out is None or dry_run else new_directory(out) as folder:
+            with _waiting("Building the model"):
+                model, expression = _model_of(factory)
+                inputs = _inputs_of(example)
+                if weights is not None:
+                    _load_weights(model, weights)
+            started = time.monotonic()
+            with _waiting("Watching the model run"):
+                with _blamed(f"{factory}, run on {example},"), torch.no_grad(), in_mode(model, training=False):
+                    run(model, inputs)
+                coupling = find_coupling(model, inputs)
+            dense = _totals(model)
+            with _waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
+                shrink_model(
+                    model,
+                    inputs,
+                    sparsity,
+                    include=include,
+                    keep=keep,
+                    round_to=round_to,
+                    target=str(target),
+                    verify=not no_verify,
+                )
+            done = _Shrunken(coupling, vars(model)["shrink_plans"][-1], dense, _totals(model))
+            if folder is not None:
+                with _waiting("Writing"):
+                    save_shrunken(model, folder)
+        with _printing() as console:
+            _print_shrunken(console, done, verbose=verbose)
+            proof = "Not proved, as asked" if no_verify else "Proved on random weights that nothing else changed"
+            console.print(f"\n{proof} ({time.monotonic() - started:.1f} s).")
+            _print_written(console, None if dry_run else out, factory, expression)
+        sys.stdout.flush()
+
+
 @app.command(short_help="Train a small network, prune it, report what that cost.")
 def demo(
     out: Annotated[Path | None, typer.Option(help="The directory for report.html.")] = None,
@@ -242,6 +343,130 @@ def _terminable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+# ---------------------------------------------------------------------------------------------- a model to shrink
+
+
+def _model_of(path: str) -> tuple[nn.Module, str]:
+    """The model that ``module:name`` is or makes, and the expression that gives a fresh one."""
+    found = _object_at(path)
+    name = path.partition(":")[2]
+    if isinstance(found, nn.Module):
+        return found, name
+    if not callable(found):
+        raise ValueError(f"{path} is of type {type(found).__name__}; give a function that makes a torch.nn.Module.")
+    with _blamed(f"{path}()"):
+        model = found()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{path}() gave a value of type {type(model).__name__}, not a torch.nn.Module.")
+    return model, f"{name}()"
+
+
+def _inputs_of(path: str) -> Any:
+    found = _object_at(path)
+    if callable(found):
+        with _blamed(f"{path}()"):
+            found = found()
+    if not isinstance(found, Tensor | tuple | list | Mapping):
+        raise ValueError(
+            f"{path} gave a value of type {type(found).__name__}; "
+            "give a tensor, a tuple of arguments or a dict of keyword arguments."
+        )
+    return found
+
+
+def _object_at(path: str) -> Any:
+    module, colon, name = path.partition(":")
+    if not (module and colon and name):
+        raise ValueError(f"{path!r} names nothing in a module; write it module.path:name, as in models.vision:build.")
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.insert(0, here)
+    with _blamed(f"importing {module}"):
+        try:
+            found: Any = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if not f"{module}.".startswith(f"{error.name}."):
+                raise  # it imports something else that is missing
+            found = None
+    if found is None:
+        raise ValueError(f"there is no module {module}, neither in this directory nor installed.")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{module} has no {name}.")
+        found = getattr(found, part)
+    return found
+
+
+@contextlib.contextmanager
+def _blamed(what: str) -> Iterator[None]:
+    """Whatever the user's code raises within becomes a line that says whose code it was."""
+    try:
+        yield
+    except Exception as error:
+        debug = "SECATEUR_DEBUG=1 shows where."
+        raise ValueError(f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. {debug}") from error
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    """All tensors of the model, by name; of those that are one tensor under several names one suffices."""
+    checkpoint, mine = open_checkpoint(path), model.state_dict(keep_vars=True)
+    given = {id(mine[name]) for name in checkpoint if name in mine}
+    for names, words in (
+        ([name for name in mine if id(mine[name]) not in given], "lacks"),
+        ([name for name in checkpoint if name not in mine], "holds what the model does not have:"),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{path} does not fit the model: it {words} {', '.join(names[:3])}{more}.")
+    for name, entry in checkpoint.entries.items():
+        if entry.shape != tuple(mine[name].shape):
+            shapes = f"{entry.shape}, in the model {tuple(mine[name].shape)}"
+            raise ValueError(f"{path} does not fit the model: {name} has shape {shapes}.")
+    model.load_state_dict(dict(checkpoint), strict=False)
+
+
+def _totals(model: nn.Module) -> tuple[int, int]:
+    """Parameters, and bytes of all tensors."""
+    tensors = tensors_of(model).values()
+    return sum(each.numel() for each in model.parameters()), sum(each.nbytes for each in tensors)
+
+
+@dataclass(frozen=True)
+class _Shrunken:
+    """What left a model, and its totals before and after."""
+
+    coupling: Coupling
+    plan: Plan
+    dense: tuple[int, int]
+    totals: tuple[int, int]
+
+    def kept(self, group: Group) -> int:
+        """How many units of a group stayed."""
+        name, at = group.members[0]
+        unit = self.coupling.indices(group, name, at)
+        if name in self.plan.tensors and at in self.plan.tensors[name][1]:
+            unit = unit[self.plan.tensors[name][1][at]]
+        return len(np.unique(unit[unit >= 0]))
+
+
+@contextlib.contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """Says on a terminal's stderr what the wait is for, and how long it has lasted, after two seconds."""
+    if os.environ.get("SECATEUR_PROGRESS") == "0" or not sys.stderr.isatty():
+        yield
+        return
+    bar = Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    bar.add_task(what, total=None)
+    timer = threading.Timer(PATIENCE, bar.start)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
+
+
 # ------------------------------------------------------------------------------------------------------- printing
 
 
@@ -250,14 +475,18 @@ def _console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
 
 
+_NUMBERS = {"Size", "Zeros", "Tensors", "Parameters", "Files", "Units", "Dimensions", "before", "after", "left"}
+_WORDS = {"Tensor", "Patterns", "such as", "Group", "Leaves with", "Stays whole", "Stays whole, because", "because"}
+
+
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        right = column in ("Size", "Zeros", "Tensors", "Parameters", "Files")
+        right = column in _NUMBERS
         table.add_column(
             column,
             justify="right" if right else "left",
-            no_wrap=column not in ("Tensor", "Patterns", "such as"),
+            no_wrap=column not in _WORDS,
             overflow="fold",
         )
     return table
@@ -374,6 +603,103 @@ def _print_done(console: Console, done: CheckpointSparsification) -> None:
         "files no smaller and the model no faster.",
         soft_wrap=not console.is_terminal,
     )
+
+
+_SHOWN = 10  # rows of what stays whole, unless all are asked for
+
+
+def _print_shrunken(console: Console, done: _Shrunken, *, verbose: bool) -> None:
+    rows: dict[Any, list[Group]] = {}  # groups that differ only in layers' numbers share one
+    for group in done.coupling.groups:
+        own, *others = _spelled(group) if verbose else dict.fromkeys(map(_any_layer, _spelled(group)))
+        rows.setdefault((own, tuple(others), group.size, done.kept(group), group.notes), []).append(group)
+    table = _table("Group", "Units", "Leaves with")
+    for (_, _, size, kept, notes), groups in rows.items():
+        alike: dict[str, list[str]] = {}
+        for group in groups:
+            for each in _spelled(group)[1:]:
+                alike.setdefault(each if verbose else _any_layer(each), []).append(each)
+        members = [_merged(each) for each in alike.values()]
+        if len(members) > 3 and not verbose:
+            members = [*members[:2], f"{len(members) - 2} more"]
+        name = _merged([group.name for group in groups]) + (f" (x{len(groups)})" if len(groups) > 1 else "")
+        units = f"{size} -> {kept}" if kept < size else f"{size}"
+        said = f" ({', '.join(notes)})" if notes else ""
+        table.add_row(Text(printable(name)), units, Text(printable(", ".join(members), 10_000) + said))
+    console.print(table)
+    if done.coupling.frozen:
+        _print_whole(console, done.coupling.frozen, verbose=verbose)
+    counts = {group.axis: done.kept(group) for group in done.coupling.groups}
+    work = done.coupling.multiply_adds({}), done.coupling.multiply_adds(counts)
+    totals = _table("Total", "before", "after", "left")
+    for what, before, after, show in (
+        ("parameters", done.dense[0], done.totals[0], "{:,}".format),
+        ("multiply-adds", *work, "{:,}".format),
+        ("bytes", done.dense[1], done.totals[1], _bytes),
+    ):
+        totals.add_row(what, show(before), show(after), _percent(after / before if before else None))
+    console.print()
+    console.print(totals)
+
+
+def _spelled(group: Group) -> list[str]:
+    """``name[dimension]`` of all members, the one that gave the group its name first."""
+    names = [name for name, _ in group.members]
+    own = (
+        group.name if group.name in names else group.name.rpartition(":")[0]
+    )  # the second group of a name has a number
+    first = names.index(own)
+    members = [group.members[first], *group.members[:first], *group.members[first + 1 :]]
+    return [f"{name}[{at}]" for name, at in members]
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name)
+
+
+def _merged(names: Sequence[str]) -> str:
+    """Names of the same parts as one, with stars for the parts that differ.
+
+    >>> _merged(["layers.0.mlp.2.weight", "layers.1.mlp.2.weight"])
+    'layers.*.mlp.2.weight'
+    """
+    parts = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def _print_whole(console: Console, frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> None:
+    console.print()
+    if verbose:
+        table = _table("Stays whole", "because")
+        for (name, at), reason in frozen.items():
+            table.add_row(Text(printable(f"{name}[{at}]")), Text(printable(reason, 1000)))
+        console.print(table)
+        return
+    by_reason: dict[str, list[str]] = {}
+    for (name, at), reason in frozen.items():
+        by_reason.setdefault(reason, []).append(f"{name}[{at}]")
+    table = _table("Stays whole, because", "Dimensions", "such as")
+    for reason, names in list(by_reason.items())[:_SHOWN]:
+        table.add_row(Text(printable(reason, 300)), f"{len(names):,}", Text(printable(names[0])))
+    console.print(table)
+    if len(by_reason) > _SHOWN:
+        more = len(by_reason) - _SHOWN
+        console.print(f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all.")
+
+
+def _print_written(console: Console, out: Path | None, factory: str, expression: str) -> None:
+    if out is None:
+        console.print("Nothing was written.")
+        return
+    module, _, name = factory.partition(":")
+    base = name.partition(".")[0]
+    console.print(f"Wrote plan.json and model.safetensors to {escape(printable(str(out)))}. To load it:\n")
+    for line in (
+        "from secateur import load_shrunken",
+        f"from {module} import {base}",
+        f"model = load_shrunken({expression}, {str(out)!r})",
+    ):
+        console.print(f"    {escape(printable(line))}", soft_wrap=True)
 
 
 def _sparsity(tensor: TensorInspection) -> float:
