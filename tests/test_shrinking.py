@@ -211,8 +211,44 @@ def test_at_least_the_asked_share_leaves_and_hardly_more(target, sparsity):
         return linears[0].out_features + linears[1].out_features
 
     before = cost(model)
-    shrink(model, x, sparsity, target=target)
+    shrink(model, x, sparsity, target=target, round_to=1)
     assert sparsity <= 1 - cost(model) / before + 1e-9 <= sparsity + 0.02
+
+
+def test_the_memory_of_training_shrinks_as_asked():
+    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 5))
+    x = torch.ones(8, 6)
+
+    def memory(model):
+        results = 8 * (2 * model[0].out_features + 5)  # of both layers and the ReLU
+        return 4 * (sum(parameter.numel() for parameter in model.parameters()) + results)
+
+    coupling = find_coupling(model, x)
+    assert coupling.memory({}) == memory(model)
+    before = memory(model)
+    shrink(model, x, 0.5, target="memory")
+    assert 0.5 <= 1 - memory(model) / before <= 0.52
+
+
+def test_the_time_of_the_example_decides():
+    model = nn.Sequential(nn.Linear(64, 3000), nn.ReLU(), nn.Linear(3000, 10))
+    shrink(model, torch.ones(64, 64), 0.3, target="latency", verify=False)
+    assert model[0].out_features < 3000
+
+
+def test_multiply_adds_are_those_of_the_contractions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8 * 36, 5)
+    )
+    model.append(nn.Unflatten(1, (5, 1))).append(nn.ConvTranspose1d(5, 4, 3))
+    by_hand = 8 * 64 * 27 + 8 * 36 * 9 + 8 * 36 * 5 + 5 * 1 * 4 * 3
+    assert find_coupling(model, torch.ones(1, 3, 8, 8)).multiply_adds({}) == by_hand
+
+
+def test_large_groups_are_rounded_to_what_pays():
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 5))
+    shrink(model, torch.ones(1, 6), 0.3, target="units")
+    assert (model[0].out_features, model[2].out_features) == (64, 28)
 
 
 def test_counts_are_multiples():
@@ -271,7 +307,8 @@ def test_nothing_is_zero_so_nothing_leaves():
 @pytest.mark.parametrize(
     ("keywords", "words"),
     [
-        ({"target": "latency"}, "target must be one of 'params', 'macs', 'units'"),
+        ({"target": "size"}, "target must be one of 'params', 'macs', 'memory', 'latency', 'units', not 'size'"),
+        ({"round_to": 0}, "round_to must be at least 1"),
         ({"sparsity": 1.5}, "1.5"),
         ({"sparsity": 0.99}, "at most .* of the params can leave"),
         ({"criterion": lambda weight: weight * torch.nan}, "NaN"),
@@ -284,6 +321,28 @@ def test_errors_change_nothing(keywords, words):
         shrink(model, x, **{"sparsity": 0.5, **keywords})
     assert is_unchanged(model, state)
     assert not hasattr(model, "shrink_plans")
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "words"),
+    [
+        (nn.ReLU(), torch.ones(1, 4), "ReLU has no parameters"),
+        (nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), torch.ones(1, 4), r"0\.weight has no shape yet"),
+        (small(), torch.ones(0, 4), "no finite number for the example"),
+        (nn.Linear(4, 3), torch.ones(1, 4), "nothing of the model can leave"),
+    ],
+)
+def test_models_of_which_nothing_can_be_said(model, x, words):
+    with pytest.raises(ValueError, match=words):
+        shrink(model, x, 0.5)
+
+
+def test_the_model_inside_a_compiled_one_is_shrunken():
+    model, x = small(), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="eager")
+    assert shrink(compiled, x, 0.5, target="units") is compiled
+    assert model[0].out_features == 8
+    assert compiled(x).shape == (2, 3)
 
 
 def test_an_error_of_the_model_is_the_callers_and_changes_nothing():
@@ -365,6 +424,24 @@ def test_other_dtypes_keep_theirs(dtype):
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
 
+def test_a_comparison_that_would_come_out_otherwise_stays():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+            self.hidden, self.last = nn.Linear(3, 10), nn.Linear(10, 3)
+
+        def forward(self, x):
+            x = self.up(x)
+            x = self.hidden(self.down(F.relu(x) if x.shape[-1] > 8 else x.sin()))
+            return self.last(x if x.shape[1] == 1 else F.relu(x))
+
+    model = shrink(Wide(), torch.randn(2, 4), 0.5, target="units", verify=False)
+    assert (model.up.out_features, model.hidden.out_features) == (12, 5)
+    model = shrink(Wide(), torch.randn(2, 4), 0.2, target="units", verify=False)
+    assert (model.up.out_features, model.hidden.out_features) == (10, 8)
+
+
 def test_numbers_of_modules_follow_and_unrelated_equal_numbers_do_not():
     class Attention(nn.Module):
         def __init__(self):
@@ -411,11 +488,29 @@ def test_several_inputs_and_modes_are_joined():
     assert not find_coupling(Either(), {"x": x}, more_inputs=[{"x": x, "sort": True}]).groups
 
 
-def test_a_model_on_meta_is_planned():
+def test_a_model_on_meta_is_coupled_but_not_ranked():
     with torch.device("meta"):
         model, x = small(), torch.randn(2, 4)
     (group,) = find_coupling(model, x).groups
     assert group.size == 16
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device"):
+        shrink(model, x, 0.5)
+
+
+def test_code_that_asks_for_values_is_followed_on_meta_as_well():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 176}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=100, use_cache=False)
+    with torch.device("meta"):
+        model, tokens = LlamaForCausalLM(config), torch.zeros(1, 7, dtype=torch.long)
+    found = {(group.name, group.size) for group in find_coupling(model, {"input_ids": tokens}).groups}
+    real = find_coupling(LlamaForCausalLM(config), {"input_ids": torch.zeros(1, 7, dtype=torch.long)})
+    assert found == {(group.name, group.size) for group in real.groups}
+    assert ("model.layers.0.mlp.down_proj.weight", 176) in found or (
+        "model.layers.0.mlp.gate_proj.weight",
+        176,
+    ) in found
 
 
 def test_what_is_frozen_says_why():

@@ -95,7 +95,10 @@ def resolved(expression: Expression) -> Expression:
     Product(factors=(Axis(2), Axis(3)))
     """
     if isinstance(expression, Axis):
-        return expression if expression.bound is None else resolved(expression.bound)
+        if expression.bound is None:
+            return expression
+        expression.bound = resolved(expression.bound)  # the next time the way is short
+        return expression.bound
     if isinstance(expression, Product):
         return multiplied(resolved(factor) for factor in expression.factors)
     return concatenated(resolved(segment) for segment in expression.segments)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import secateur.axis_rules  # noqa: F401  the rules register themselves
 from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved
-from secateur.sizes import Attribute, Polynomial, evaluated, is_frozen, representative, settle
+from secateur.sizes import Attribute, Outcome, Polynomial, axes_of, evaluated, is_frozen, representative, settle
 from secateur.tracing import Trace, Unseen, numbers_that_remember
 
 __all__ = [
@@ -105,6 +105,15 @@ class Coupling:
         values = {each: evaluated(polynomial, by_representative) for each, polynomial in self._attributes.items()}
         return {attribute: value for attribute, value in values.items() if value != attribute.value}
 
+    def contradicted(self, counts: Mapping[Axis, int]) -> list[Group]:
+        """The groups of which a comparison in the code depends that would come out otherwise with these counts."""
+        by_representative = {representative(axis): count for axis, count in counts.items()}
+        axes: set[Axis] = set()
+        for each in self._trace.equations:
+            if isinstance(each, Outcome) and not each.holds(self._attributes, by_representative):
+                axes |= axes_of(each, self._attributes)
+        return [group for group in self.groups if representative(group.axis) in axes]
+
     def size(self, name: str, counts: Mapping[Axis, int]) -> int:
         """How many entries a tensor has when so many stay of each axis."""
         return math.prod(_count(dim, counts) for dim in self._dims[name])
@@ -112,6 +121,11 @@ class Coupling:
     def multiply_adds(self, counts: Mapping[Axis, int]) -> int:
         """Multiply-adds of the passes that were watched, when so many stay of each axis; only those of contractions."""
         return sum(math.prod(_count(dim, counts) for dim in dims) for dims in self._trace.products)
+
+    def memory(self, counts: Mapping[Axis, int]) -> int:
+        """Bytes of parameters, buffers and all results of the first pass, as training holds them."""
+        held = sum(self.size(name, counts) * tensor.element_size() for name, tensor in self._tensors.items())
+        return held + sum(math.prod(_count(dim, counts) for dim in dims) * size for dims, size in self._trace.made)
 
     def statistics(self, groups: Iterable[Group]) -> dict[Any, set[tuple[str, int]]]:
         """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes."""
@@ -207,18 +221,19 @@ def find_coupling(
 def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> None:
     trace.touched.clear()
     trace.calls.clear()
-    first, trace.products = trace.products, []
+    first, trace.products, trace.made = (trace.products, trace.made), [], []
     training = trace.in_pass[1]
     remembering = numbers_that_remember(model, trace.equations)
     with in_mode(model, training=training), restored(tensors), seeded(), remembering:
         for each in tensors_in(inputs):
             trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
-        with torch.no_grad(), Unseen(trace), trace:
+        with torch.no_grad(), _without_values(tensors), Unseen(trace), trace:
             out = run(model, inputs)
         for each in tensors_in(out):
             for dim in trace.dims(each):
                 freeze(dim, "an output of the model")
-    trace.products = first or trace.products  # multiply-adds are those of the first pass
+    if any(first):
+        trace.products, trace.made = first  # the cost is that of the first pass
     trace.forget(tensors.values())
 
 
@@ -284,6 +299,15 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def _without_values(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """For a model on meta: code that asks for values sees that there are none, as while it is exported."""
+    if not any(tensor.is_meta for tensor in tensors.values()):
+        return contextlib.nullcontext()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextlib.contextmanager

@@ -34,6 +34,7 @@ from secateur.coupling import (
     tensors_of,
 )
 from secateur.plans import carry_out, plan_of, plans_of, zero
+from secateur.progress import track
 from secateur.tracing import WITHOUT_DROPOUT, name_of, written_in_others
 
 __all__ = ["difference", "differs", "outputs", "probe_of", "verify_shrunken", "wrong_groups"]
@@ -170,6 +171,12 @@ def wrong_groups(
         if not kept[group.axis].all():
             by_tie.setdefault(group.tied, []).append(group)
     probe = probe_of(model)
+    every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
+    if not any(each.is_floating_point() and bool(torch.isfinite(each).any()) for each in every):
+        raise ValueError(
+            "the model returns no finite number for the example, so there is nothing to compare; give an example that "
+            "it has a result for, or verify=False."
+        )
     return _wrong_among(probe, coupling, list(by_tie.values()), kept, inputs)
 
 
@@ -210,7 +217,7 @@ def _differs_in_form(probe: nn.Module, coupling: Coupling, kept: Kept, inputs: S
     def all_outputs(*, backward: bool) -> list[Tensor]:
         return [
             each
-            for number, training in coupling.passes
+            for number, training in track(coupling.passes, "comparing")
             for each in outputs(
                 probe,
                 inputs[number],

@@ -6,6 +6,9 @@ the model as it was.
 
 from __future__ import annotations
 
+import copy
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,10 +20,11 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
 from secateur.axes import Axis
-from secateur.coupling import Coupling, Group, find_coupling
+from secateur.coupling import Coupling, Group, find_coupling, run
 from secateur.criteria import magnitude
 from secateur.masks import make_masks
 from secateur.plans import carry_out, plan_of
+from secateur.progress import track
 from secateur.proof import wrong_groups
 from secateur.selection import keep_largest
 
@@ -57,9 +61,11 @@ def shrink(
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
         allocate: how many units each group keeps; `uniform` (the same fraction of each) by default. Names are groups'.
         include, keep: globs over the names of groups' tensors: shrink only these; leave these whole.
-        round_to: counts become multiples of this, rounded up.
+        round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
+            64 units or more, since other counts run no faster; 1 leaves them as they are.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
-            the example) or ``"units"``.
+            the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
+            them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -81,6 +87,15 @@ def shrink(
         raise ValueError(f"target must be one of {', '.join(map(repr, _TARGETS))}, not {target!r}.")
     if sparsity is not None:
         check_sparsity(sparsity)
+    model_given, model = model, getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+    if not any(True for _ in model.parameters()):
+        raise ValueError(f"{type(model).__name__} has no parameters, so nothing of it can leave.")
+    if lazy := [name for name, parameter in model.named_parameters() if nn.parameter.is_lazy(parameter)]:
+        raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
+    if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
+    if round_to is not None and round_to < 1:
+        raise ValueError(f"round_to must be at least 1, not {round_to}.")
     coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
     inputs = [example_inputs, *more_inputs]
     while True:
@@ -89,20 +104,32 @@ def shrink(
             kept = _dead(model, coupling, groups)
         else:
             kept = _ranked(
-                model, coupling, groups, sparsity, criterion, allocate, evidence, round_to=round_to, target=target
+                model,
+                coupling,
+                groups,
+                sparsity,
+                criterion,
+                allocate,
+                evidence,
+                example_inputs=example_inputs,
+                round_to=round_to,
+                target=target,
             )
+        if turned := coupling.contradicted({axis: int(mask.sum()) for axis, mask in kept.items()}):
+            coupling.freeze(turned, "a comparison in the code would come out otherwise")
+            continue
         wrong = wrong_groups(model, coupling, groups, kept, inputs) if verify else []
         if not wrong:
             break
         coupling.freeze(wrong, "the smaller model computed something else")
     plan = plan_of(model, coupling, kept)
     carry_out(model, plan, optimizer)
-    return model
+    return model_given
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
 
-_TARGETS = ("params", "macs", "units")
+_TARGETS = ("params", "macs", "memory", "latency", "units")
 
 
 def _chosen(coupling: Coupling, include: str | Iterable[str] | None, keep: str | Iterable[str] | None) -> list[Group]:
@@ -140,6 +167,7 @@ def _ranked(
     allocate: Allocation,
     evidence: Mapping[str, Mapping[str, Tensor]] | None,
     *,
+    example_inputs: Any,
     round_to: int | None,
     target: str,
 ) -> dict[Axis, npt.NDArray[np.bool_]]:
@@ -156,22 +184,16 @@ def _ranked(
         found: dict[Axis, int] = {}
         for group in groups:
             equal = tied[group.tied]
-            count = max(1, round(sum(equal) / len(equal)))
-            if round_to:
-                count = -(-count // round_to) * round_to
-            found[group.axis] = min(count, group.size)
+            step = (16 if group.size >= 64 else 1) if round_to is None else round_to
+            mean = sum(equal) / len(equal)
+            multiple = round(mean / step) if target == "units" else math.ceil(round(mean) / step)
+            found[group.axis] = min(max(1, multiple) * step, group.size)
         return found
 
-    def cost(counts: Mapping[Axis, int]) -> float:
-        if target == "params":
-            return sum(coupling.size(name, counts) for name, _ in model.named_parameters())
-        if target == "macs":
-            return coupling.multiply_adds(counts)
-        return sum(counts.get(group.axis, group.size) for group in groups)
-
-    if target == "units" and not round_to:
+    if target == "units":
         counts = counts_at(sparsity)
     else:
+        cost = _cost_of(model, coupling, example_inputs, target)
         goal = (1 - sparsity) * cost({})
         low, high = 0.0, 1.0
         if cost(counts_at(high)) > goal:
@@ -179,7 +201,7 @@ def _ranked(
             raise ValueError(
                 f"at most {most:.1%} of the {target} can leave, not {sparsity:.1%}: the rest is frozen or kept."
             )
-        for _ in range(24):
+        for _ in track(range(8 if target == "latency" else 24), "looking for the counts"):
             middle = (low + high) / 2
             if cost(counts_at(middle)) > goal:
                 low = middle
@@ -193,6 +215,45 @@ def _ranked(
     return kept
 
 
+def _cost_of(
+    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str
+) -> Callable[[Mapping[Axis, int]], float]:
+    """What the target is when so many stay of each axis."""
+    if target == "params":
+        names = [name for name, _ in model.named_parameters()]
+        return lambda counts: sum(coupling.size(name, counts) for name in names)
+    if target == "macs":
+        return coupling.multiply_adds
+    return coupling.memory if target == "memory" else _latency(model, coupling, example_inputs)
+
+
+def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[Axis, int]], float]:
+    """The time of a forward pass over the model's own, in turn: the median of the ratios."""
+    dense = copy.deepcopy(model).eval()
+
+    def seconds(module: nn.Module) -> float:
+        begin = time.perf_counter()
+        run(module, example_inputs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    @torch.no_grad()
+    def ratio(counts: Mapping[Axis, int]) -> float:
+        smaller = copy.deepcopy(dense)
+        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
+        carry_out(smaller, plan_of(smaller, coupling, kept), None)
+        seconds(smaller)
+        seconds(dense)
+        ratios: list[float] = []
+        begin = time.perf_counter()
+        while len(ratios) < 9 or (time.perf_counter() - begin < 0.3 and len(ratios) < 200):
+            ratios.append(seconds(smaller) / seconds(dense))
+        return float(np.median(ratios))
+
+    return ratio
+
+
 def _scores(
     model: nn.Module,
     coupling: Coupling,
@@ -203,7 +264,7 @@ def _scores(
     """For each group the score of each of its units."""
     parameters = dict(model.named_parameters())
     found = []
-    for group in groups:
+    for group in track(groups, "scoring"):
         members = [(name, at) for name, at in group.members if name in parameters]
         matrices = [(name, at) for name, at in members if parameters[name].dim() > 1]
         units = np.zeros(group.size)

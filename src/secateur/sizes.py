@@ -10,8 +10,9 @@ by modules are `Known`. Where the code uses one in a view, a slice or a comparis
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Self
@@ -23,6 +24,8 @@ __all__ = [
     "Attribute",
     "Equation",
     "Known",
+    "Log",
+    "Outcome",
     "Polynomial",
     "counted",
     "evaluated",
@@ -59,6 +62,26 @@ class Equation:
     why: str
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """A comparison of two formulas that were not equal: the code goes the way that it was watched on if it stays so."""
+
+    left: Formula
+    right: Formula
+    compare: Callable[[int, int], bool]
+    result: bool
+
+    def holds(self, values: Mapping[Attribute, Polynomial], counts: Mapping[Axis, int]) -> bool:
+        """Whether it comes out the same when so many stay of each axis."""
+        left, right = _polynomial(self.left, values), _polynomial(self.right, values)
+        if left is None or right is None:
+            return False
+        return self.compare(evaluated(left, counts), evaluated(right, counts)) is self.result
+
+
+Log = list[Equation | Outcome]
+
+
 class Known(int):
     """An integer with the formula that it follows; ``log`` collects the equations that its use asks for.
 
@@ -69,16 +92,16 @@ class Known(int):
     """
 
     formula: Formula
-    log: list[Equation]
+    log: Log
 
-    def __new__(cls, value: int, formula: Formula, log: list[Equation]) -> Self:
+    def __new__(cls, value: int, formula: Formula, log: Log) -> Self:
         made = super().__new__(cls, value)
         made.formula = formula
         made.log = log
         return made
 
-    def _with(self, operator: str, value: int, left: Any, right: Any) -> Known:
-        return Known(value, (operator, formula_of(left), formula_of(right)), self.log)
+    def _with(self, sign: str, value: int, left: Any, right: Any) -> Known:
+        return Known(value, (sign, formula_of(left), formula_of(right)), self.log)
 
     def stays(self, why: str) -> int:
         """The plain number; it has to stay what it is."""
@@ -155,16 +178,16 @@ class Known(int):
         return self._compared(other, int.__ne__(self, other), equal=False)
 
     def __lt__(self, other: Any) -> Any:
-        return self._ordered(other, int.__lt__)
+        return self._ordered(other, operator.lt)
 
     def __le__(self, other: Any) -> Any:
-        return self._ordered(other, int.__le__)
+        return self._ordered(other, operator.le)
 
     def __gt__(self, other: Any) -> Any:
-        return self._ordered(other, int.__gt__)
+        return self._ordered(other, operator.gt)
 
     def __ge__(self, other: Any) -> Any:
-        return self._ordered(other, int.__ge__)
+        return self._ordered(other, operator.ge)
 
     def __hash__(self) -> int:
         return int.__hash__(self)
@@ -178,13 +201,13 @@ class Known(int):
     def __copy__(self) -> int:
         return int.__index__(self)
 
-    def _exact(self, operator: str, other: Any, compute: Any, *, swapped: bool = False) -> Any:
+    def _exact(self, sign: str, other: Any, compute: Any, *, swapped: bool = False) -> Any:
         if isinstance(other, float):
             self.stays("used with a real number")
         if not isinstance(other, int):
             return NotImplemented
         value = compute(self, other)
-        return self._with(operator, value, *((other, self) if swapped else (self, other)))
+        return self._with(sign, value, *((other, self) if swapped else (self, other)))
 
     def _compared(self, other: object, outcome: Any, *, equal: bool) -> Any:
         if outcome is NotImplemented or not isinstance(other, int):
@@ -192,17 +215,16 @@ class Known(int):
         if bool(outcome) is equal:  # they are equal, and have to stay so
             self.log.append(Equation(self.formula, formula_of(other), "compared"))
         else:
-            self.stays("compared")
-            if isinstance(other, Known):
-                other.stays("compared")
+            self.log.append(Outcome(self.formula, formula_of(other), operator.eq, result=False))
         return outcome
 
-    def _ordered(self, other: Any, compute: Any) -> Any:
-        outcome = compute(self, other)
-        if outcome is not NotImplemented or isinstance(other, float):
-            self.stays("compared")
-            if isinstance(other, Known):
-                other.stays("compared")
+    def _ordered(self, other: Any, compare: Callable[[Any, Any], bool]) -> Any:
+        if isinstance(other, float):
+            return compare(self.stays("compared"), other)
+        if not isinstance(other, int):
+            return NotImplemented
+        outcome = compare(int.__index__(self), int.__index__(other))
+        self.log.append(Outcome(self.formula, formula_of(other), compare, outcome))
         return outcome
 
 
@@ -234,7 +256,7 @@ def is_frozen(axis: Axis) -> bool:
     return bool(axis.reasons) or bool(representative(axis).reasons)
 
 
-def settle(equations: Iterable[Equation]) -> dict[Attribute, Polynomial]:
+def settle(equations: Iterable[Equation | Outcome]) -> dict[Attribute, Polynomial]:
     """Freeze and tie axes until every equation holds whatever leaves; then the attributes that follow from sizes.
 
     >>> axis, heads = Axis(4), Attribute(("layer", "heads"), 4)
@@ -243,7 +265,7 @@ def settle(equations: Iterable[Equation]) -> dict[Attribute, Polynomial]:
     >>> settle([Equation(heads, axis, "view"), Equation(heads, 4, "used as a real number")])
     {}
     """
-    known = list(equations)
+    known = [each for each in equations if isinstance(each, Equation)]
     while True:
         values = _defined(known)
         changed = False
@@ -272,6 +294,11 @@ def settle(equations: Iterable[Equation]) -> dict[Attribute, Polynomial]:
             _freeze_all(_variables(equation, values), equation.why)
         else:
             _freeze_all({variable for term in difference for variable in term}, equation.why)
+
+
+def axes_of(outcome: Outcome, values: Mapping[Attribute, Polynomial]) -> set[Axis]:
+    """The free axes that a comparison depends on."""
+    return {each for each in _variables(outcome, values) if isinstance(each, Axis) and not is_frozen(each)}
 
 
 def evaluated(polynomial: Polynomial, counts: Mapping[Axis, int]) -> int:
@@ -327,23 +354,23 @@ def _polynomial(formula: Formula, values: Mapping[Attribute, Polynomial], *, ope
         return _constant(formula)
     if isinstance(formula, Axis | Product | Sum):
         return counted(formula)
-    operator, first, second = formula
+    sign, first, second = formula
     left, right = _polynomial(first, values, open_=open_), _polynomial(second, values, open_=open_)
     if left is None or right is None:
         return None
-    if operator == "+":
+    if sign == "+":
         return _total((left, right))
-    if operator == "-":
+    if sign == "-":
         return _minus(left, right)
-    if operator == "*":
+    if sign == "*":
         return _times(left, right)
     if not any(left) and not any(right):
         one, other = int(left.get((), 0)), int(right.get((), 0))
-        return _constant(one // other if operator == "//" else one % other) if other else None
+        return _constant(one // other if sign == "//" else one % other) if other else None
     quotient = _over(left, right)
     if quotient is None:
         return None
-    if operator == "%":  # a remainder is known only where it is none
+    if sign == "%":  # a remainder is known only where it is none
         return {} if all(factor.denominator == 1 for factor in quotient.values()) else None
     return quotient
 
@@ -388,7 +415,7 @@ def _freeze_all(variables: Iterable[Variable], why: str) -> bool:
     return changed
 
 
-def _variables(equation: Equation, values: Mapping[Attribute, Polynomial]) -> set[Variable]:
+def _variables(equation: Equation | Outcome, values: Mapping[Attribute, Polynomial]) -> set[Variable]:
     found: set[Variable] = set()
     for part in _parts(equation):
         if isinstance(part, Attribute):
@@ -398,7 +425,7 @@ def _variables(equation: Equation, values: Mapping[Attribute, Polynomial]) -> se
     return found
 
 
-def _parts(equation: Equation) -> Iterator[Attribute | Expression]:
+def _parts(equation: Equation | Outcome) -> Iterator[Attribute | Expression]:
     """The attributes and dimensions in it."""
     waiting: list[Any] = [equation.left, equation.right]
     while waiting:

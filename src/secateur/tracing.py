@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from secateur.axes import Axis, Expression, freeze, size_of
-from secateur.sizes import Attribute, Equation, Known, formula_of
+from secateur.sizes import Attribute, Equation, Known, Log, formula_of
 
 __all__ = [
     "Call",
@@ -74,9 +74,10 @@ class Trace(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.equations: list[Equation] = []  # between sizes, which have to hold
+        self.equations: Log = []  # between sizes, which have to hold
         self.flagged: list[Flag] = []  # statistics over axes, which change when some of them leave
         self.in_pass: Any = None  # which pass is being watched
+        self.made: list[tuple[Dims, int]] = []  # results with memory of their own, and the bytes of an entry
         self.products: list[Dims] = []  # per contraction the dimensions whose sizes multiply to its multiply-adds
         self.unknown: dict[str, int] = {}  # functions without a rule, and how often they were called
         self.calls = Counter[str]()  # of functions by name, in this pass
@@ -133,6 +134,7 @@ class Trace(TorchFunctionMode):
                 return body(*args, **kwargs)
         self.calls[name] += 1
         plain_args, plain_kwargs = tree_map_only(Known, int.__index__, (args, kwargs))
+        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs)) if _is_dense(each)}
         self.inside += 1
         try:
             call_it: Callable[..., Any] = WITHOUT_DROPOUT.get(name, _called)
@@ -140,11 +142,21 @@ class Trace(TorchFunctionMode):
         finally:
             self.inside -= 1
         call = Call(self, name, args, kwargs, out)
+        self._look(call)
+        self.made += [
+            (self.dims(each), each.element_size())
+            for each in _tensors(out)
+            if _is_dense(each) and each.untyped_storage()._cdata not in given
+        ]
+        return call.out
+
+    def _look(self, call: Call) -> None:
+        name, out = call.name, call.out
         if name in RULES:
             self.inside += 1  # what the rule computes is not the model's
             try:
                 made = RULES[name](call)
-                return out if made is None else made
+                call.out = out if made is None else made
             except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
                 # a form of the call that the rule does not know; what it unified until then stays so
                 call.name = f"this form of {name}"
@@ -153,7 +165,6 @@ class Trace(TorchFunctionMode):
                 self.inside -= 1
         elif _tensors(out):
             without_rule(call)
-        return out
 
     def _freeze_wrapped(self, tensor: Tensor) -> None:
         """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""
@@ -256,7 +267,7 @@ def without_rule(call: Call) -> None:
 
 
 @contextlib.contextmanager
-def numbers_that_remember(model: nn.Module, log: list[Equation]) -> Iterator[None]:
+def numbers_that_remember(model: nn.Module, log: Log) -> Iterator[None]:
     """Within, the integers that the modules of a model hold are `Known`, with an `Attribute` as their formula.
 
     Integers held directly, in tuples, lists and dicts, and in the fields of objects such as configurations.
@@ -315,6 +326,10 @@ def _has_fields(value: Any) -> bool:
         and not isinstance(value, nn.Module | Tensor | type | types.FunctionType | types.ModuleType | enum.Enum)
         and kind.__module__.split(".")[0] not in ("builtins", "torch", "functools", "logging", "threading", "weakref")
     )
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
