@@ -166,6 +166,45 @@ def test_what_no_rule_sees_the_proof_does():
         verify_shrunken(original, wrong, x)
 
 
+class Pooled(nn.Module):
+    """A mean over the hidden units gates them; one over tokens is the result; a norm by hand is only a norm."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.up, self.down, self.gate = kind, nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(1, 1)
+
+    def forward(self, x):
+        x = self.up(x)
+        mean = x.mean(-1, keepdim=True)
+        if self.kind == "gate":
+            x = x * self.gate(mean).sigmoid()
+        elif self.kind == "norm":
+            variance = (x - mean).pow(2).mean(-1)
+            x = (x - mean) * torch.rsqrt(variance.unsqueeze(-1) + 1e-5)
+        elif self.kind == "result":
+            return self.down(x), mean
+        return self.down(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("gate", "a statistic over it is used by linear"), ("result", "a statistic over it is an output"), ("norm", None)],
+)
+def test_a_mean_that_is_more_than_a_norm_keeps_its_axis_whole(kind, reason):
+    coupling = find_coupling(Pooled(kind), torch.randn(2, 4))
+    if reason is None:
+        (group,) = coupling.groups
+        assert group.notes == ("mean over it",)
+        model = Pooled(kind)
+        original = copy.deepcopy(model)
+        shrink(model, torch.randn(2, 4), 0.5, target="units")
+        assert model.up.out_features == 6
+        verify_shrunken(original, model, torch.randn(2, 4))
+    else:
+        assert not coupling.groups
+        assert reason in coupling.frozen["up.weight", 0]
+
+
 def test_verify_shrunken_leaves_both_as_they_are_and_knows_where_a_model_comes_from():
     original, x = small(), torch.randn(2, 4)
     shrunken = shrink(copy.deepcopy(original), x, 0.5)

@@ -27,7 +27,7 @@ from secateur.axes import (
     unify,
 )
 from secateur.sizes import Known
-from secateur.tracing import INSTEAD, Call, Dims, rule, without_rule
+from secateur.tracing import CARRY_STATISTICS, INSTEAD, Call, Dims, rule, without_rule
 
 __all__: list[str] = []
 
@@ -540,6 +540,8 @@ def _reduce(call: Call) -> None:
         keeps = out.dim() == len(x) and bool(reduced)
         left = [Axis(1) if at in reduced else dim for at, dim in enumerate(x) if keeps or at not in reduced]
         call.returns(left, out)
+        if call.name in _STATISTICS:
+            call.trace.pooled[id(out)] = [x[at] for at in reduced]
 
 
 @rule("cosine_similarity", "pairwise_distance", "cdist")
@@ -1131,3 +1133,6 @@ def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
 
 
 INSTEAD.update(glu=_glu, channel_shuffle=_channel_shuffle, native_channel_shuffle=_channel_shuffle)
+CARRY_STATISTICS.update(_POINTWISE.split())
+CARRY_STATISTICS.update({"unsqueeze", "squeeze", "getitem", "view", "reshape", "expand", "expand_as", "flatten"})
+CARRY_STATISTICS.update({"permute", "transpose", "t"})

@@ -230,6 +230,7 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
         with torch.no_grad(), _without_values(tensors), Unseen(trace), trace:
             out = run(model, inputs)
         for each in tensors_in(out):
+            trace.freeze_pooled(each, "a statistic over it is an output of the model")
             for dim in trace.dims(each):
                 freeze(dim, "an output of the model")
     if any(first):

@@ -25,10 +25,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from secateur.axes import Axis, Expression, freeze, size_of
+from secateur.axes import Axis, Expression, freeze, leaves, size_of
 from secateur.sizes import Attribute, Equation, Known, Log, formula_of
 
 __all__ = [
+    "CARRY_STATISTICS",
     "Call",
     "Dims",
     "Flag",
@@ -47,6 +48,7 @@ __all__ = [
 Dims = list[Expression]
 Rule = Callable[["Call"], None]
 RULES: dict[str, Rule] = {}
+CARRY_STATISTICS: set[str] = set()  # functions value by value, or that only move: a statistic stays one
 INSTEAD: dict[str, Callable[..., Any]] = {}  # functions that are followed as these, written in others
 
 
@@ -77,6 +79,7 @@ class Trace(TorchFunctionMode):
         self.equations: Log = []  # between sizes, which have to hold
         self.flagged: list[Flag] = []  # statistics over axes, which change when some of them leave
         self.in_pass: Any = None  # which pass is being watched
+        self.pooled: dict[int, list[Expression]] = {}  # ids of statistics -> the dimensions they were taken over
         self.made: list[tuple[Dims, int]] = []  # results with memory of their own, and the bytes of an entry
         self.products: list[Dims] = []  # per contraction the dimensions whose sizes multiply to its multiply-adds
         self.unknown: dict[str, int] = {}  # functions without a rule, and how often they were called
@@ -97,6 +100,7 @@ class Trace(TorchFunctionMode):
     def forget(self, tensors: Iterable[Tensor]) -> None:
         """Let go of all tensors but these."""
         kept = {id(tensor): tensor for tensor in tensors}
+        self.pooled.clear()
         self._dims = {key: dims for key, dims in self._dims.items() if key in kept}
         self._alive = [kept[key] for key in self._dims]
 
@@ -109,6 +113,11 @@ class Trace(TorchFunctionMode):
         if not self.knows(tensor):
             self.declare(tensor, [Axis(size, reasons=["a tensor that the code makes itself"]) for size in tensor.shape])
         return self._dims[id(tensor)]
+
+    def freeze_pooled(self, tensor: Tensor, why: str) -> None:
+        """A statistic is used for more than to normalize what it was taken over: that has to stay whole."""
+        for dim in self.pooled.get(id(tensor), ()):
+            freeze(dim, why)
 
     def agree(self, number: int, dim: Expression, why: str) -> None:
         """A size that the code asks for is that of a dimension, whatever leaves."""
@@ -143,6 +152,7 @@ class Trace(TorchFunctionMode):
             self.inside -= 1
         call = Call(self, name, args, kwargs, out)
         self._look(call)
+        self._follow_statistics(call)
         self.made += [
             (self.dims(each), each.element_size())
             for each in _tensors(out)
@@ -165,6 +175,21 @@ class Trace(TorchFunctionMode):
                 self.inside -= 1
         elif _tensors(out):
             without_rule(call)
+
+    def _follow_statistics(self, call: Call) -> None:
+        """A mean that meets what it was taken over again normalizes it; one that goes elsewhere is a pooled value."""
+        dims = [dim for tensor in call.tensors() for dim in self.pooled.get(id(tensor), ())]
+        if not dims:
+            return
+        outs = _tensors(call.out)
+        if call.name not in CARRY_STATISTICS and outs:
+            for dim in dims:
+                freeze(dim, f"a statistic over it is used by {call.name}")
+            return
+        for out in outs:
+            there = {axis for dim in self.dims(out) for axis in leaves(dim)}
+            if left := [dim for dim in dims if there.isdisjoint(axis for axis in leaves(dim) if axis.size > 1)]:
+                self.pooled[id(out)] = left
 
     def _freeze_wrapped(self, tensor: Tensor) -> None:
         """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""
