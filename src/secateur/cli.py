@@ -35,7 +35,7 @@ from secateur.checkpoint_sparsification import RECORD, CheckpointSparsification,
 from secateur.checkpoints import new_directory, open_checkpoint, printable
 from secateur.coupling import Coupling, Group, find_coupling, in_mode, run, tensors_of
 from secateur.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.plans import Plan, save_shrunken
+from secateur.plans import Plan, plans_of, save_shrunken
 from secateur.progress import PATIENCE
 from secateur.shrinking import shrink as shrink_model
 from secateur.version import __version__
@@ -68,6 +68,8 @@ class Criterion(enum.StrEnum):
 class Target(enum.StrEnum):
     params = "params"
     macs = "macs"
+    memory = "memory"
+    latency = "latency"
     units = "units"
 
 
@@ -199,7 +201,8 @@ def shrink(
         Path | None, typer.Option(metavar="DIR", help="The directory to write. Must not exist.", show_default=False)
     ] = None,
     target: Annotated[
-        Target, typer.Option(help="Parameters, multiply-adds of the example, or units (channels, heads, ...).")
+        Target,
+        typer.Option(help="Of the example: multiply-adds, memory, measured time; units are channels, heads, ..."),
     ] = Target.params,
     include: Annotated[
         list[str] | None,
@@ -208,7 +211,10 @@ def shrink(
     keep: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave what these take part in whole. Repeatable.")
     ] = None,
-    round_to: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep multiples of this many units.")] = None,
+    round_to: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Keep multiples of this many units; 16 of 64 or more if left out."),
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="Load these first: a safetensors file, an index, or a directory with one."),
@@ -253,7 +259,7 @@ def shrink(
                     target=str(target),
                     verify=not no_verify,
                 )
-            done = _Shrunken(coupling, vars(model)["shrink_plans"][-1], dense, _totals(model))
+            done = _Shrunken(coupling, plans_of(model)[-1], dense, _totals(model))
             if folder is not None:
                 with _waiting("Writing"):
                     save_shrunken(model, folder)
@@ -451,9 +457,11 @@ class _Shrunken:
 @contextlib.contextmanager
 def _waiting(what: str) -> Iterator[None]:
     """Says on a terminal's stderr what the wait is for, and how long it has lasted, after two seconds."""
-    if os.environ.get("SECATEUR_PROGRESS") == "0" or not sys.stderr.isatty():
+    before = os.environ.get("SECATEUR_PROGRESS")
+    if before == "0" or not sys.stderr.isatty():
         yield
         return
+    os.environ["SECATEUR_PROGRESS"] = "0"  # the bars of what is called would be drawn over this one
     bar = Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
     bar.add_task(what, total=None)
     timer = threading.Timer(PATIENCE, bar.start)
@@ -465,6 +473,9 @@ def _waiting(what: str) -> Iterator[None]:
         timer.cancel()
         timer.join()
         bar.stop()
+        del os.environ["SECATEUR_PROGRESS"]
+        if before is not None:
+            os.environ["SECATEUR_PROGRESS"] = before
 
 
 # ------------------------------------------------------------------------------------------------------- printing
