@@ -87,8 +87,11 @@ class Forms(TorchFunctionMode):
             return args[0].double()
         if name == "weight_norm":  # a direction of length zero, normalized, is zero
             return func(*args, **kwargs).nan_to_num(0.0)
-        if self.form == "exact" or name not in ("layer_norm", "rms_norm", "group_norm", "mean", "var", "std"):
+        if self.form == "exact" or name not in _STATISTICS:
             return func(*args, **kwargs)
+        if name == "batch_norm":
+            training = kwargs.get("training", args[5] if len(args) > 5 else False)
+            return _batch_normalized(self.form, *args, **kwargs) if training else func(*args, **kwargs)
         if name in ("layer_norm", "rms_norm"):
             return _normalized(self.form, *args, **kwargs)
         if name == "group_norm":
@@ -104,6 +107,9 @@ class Forms(TorchFunctionMode):
         if self.form == "centred" and keep and len(over) == 1 and over[0] in (1, -1, x.dim() - 1):
             return torch.zeros_like(total) if name == "mean" else torch.ones_like(total)
         return total
+
+
+_STATISTICS = ("layer_norm", "rms_norm", "group_norm", "batch_norm", "mean", "var", "std")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -125,6 +131,16 @@ def _group_normalized(
     form: str, x: Tensor, groups: int, weight: Any = None, bias: Any = None, *_: Any, **__: Any
 ) -> Tensor:
     out = _by_root_of_squares(x.reshape(x.shape[0], groups, -1), [-1]).reshape(x.shape) if form == "sums" else x
+    one = [1, -1, *(1 for _ in x.shape[2:])]
+    out = out * weight.reshape(one) if weight is not None else out
+    return out + bias.reshape(one) if bias is not None else out
+
+
+def _batch_normalized(
+    form: str, x: Tensor, _mean: Any, _var: Any, weight: Any = None, bias: Any = None, *_: Any, **__: Any
+) -> Tensor:
+    """In training; of weights that the code standardizes."""
+    out = _by_root_of_squares(x, [0, *range(2, x.dim())]) if form == "sums" else x
     one = [1, -1, *(1 for _ in x.shape[2:])]
     out = out * weight.reshape(one) if weight is not None else out
     return out + bias.reshape(one) if bias is not None else out
@@ -243,9 +259,10 @@ def ours(name: str, ratio: str, keep: Sequence[str] | None = None) -> dict[str, 
     before = count_of(model)
     row: dict[str, Any] = {"groups": len(coupling.groups)}
     options: dict[str, Any] = {"allocate": uneven} if ratio == "uneven" else {}
+    share = 0.01 if options else 0.5  # it is `uneven` that says how many stay
     start = time.perf_counter()
     try:
-        shrink(model, inputs, 0.5, target="units", round_to=1, keep=keep or None, **options)
+        shrink(model, inputs, share, target="units", round_to=1, keep=keep or None, **options)
     except ValueError as error:
         if not str(error).startswith("nothing of the model can leave"):
             raise
@@ -923,11 +940,12 @@ def regularized(dense: nn.Module, data: demo.Digits, kind: str, share: float, se
     return smaller
 
 
-def accuracy(seeds: int = 3, epochs: int = EPOCHS, tuning: int = TUNING, **_: Any) -> dict[str, Any]:
+def accuracy(seeds: int = 3, only: str = "*", epochs: int = EPOCHS, tuning: int = TUNING, **_: Any) -> dict[str, Any]:
     """Accuracy on the test images after the same fine-tuning, at equal multiply-adds."""
     data = demo.load_digits()
     rows: list[dict[str, Any]] = []
-    for network, (make, kind) in NETWORKS.items():
+    for network in fnmatch.filter(NETWORKS, only):
+        make, kind = NETWORKS[network]
         for seed in range(seeds):
             torch.manual_seed(seed)
             dense = make()
@@ -944,8 +962,7 @@ def accuracy(seeds: int = 3, epochs: int = EPOCHS, tuning: int = TUNING, **_: An
                 if tp is not None:
                     smaller = regularized(dense, data, kind, share, seed)
                     rows.append(_row(base, "tp GroupNormPruner", share, smaller, data, whole, None))
-            print(f"{network}, seed {seed}: done", flush=True)
-    print_accuracy(rows)
+            print_accuracy(rows)
     return {"rows": rows}
 
 
@@ -978,7 +995,7 @@ def print_accuracy(rows: Sequence[Mapping[str, Any]]) -> None:
                 left = statistics.mean(row["left"] for row in these)
                 means.append(statistics.mean(values))
                 cells.append(f"{left:6.3f} {means[-1]:6.2f} ±{spread:4.2f}")
-            print(f"{method:32}", *(f"{cell:>20}" for cell in cells), f"{statistics.mean(means):8.2f}")
+            print(f"{method:32}", *(f"{cell:>20}" for cell in cells), f"{statistics.mean(means):8.2f}", flush=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -996,7 +1013,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=COMMANDS)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="*", help="coverage: a glob over the zoo's names")
+    parser.add_argument("--only", default="*", help="a glob over the zoo's names, or over the networks of accuracy")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
