@@ -20,7 +20,6 @@ from secateur import (
     criteria,
     everywhere,
     find_targets,
-    lamp,
     make_masks,
     prune,
     schedules,
@@ -72,7 +71,7 @@ def same(state, other):
 
 
 @pytest.mark.parametrize("pattern", [None, Rows(), NM(2, 4), Channels()], ids=str)
-@pytest.mark.parametrize("criterion", [wanda, saliency, synflow, lamp], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("criterion", [wanda, saliency, synflow, criteria.lamp], ids=lambda each: each.__name__)
 def test_with_batches_is_collect_and_make_masks(pattern, criterion):
     sparsity = None if isinstance(pattern, NM) else 0.5
     model, batches = network(), pairs(8)
@@ -99,7 +98,7 @@ def test_wanda_by_hand():
 @given(
     sparsity=st.sampled_from([0.0, 0.3, 0.75, 0.9]),
     rounds=st.integers(1, 5),
-    criterion=st.sampled_from([saliency, synflow, wanda, lamp]),
+    criterion=st.sampled_from([saliency, synflow, wanda, criteria.lamp]),
     options=st.sampled_from([{}, {"pattern": Rows(), "allocate": uniform}, {"pattern": Channels()}]),
     earlier=st.booleans(),
 )

@@ -265,7 +265,7 @@ def _doubles() -> Iterator[None]:
 
 
 class _Comparable(TorchFunctionMode):
-    """Everything in float64, without dropout, and some statistics in a form that does not count entries."""
+    """Everything in float64, without dropout and dead units, and some statistics in a form that does not count."""
 
     def __init__(self, statistics: AbstractSet[tuple[str, int]], forms: Mapping[str, Callable[..., Any]]) -> None:
         super().__init__()
@@ -293,6 +293,11 @@ def _double(dtype: torch.dtype) -> torch.dtype:
 
 def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x.double()
+
+
+def _leaky(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Zero stays zero, and nothing is dead: a unit that no example wakes would hide what is wrong behind it."""
+    return torch.where(x > 0, x, 0.3 * x)
 
 
 def _zero_for_nothing(func: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -374,6 +379,7 @@ def _forms(*, sums: bool) -> dict[str, Callable[..., Any]]:
 _ALWAYS: dict[str, Callable[..., Any]] = {
     **WITHOUT_DROPOUT,
     **dict.fromkeys(("float", "half", "bfloat16"), _as_double),
+    **dict.fromkeys(("relu", "relu6"), _leaky),
     "weight_norm": _zero_for_nothing,
 }
 _SUMS, _AFFINE = _forms(sums=True), _forms(sums=False)
