@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from secateur import demo
+from secateur.criteria import magnitude
 from secateur.demo import (
     BATCH,
     DEFAULT_METHODS,
@@ -153,9 +154,54 @@ def test_fine_tuning_and_choosing_both_help(results: Results) -> None:
 
 def test_every_figure_of_the_story_is_measured(results: Results) -> None:
     figures = {f"{run.latency_ms:.2f}" for run in results.runs if run.latency_ms}
+    batches = {f"{run.batch_ms:.2f}" for run in results.shrunken if run.batch_ms}
     told = re.findall(r"(\d+\.\d\d)\sms", " ".join(results.text))
-    assert len(told) == 2
-    assert set(told) <= figures
+    assert len(told) == 4
+    assert set(told[:2]) <= figures
+    assert set(told[2:]) <= batches
+
+
+def test_channels_leave_as_many_as_asked(results: Results) -> None:
+    """The network is smaller on disk and in work by what was asked, and fine-tuned and measured like the rest."""
+    dense = next(run for run in results.runs if run.method == "dense")
+    rows = summarize(results.shrunken)
+    assert [(row.method, row.seeds) for row in rows] == [
+        ("dense", 2),
+        ("gradual (zeros)", 2),
+        ("channels (shrink)", 2),
+        ("channels (shrink)", 2),
+    ]
+    assert dense.multiply_adds is not None
+    assert dense.bytes is not None
+    for row, left in zip(rows[-2:], (0.5, 0.25), strict=True):
+        assert row.multiply_adds is not None
+        assert row.bytes is not None
+        assert left - 0.06 < row.multiply_adds / dense.multiply_adds <= left
+        assert row.bytes < (left + 0.1) * dense.bytes  # statistics and names beside the weights
+        assert row.after is not None
+        assert row.before is not None
+        assert row.after > row.before
+    for run in results.shrunken:
+        assert (run.latency_ms is not None) == (run.batch_ms is not None) == (run.seed == 0)
+        twin = [each for each in results.runs if f"{each.method} (zeros)" == run.method or each.method == run.method]
+        assert all(each.after == run.after for each in twin if (each.seed, each.sparsity) == (run.seed, run.sparsity))
+        assert bool(twin) == (not run.method.startswith("channels"))
+
+
+def test_masked_networks_with_about_as_much_work_stand_beside() -> None:
+    dense = DigitsNet()
+
+    def trial(method: str, sparsity: float) -> demo._Trial:
+        model = copy.deepcopy(dense)
+        masks = sparsify(model, sparsity, criterion=METHODS[method].choices.get("criterion", magnitude))  # type: ignore[union-attr]
+        return demo._Trial(METHODS[method].label, sparsity, 0, model, masks, 1, 0, METHODS[method])
+
+    first = demo._Trial("dense", 0.0, 0, dense, {}, 1, 0)
+    trials = [first, *(trial(method, sparsity) for method in ("random", "lamp") for sparsity in (0.5, 0.8, 0.95))]
+    shrunken = demo._Trial("channels (shrink)", 0.5, 0, DigitsNet(8, 8), {}, 1, 0)
+    chosen = [(one.label, one.asked) for one in demo._beside(trials, [shrunken])]
+    assert chosen == [("dense", 0.0), ("random", 0.5), ("random", 0.8), ("channels (shrink)", 0.5)]
+    assert demo._beside([first], [shrunken]) == [first, shrunken]
 
 
 def test_layers_and_histogram_are_those_of_the_masks(results: Results) -> None:
@@ -170,7 +216,9 @@ def test_layers_and_histogram_are_those_of_the_masks(results: Results) -> None:
 
 
 def test_everything_is_shown_on_the_way(finished: tuple[Path, str, bool]) -> None:
-    for stage in ("Training 2 dense networks", "Pruning", "Fine-tuning", "Timing", "global magnitude", "±"):
+    for stage in ("Training 2 dense networks", "Pruning", "Shrinking", "Fine-tuning", "Timing", "Channels that left"):
+        assert stage in finished[1]
+    for stage in ("global magnitude", "±"):
         assert stage in finished[1]
     assert max(map(len, finished[1].splitlines())) <= 80
 
@@ -189,9 +237,9 @@ def test_the_same_seeds_give_the_same_figures_in_the_default_folder(
     assert page == Path("secateur-demo/report.html")
     again = load_results("secateur-demo/results.json")
     assert again.command == "secateur demo"
-    every = [*results.runs, *(run for check in results.checks for run in check.runs)]
+    every = [*results.runs, *(run for check in results.checks for run in check.runs), *results.shrunken]
     first = [run for run in every if run.seed == 1]
-    anew = [*again.runs, *(run for check in again.checks for run in check.runs)]
+    anew = [*again.runs, *(run for check in again.checks for run in check.runs), *again.shrunken]
     for one, two in zip(first, anew, strict=True):
         assert (one.method, one.sparsity, one.seed) == (two.method, two.sparsity, two.seed)
         assert (one.before, one.after, one.zipped) == (two.before, two.after, two.zipped)

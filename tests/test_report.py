@@ -75,6 +75,11 @@ def make_results(**changes: object) -> Results:
             Check("LAMP as it is", HOSTILE, [Run("a", 0.9, 60.0, 98.0, seed) for seed in range(3)]),
             Check(HOSTILE_TOO, "what positions are worth", [Run("b", 0.9, 60.0, 91.0)]),
         ],
+        "shrunken": [
+            Run("dense", 0.0, 99.3, 99.4, 0, 158_000, None, 1.1, 0.0, 900_000, 8.0),
+            Run(HOSTILE_TOO, 0.5, 97.0, 99.1, 0, 158_000, None, 1.1, 0.5, 450_000, 8.0),
+            Run("channels", 0.52, 90.0, 98.7, 0, 79_000, None, 1.0, 0.5, 440_000, 5.0),
+        ],
     }
     return Results(**{**given, **changes})  # type: ignore[arg-type]
 
@@ -207,6 +212,7 @@ def test_only_runs_are_needed(tmp_path: Path) -> None:
     assert "fine-tuning" not in Page(text).text
     for part in ("Layer by layer", "Sanity checks", "95 %", "while training", "multiply-adds", "of all parameters"):
         assert part not in text
+    assert "Channels that left" not in text
     assert "No random baseline" in text
 
 
@@ -244,6 +250,19 @@ def test_the_checks_and_the_interval_are_in_the_page(page: Page) -> None:
     assert "98.0 ± 0.0" in page.text
     low, high = wilson(0.91, 719)
     assert f"{100 * low:.1f} – {100 * high:.1f}" in page.text
+
+
+def test_channels_that_left_stand_beside_the_dense_network(page_path: Path, page: Page) -> None:
+    """How many times smaller and faster each is than the first; nothing is said of sizes that are all the same."""
+    assert "Channels that left" in page.text
+    [table] = re.findall(r'<table[^>]* id="shrunken">.*?</table>', page_path.read_text(encoding="utf-8"), re.DOTALL)
+    header, dense, _, channels = re.findall("<tr>(.*?)</tr>", table, re.DOTALL)
+    assert "times smaller" in header
+    assert Page(dense).text.strip().startswith("dense")
+    assert re.findall(r">([0-9.]+)×<", channels) == ["2.0", "2.0", "1.1", "1.6"]
+    [table] = re.findall(r'<table[^>]* id="runs">.*?</table>', page_path.read_text(encoding="utf-8"), re.DOTALL)
+    assert table.count("times smaller") == 1  # of the zipped file
+    assert "batch" not in table
 
 
 def test_as_many_methods_as_one_likes_have_looks_of_their_own(tmp_path: Path) -> None:
@@ -471,13 +490,15 @@ def test_the_terminal_table_fits_eighty_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     runs = [dataclasses.replace(run, method=run.method[:16]) for run in make_results().runs]
-    print_summary(make_results(runs=runs, title="Pruning"))
+    shrunken = [dataclasses.replace(run, method=run.method[:16]) for run in make_results().shrunken]
+    print_summary(make_results(runs=runs, shrunken=shrunken, title="Pruning"))
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
     assert "…" not in out
     assert "99.4 ± 0.0" in out
     assert "Sanity checks, 90.0 % removed" in out
     assert "LAMP as it is" in out
+    assert re.search(r"^channels +52\.0 +98\.7 +79\.0 +440 +1\.00 +5\.00$", out, re.MULTILINE)
     assert HOSTILE[:16] in out  # rich markup would be swallowed
 
 
@@ -501,7 +522,7 @@ def chromium(profile: Path, address: str, *options: str) -> str:
 
 def column(dom: str, table: str, index: int) -> list[str]:
     """The sort keys of a column of a table, in the order shown."""
-    [body] = re.findall(rf'<table class="sortable" id="{table}">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)
+    [body] = re.findall(rf'<table class="sortable[^"]*" id="{table}">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)
     return [re.findall(r'data-value="([^"]*)"', row)[index] for row in body.split("</tr>")[:-1]]
 
 

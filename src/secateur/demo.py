@@ -1,4 +1,4 @@
-"""The whole story in a few minutes: train a small residual network on handwritten digits, prune it, train on, report.
+"""The whole story in a few minutes: train a small residual network on handwritten digits, prune and shrink it, report.
 
 Law: every method gets the same networks, the same budget (those that start from scratch: the same total) and the same
 measurement, and the same seeds give the same accuracies on the same machine, whatever its number of cores.
@@ -45,6 +45,7 @@ from secateur.results import (
     summarize,
 )
 from secateur.schedules import constant
+from secateur.shrinking import shrink
 from secateur.sparsification import sparsify
 from secateur.targets import find_targets
 
@@ -67,6 +68,7 @@ __all__ = [
 
 SEEDS = (0, 1, 2)
 SPARSITIES = (0.5, 0.8, 0.9, 0.95, 0.98)
+LESS_WORK = (0.5, 0.75)  # the fractions of the multiply-adds that leave with whole channels
 EPOCHS = 30  # dense
 TUNING_EPOCHS = 10  # the same for every method
 RATE = 0.2  # at the top of the cycle, in both
@@ -379,11 +381,17 @@ def run_demo(
         dense = _train_dense(untrained, data, epochs, progress)
         trials = _prune(untrained, dense, chosen, data, sparsities, (epochs, tuning_epochs), progress)
         checks = _spoil(trials, dense, sparsities)
-        _train_on([*trials, *(trial for check in checks.values() for trial in check)], data, progress)
-        latencies = _latencies([trial.model for trial in trials if trial.seed == seeds[0]], progress)
+        shrunken = _shrink(dense, data, tuning_epochs, progress)
+        _train_on([*trials, *(trial for check in checks.values() for trial in check), *shrunken], data, progress)
+        first = [trial for trial in (*trials, *shrunken) if trial.seed == seeds[0]]
+        latencies = dict(zip(map(id, first), _latencies([trial.model for trial in first], progress), strict=True))
+        beside = _beside(trials, shrunken)
+        first = [trial for trial in beside if trial.seed == seeds[0]]
+        batches = _latencies([trial.model for trial in first], progress, images=BATCH, calls=1)
     seconds = time.perf_counter() - started
     words = ["secateur demo", *(f"--method {name}" for name in methods or ()), *(["--train"] * training)]
     results = _results(trials, checks, latencies, data, seconds, (epochs, tuning_epochs), chosen)
+    results = _with_shrunken(results, beside, latencies, dict(zip(map(id, first), batches, strict=True)))
     results = replace(results, command=" ".join([*words, *(["--out DIR"] * (out is not None))]))
     save_results(results, folder / "results.json")
     page = write_report(results, folder / "report.html")
@@ -534,6 +542,41 @@ def _spoil(
     return checks
 
 
+def _shrink(dense: Mapping[int, nn.Module], data: Digits, epochs: int, progress: "Progress") -> list[_Trial]:
+    """Networks that lost whole channels, for each fraction of the multiply-adds that leaves."""
+    bar = progress.add_task("Shrinking, networks", total=len(LESS_WORK) * len(dense))
+    trials = []
+    for fraction in LESS_WORK:
+        for seed in dense:
+            model = copy.deepcopy(dense[seed])
+            originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
+            shrink(model, data.train_images[:2], fraction, target="macs")
+            trial = _Trial("channels (shrink)", fraction, seed, model, {}, epochs, ORDER + seed, originals=originals)
+            trial.before = _measured(model, data)
+            trials.append(trial)
+            progress.advance(bar)
+    return trials
+
+
+def _beside(trials: Sequence[_Trial], shrunken: Sequence[_Trial]) -> list[_Trial]:
+    """The dense networks, of one method those with about as many multiply-adds left, then the shrunken ones."""
+    masked = [trial for trial in trials if trial.method and not trial.method.from_scratch]
+    label = next(
+        (trial.label for trial in reversed(masked) if trial.label == "gradual"), masked[0].label if masked else ""
+    )
+    near = set()
+    for fraction in LESS_WORK:
+        work = [trial for trial in masked if trial.label == label]
+        if work:
+            near.add(min(work, key=lambda trial: abs(1 - fraction - _work(trial) / _work(trials[0]))).asked)
+    chosen = [trial for trial in masked if trial.label == label and trial.asked in near]
+    return [*(trial for trial in trials if trial.method is None), *chosen, *shrunken]
+
+
+def _work(trial: _Trial) -> int:
+    return count_multiply_adds(trial.model, torch.zeros(1, 1, 8, 8))
+
+
 def _shuffled(rows: Tensor, generator: torch.Generator) -> Tensor:
     """Each row in an order of its own."""
     return rows.gather(1, torch.rand(rows.shape, generator=generator).argsort(dim=1))
@@ -585,11 +628,13 @@ def _measured(model: nn.Module, data: Digits) -> float:
 
 
 @torch.inference_mode()
-def _latencies(models: Sequence[nn.Module], progress: "Progress", rounds: int = 30, calls: int = 10) -> list[float]:
-    """Milliseconds of one image through each model on one thread: the fastest of many rounds, in each of which every
-    model has its turn, so that a slow moment of the machine touches all of them and is then left out."""
-    bar = progress.add_task("Timing one image, rounds", total=rounds)
-    image = torch.zeros(1, 1, 8, 8)
+def _latencies(
+    models: Sequence[nn.Module], progress: "Progress", *, images: int = 1, rounds: int = 100, calls: int = 3
+) -> list[float]:
+    """Milliseconds of so many images through each model on one thread: the fastest of many rounds, in each of which
+    every model has its turn, so that a slow moment of the machine touches all of them and is then left out."""
+    bar = progress.add_task(f"Timing {f'{images} images' if images > 1 else 'one image'}, rounds", total=rounds)
+    image = torch.zeros(images, 1, 8, 8)
     times: list[list[float]] = [[] for _ in models]
     for _ in range(rounds):
         for model, mine in zip(models, times, strict=True):
@@ -611,15 +656,14 @@ def _latencies(models: Sequence[nn.Module], progress: "Progress", rounds: int = 
 def _results(
     trials: Sequence[_Trial],
     checks: Mapping[str, Sequence[_Trial]],
-    latencies: Sequence[float],
+    latencies: Mapping[int, float],
     data: Digits,
     seconds: float,
     epochs: tuple[int, int],
     methods: Sequence[Method],
 ) -> Results:
     seeds = list(dict.fromkeys(trial.seed for trial in trials))
-    timed = iter(latencies)
-    runs = [_run(trial, next(timed) if trial.seed == seeds[0] else None) for trial in trials]
+    runs = [_run(trial, latencies.get(id(trial))) for trial in trials]
     sparsities = sorted({trial.asked for trial in trials if trial.asked})
     shown = 0.9 if 0.9 in sparsities or not sparsities else sparsities[len(sparsities) // 2]
     first = [trial for trial in trials if trial.seed == seeds[0] and trial.asked in (shown, None)]
@@ -652,6 +696,38 @@ def _run(trial: _Trial, latency_ms: float | None = None) -> Run:
         overall=zeros / _size(trial.model) if trial.masks else 0.0,
         multiply_adds=count_multiply_adds(trial.model, torch.zeros(1, 1, 8, 8)),
     )
+
+
+def _with_shrunken(
+    results: Results, trials: Sequence[_Trial], latencies: Mapping[int, float], batches: Mapping[int, float]
+) -> Results:
+    """The same results with the table of channels that left, and what it says in words."""
+    dense, runs = trials[0], []
+    for trial in trials:
+        run = replace(_run(trial, latencies.get(id(trial))), zipped=None, batch_ms=batches.get(id(trial)))
+        if trial.label.startswith("channels"):
+            now, whole = find_targets(trial.model).values(), trial.originals.values()
+            removed = 1 - sum(weight.numel() for weight in now) / sum(weight.numel() for weight in whole)
+            run = replace(run, sparsity=removed, overall=1 - _size(trial.model) / _size(dense.model))
+        elif trial.masks:
+            run = replace(run, method=f"{run.method} (zeros)")
+        runs.append(run)
+    first, *_, last = summarize(runs)
+    assert first.multiply_adds is not None
+    assert last.multiply_adds is not None
+    assert None not in (first.batch_ms, last.batch_ms)
+    left = 100 * last.multiply_adds / first.multiply_adds
+    said = (
+        f"Channels that leave do. With whole channels taken out until {left:.0f} % of the multiplications were left, "
+        f"and after the same fine-tuning, the network reads {last.after:.1f} % right; its file has {_kilo(last.bytes)} "
+        f"(dense: {_kilo(first.bytes)}), and {BATCH} images take {last.batch_ms:.2f} ms "
+        f"(dense: {first.batch_ms:.2f} ms)."
+    )
+    return replace(results, shrunken=tuple(runs), text=(*results.text, _tight(said)))
+
+
+def _tight(paragraph: str) -> str:
+    return re.sub(r"(?<=\d) (?=%|kB|ms)", "\N{NO-BREAK SPACE}", paragraph)
 
 
 def _size(model: nn.Module) -> int:
@@ -708,7 +784,7 @@ def _story(runs: Sequence[Run], sparsity: float) -> tuple[str, ...]:
         f"multiplications is left to do. What shrinks is the zipped file, from {_kilo(dense.zipped)} to "
         f"{_kilo(slim.zipped)}.",
     ]
-    return tuple(re.sub(r"(?<=\d) (?=%|kB|ms)", "\N{NO-BREAK SPACE}", paragraph) for paragraph in story)
+    return tuple(map(_tight, story))
 
 
 def _fewer(dense: Row, slim: Row) -> str:
@@ -787,8 +863,13 @@ def _notes(
         "Multiply-adds: of one image; each weight that is not zero, of the convolutions and the linear layer, times "
         "the positions of the output (padding counts). “Times fewer” is the speed-up in theory, “times faster” the "
         "measured one: dense kernels multiply by zeros too.",
-        f"Latency: one image, one thread, the fastest of many rounds of ten, in which the networks of seed {seeds[0]} "
-        "take turns.",
+        f"Latency: one image, one thread, the fastest of a hundred rounds of three, in which the networks of seed "
+        f"{seeds[0]} take turns; on a busy machine still not to be read to the last digit. A batch is {BATCH} images.",
+        "Channels that left: shrink finds which slices of all tensors leave together, ranks the channels of a group by "
+        "the sum of |w| over everything that would leave with them, and takes the same share of each group until the "
+        f"multiply-adds are down by {' and '.join(f'{100 * fraction:.0f} %' for fraction in LESS_WORK)}. The removed "
+        "share is that of the dense network's weights; the masked networks beside have about as many multiply-adds "
+        "left in theory.",
         *(
             [
                 "The sanity checks follow arXiv:2009.08576 and 2009.11094, which found that methods that prune before "

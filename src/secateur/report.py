@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from secateur.files import write_whole
 from secateur.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot, layer_plot
-from secateur.results import Results, best_rows, columns_of, missing_baselines, summarize
+from secateur.results import Results, best_rows, columns_of, missing_baselines, shrunken_table, summarize
 
 __all__ = ["write_report"]
 
@@ -47,6 +47,7 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     ).get_template("report.html.j2")
 
     rows = summarize(results.runs)
+    shrunken, shrunken_columns = shrunken_table(results)
     with mpl.rc_context():
         mpl.rcdefaults()  # the reader's matplotlibrc has no say in the page
         mpl.rcParams.update(cast(Any, STYLE))
@@ -61,6 +62,8 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
         best=best_rows(rows),
         missing=missing_baselines(rows),
         checks=[(check, row, columns_of(results, [row])) for check in results.checks for row in summarize(check.runs)],
+        shrunken=shrunken,
+        shrunken_columns=shrunken_columns,
         plots=plots,
         histograms=histograms,
         data=dataclasses.asdict(results),

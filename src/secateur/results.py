@@ -13,6 +13,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,6 +21,10 @@ from torch import Tensor, nn
 
 from secateur.files import write_whole
 from secateur.version import __version__
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 __all__ = [
     "Check",
@@ -40,6 +45,7 @@ __all__ = [
     "missing_baselines",
     "print_summary",
     "save_results",
+    "shrunken_table",
     "summarize",
     "wilson",
 ]
@@ -53,9 +59,9 @@ class Run:
     ``overall`` is the fraction removed of all parameters. ``before`` and ``after`` are the metric (percent accuracy,
     unless `Results` says otherwise) before and after fine-tuning; a method that prunes while it trains has no
     ``before``. ``bytes`` is the size of the saved file, ``zipped`` the size of the same file after zip compression,
-    ``latency_ms`` the time of one forward pass in milliseconds, ``multiply_adds`` what that pass has to multiply: see
-    `count_multiply_adds`. ``None`` means "not measured". Runs of one ``method`` and ``sparsity`` with different
-    ``seed`` give the spread.
+    ``latency_ms`` the time of one forward pass in milliseconds, ``batch_ms`` that of a large batch, ``multiply_adds``
+    what that pass has to multiply: see `count_multiply_adds`. ``None`` means "not measured". Runs of one ``method`` and
+    ``sparsity`` with different ``seed`` give the spread.
 
     >>> Run("magnitude", sparsity=0.9, seed=0, before=61.6, after=98.1).after
     98.1
@@ -71,6 +77,7 @@ class Run:
     latency_ms: float | None = None
     overall: float | None = None
     multiply_adds: int | None = None
+    batch_ms: float | None = None
 
     def __post_init__(self) -> None:
         where = f"run of {self.method!r} with seed {self.seed}"
@@ -80,13 +87,13 @@ class Run:
             raise ValueError(f"{where}: neither before nor after was measured; a run shows one of them at least.")
         if self.overall is not None and not 0 <= self.overall < 1:
             raise ValueError(f"{where}: overall is a fraction in [0, 1), not {self.overall}; 90 % is written 0.9.")
-        for name in ("before", "after", "latency_ms"):
+        for name in ("before", "after", "latency_ms", "batch_ms"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
                 raise ValueError(
                     f"{where}: {name} is {value}; give a finite number, or None where nothing was measured."
                 )
-        for name in ("bytes", "zipped", "latency_ms", "multiply_adds"):
+        for name in ("bytes", "zipped", "latency_ms", "batch_ms", "multiply_adds"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{where}: {name} is {value}; give a number above 0, or None if it was not measured.")
@@ -207,7 +214,8 @@ class Results:
     ``before`` and ``after`` are, ``unit`` its unit. ``command`` is the command line that makes these results again;
     ``versions`` is what it ran on, by default `environment`. ``examples`` is the number of test examples, which gives a
     percentage its `wilson` interval. ``histories`` are of methods that prune while they train; ``checks`` the sanity
-    checks, the method itself first.
+    checks, the method itself first. ``shrunken`` are networks that lost whole channels, after those to compare them
+    with, the dense one (sparsity 0) first.
 
     >>> Results("Mine", runs=(Run("magnitude", 0.9, before=61.6),)).metric
     'accuracy'
@@ -225,14 +233,16 @@ class Results:
     examples: int | None = None
     histories: tuple[History, ...] = ()
     checks: tuple[Check, ...] = ()
+    shrunken: tuple[Run, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("text", "notes"):
             if isinstance(value := getattr(self, name), str):
                 raise TypeError(f"{name} is a sequence of paragraphs; write [{value[:30]!r}] for a single one.")
             object.__setattr__(self, name, tuple(value))
-        runs = tuple(one if isinstance(one, Run) else Run(**one) for one in self.runs)
-        object.__setattr__(self, "runs", runs)
+        for name in ("runs", "shrunken"):
+            runs = tuple(one if isinstance(one, Run) else Run(**one) for one in getattr(self, name))
+            object.__setattr__(self, name, runs)
         networks = tuple(one if isinstance(one, Network) else Network(**one) for one in self.networks)
         object.__setattr__(self, "networks", networks)
         histories = tuple(one if isinstance(one, History) else History(**one) for one in self.histories)
@@ -391,6 +401,7 @@ class Row:
     zipped: float | None
     multiply_adds: float | None
     latency_ms: float | None
+    batch_ms: float | None
 
 
 def summarize(runs: Iterable[Run]) -> list[Row]:
@@ -425,6 +436,7 @@ def summarize(runs: Iterable[Run]) -> list[Row]:
                 _mean(run.zipped for run in group),
                 _mean(run.multiply_adds for run in group),
                 _mean(run.latency_ms for run in group),
+                _mean(run.batch_ms for run in group),
             )
         )
     return rows
@@ -496,9 +508,7 @@ def _with_spread(mean: float | None, sd: float | None) -> str:
 
 def print_summary(results: Results) -> None:
     """Print the table of `summarize` to the terminal: mean ± standard deviation over seeds, sizes, milliseconds."""
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     rows = summarize(results.runs)
@@ -507,22 +517,12 @@ def print_summary(results: Results) -> None:
     caption = f"{results.metric} before and after fine-tuning" if tuned else ""
     if any(row.before_sd is not None for row in rows):
         caption += ("; " if caption else "") + "mean ± standard deviation over seeds"
-    table = Table(
-        title=Text(results.title, "bold"), caption=Text(caption), title_justify="left", caption_justify="left",
-        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
-    )  # fmt: skip
-    columns = [column for column in columns if column.brief]
-    for column in columns:
-        head = f"{column.brief}\n{column.unit}" if column.unit else column.brief
-        table.add_column(Text(head), justify="right" if column.numeric else "left", no_wrap=True)
-    best = best_rows(rows)
-    by_sparsity = sorted(rows, key=lambda row: round(row.sparsity, 2))
-    for row, following in zip(by_sparsity, [*by_sparsity[1:], None], strict=True):
-        last = following is None or round(following.sparsity, 2) != round(row.sparsity, 2)
-        cells = [Text(column.show(row)) for column in columns]
-        table.add_row(*cells, end_section=last, style="bold" if row in best else "")
     console = Console()
-    console.print(table)
+    by_sparsity = sorted(rows, key=lambda row: round(row.sparsity, 2))
+    console.print(_printed(by_sparsity, columns, Text(results.title, "bold"), Text(caption)))
+    if results.shrunken:
+        title = Text(f"\nChannels that left: {results.metric} after fine-tuning", "bold")
+        console.print(_printed(*shrunken_table(results), title, None))
     if results.checks:
         wide = max(len(check.name) for check in results.checks)
         removed = 100 * summarize(results.checks[0].runs)[0].sparsity
@@ -532,6 +532,28 @@ def print_summary(results: Results) -> None:
                 _with_spread(row.before, row.before_sd) if row.after is None else _with_spread(row.after, row.after_sd)
             )
             console.print(Text(f"{check.name:{wide}}  {shown}"))
+
+
+def _printed(rows: Sequence[Row], columns: "Sequence[Column]", title: "Text", caption: "Text | None") -> "Table":
+    """A table for a terminal: a rule where the sparsity changes, the best of each in bold."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        title=title, caption=caption, title_justify="left", caption_justify="left",
+        box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False,
+    )  # fmt: skip
+    columns = [column for column in columns if column.brief]
+    for column in columns:
+        head = f"{column.brief}\n{column.unit}" if column.unit else column.brief
+        table.add_column(Text(head), justify="right" if column.numeric else "left", no_wrap=True)
+    best = best_rows(rows)
+    for row, following in zip(rows, [*rows[1:], None], strict=True):
+        last = following is None or round(following.sparsity, 2) != round(row.sparsity, 2)
+        cells = [Text(column.show(row)) for column in columns]
+        table.add_row(*cells, end_section=last, style="bold" if row in best else "")
+    return table
 
 
 def best_rows(rows: Sequence[Row]) -> list[Row]:
@@ -621,10 +643,31 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
     plain("overall", "of all parameters", "", "%", ".1f", 100)
     compare("overall", "times fewer", lambda row: None if row.overall is None else 1 - row.overall)
     plain("bytes", "file", "file", "kB", ".1f", 1e-3)
+    if len({row.bytes for row in rows}) > 1:
+        compare("bytes", "times smaller", lambda row: row.bytes)
     plain("zipped", "file, zipped", "zipped", "kB", ".1f", 1e-3)
     compare("zipped", "times smaller", lambda row: row.zipped)
     plain("multiply_adds", "multiply-adds", "", "thousands", ",.0f", 1e-3)
     compare("multiply_adds", "times fewer", lambda row: row.multiply_adds)
     plain("latency_ms", "latency", "latency", "ms", ".2f")
     compare("latency_ms", "times faster", lambda row: row.latency_ms)
+    plain("batch_ms", "latency of a batch", "batch", "ms", ".2f")
+    compare("batch_ms", "times faster", lambda row: row.batch_ms)
     return columns
+
+
+def shrunken_table(results: Results) -> tuple[list[Row], list[Column]]:
+    """The rows and columns of the table of channels that left: what they cost and gain, and no more.
+
+    >>> runs = [Run("dense", 0.0, 99.0, 99.0, bytes=900), Run("channels", 0.5, 60.0, 98.0, bytes=300)]
+    >>> rows, columns = shrunken_table(Results("Mine", runs, shrunken=runs))
+    >>> [(column.key, column.asides.get(rows[1])) for column in columns]
+    [('method', None), ('sparsity', None), ('after', None), ('bytes', '3.0')]
+    """
+    rows = summarize(results.shrunken)
+    columns = columns_of(results, rows)
+    left_out = {"interval", "overall"} | ({"before"} if any(row.after is not None for row in rows) else set())
+    kept = [column for column in columns if column.key not in left_out]
+    return rows, [
+        dataclasses.replace(column, brief="mult-adds") if column.key == "multiply_adds" else column for column in kept
+    ]
