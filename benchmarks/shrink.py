@@ -16,10 +16,12 @@ import contextlib
 import copy
 import fnmatch
 import functools
+import gc
 import json
 import math
 import platform
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -607,55 +609,52 @@ def high_water_mark() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
-def child(kind: str, depth: int, step: str) -> None:
-    """One measurement in a process of its own; imports, first calls and the building of the model are not in it."""
+def child(kind: str, step: str, repeats: int = 5) -> None:
+    """One step at all depths in a process of its own; imports, first calls and building the model are not in it."""
     warnings.simplefilter("ignore")
-    make, _ = MODELS[kind]
-    warm = deep_llama(1) if kind != "resnet" else deep_resnet(2)
-    STEPS[step](*warm)
-    model, inputs = make(depth)
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    before = high_water_mark()
-    start = time.perf_counter()
-    try:
-        found = STEPS[step](model, inputs)
-    except Exception as error:
-        print(json.dumps({"error": f"{type(error).__name__}: {error}"[:200]}))
-        return
-    seconds = time.perf_counter() - start
-    row = {"seconds": seconds, "growth": high_water_mark() - before, "whole": high_water_mark()}
-    if step == "couple":
-        row["groups"] = len(found.groups)
-    print(json.dumps(row))
+    make, depths = MODELS[kind]
+    STEPS[step](*(deep_resnet(2) if kind == "resnet" else deep_llama(1)))
+    rows = {depth: {"seconds": [], "growth": []} for depth in depths}
+    for _ in range(repeats if len(depths) > 1 else 2):
+        for depth in depths:
+            model, inputs = make(depth)
+            gc.collect()
+            Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
+            before = high_water_mark()
+            start = time.perf_counter()
+            try:
+                STEPS[step](model, inputs)
+            except Exception as error:
+                print(json.dumps({"error": f"{type(error).__name__}: {error}"[:200]}))
+                return
+            rows[depth]["seconds"].append(time.perf_counter() - start)
+            rows[depth]["growth"].append(high_water_mark() - before)
+    print(json.dumps({**rows, "whole": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}))
 
 
-def speed(repeats: int = 3, **_: Any) -> dict[str, Any]:
+def speed(**_: Any) -> dict[str, Any]:
     """Seconds and growth of memory of coupling and removal, against depth."""
     rows = []
-    print(f"{'model':10} {'depth':>6} {'step':24} {'seconds':>9} {'per layer':>10} {'growth':>9}")
+    print(f"{'model':10} {'step':24} {'depth':>6} {'seconds':>9} {'per layer':>10} {'growth':>9} {'whole':>9}")
     for kind, (_make, depths) in MODELS.items():
         for step in STEPS:
             if (tp is None and "torch-pruning" in step) or (kind == "llama-8b" and not step.startswith("couple")):
                 continue
+            command = [sys.executable, __file__, "speed", "--child", kind, step]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+            lines = done.stdout.splitlines()
+            found = json.loads(lines[-1]) if lines else {"error": done.stderr[-200:]}
+            if "error" in found:
+                rows.append({"model": kind, "step": step, **found})
+                print(f"{kind:10} {step:24} {found['error'][:90]}", flush=True)
+                continue
             for depth in depths:
-                command = [sys.executable, __file__, "speed", "--child", kind, str(depth), step]
-                runs = []
-                for _number in range(repeats):
-                    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
-                    lines = done.stdout.splitlines()
-                    runs.append(json.loads(lines[-1]) if lines else {"error": done.stderr[-200:]})
-                    if "error" in runs[-1] or runs[-1]["seconds"] > 20:
-                        break
-                row = {"model": kind, "depth": depth, "step": step, "runs": runs}
-                rows.append(row)
-                if "error" in runs[-1]:
-                    print(f"{kind:10} {depth:6d} {step:24} {runs[-1]['error'][:90]}", flush=True)
-                    continue
-                seconds = statistics.median(run["seconds"] for run in runs)
-                growth = statistics.median(run["growth"] for run in runs)
-                row |= {"seconds": seconds, "growth": growth}
+                runs = found[str(depth)]
+                seconds, growth = statistics.median(runs["seconds"]), max(runs["growth"])
+                rows.append({"model": kind, "depth": depth, "step": step, "whole": found["whole"], **runs})
                 each = f"{1e3 * seconds / depth:7.1f} ms"
-                print(f"{kind:10} {depth:6d} {step:24} {seconds:9.3f} {each:>10} {growth / 2**20:6.0f} MiB", flush=True)
+                print(f"{kind:10} {step:24} {depth:6d} {seconds:9.3f} {each:>10} {growth / 2**20:5.0f} MiB", end="")
+                print(f" {found['whole'] / 2**20:5.0f} MiB", flush=True)
     return {"rows": rows}
 
 
@@ -840,9 +839,13 @@ class ViT(nn.Module):
         return logits
 
 
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], str]] = {"digits CNN": (demo.DigitsNet, "sgd"), "ViT": (ViT, "adam")}
+# how each is made, its optimizer, and epochs before pruning
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
+    "digits CNN": (demo.DigitsNet, "sgd", 40),
+    "ViT": (ViT, "adam", 60),
+}
 SHARES = (0.3, 0.5, 0.7, 0.85)
-EPOCHS, TUNING = 40, 10
+TUNING = 10  # epochs after
 
 
 def train(
@@ -855,14 +858,14 @@ def train(
 ) -> None:
     """One cycle of the learning rate; images moved by up to a pixel; all randomness from the seed."""
     draw = torch.Generator().manual_seed(seed)
-    batch = 128
+    batch = 128 if kind == "sgd" else 32
     steps = len(data.train_images) // batch
     optimizer: torch.optim.Optimizer
     if kind == "sgd":
         top = 0.1
         optimizer = torch.optim.SGD(model.parameters(), lr=top, momentum=0.9, weight_decay=5e-4, nesterov=True)
     else:
-        top = 2e-3
+        top = 4e-3
         optimizer = torch.optim.AdamW(model.parameters(), lr=top, weight_decay=0.05)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, top, total_steps=max(epochs * steps, 2), pct_start=0.2)
     model.train()
@@ -905,6 +908,7 @@ def methods() -> dict[str, Callable[[nn.Module, demo.Digits, float], nn.Module]]
         "shrink": mine(),
         "shrink, everywhere": mine(allocate=everywhere),
         "shrink, squares": mine(criterion=ln_norm),
+        "shrink, squares everywhere": mine(criterion=ln_norm, allocate=everywhere),
         "shrink, taylor": lambda model, data, share: by_ours(
             model, data.train_images, share, criterion=taylor, evidence=squared_gradients(model, data)
         ),
@@ -940,12 +944,12 @@ def regularized(dense: nn.Module, data: demo.Digits, kind: str, share: float, se
     return smaller
 
 
-def accuracy(seeds: int = 3, only: str = "*", epochs: int = EPOCHS, tuning: int = TUNING, **_: Any) -> dict[str, Any]:
+def accuracy(seeds: int = 3, only: str = "*", tuning: int = TUNING, **_: Any) -> dict[str, Any]:
     """Accuracy on the test images after the same fine-tuning, at equal multiply-adds."""
     data = demo.load_digits()
     rows: list[dict[str, Any]] = []
     for network in fnmatch.filter(NETWORKS, only):
-        make, kind = NETWORKS[network]
+        make, kind, epochs = NETWORKS[network]
         for seed in range(seeds):
             torch.manual_seed(seed)
             dense = make()
@@ -1015,11 +1019,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="*", help="a glob over the zoo's names, or over the networks of accuracy")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if given.child:
-        child(given.child[0], int(given.child[1]), given.child[2])
+        child(*given.child)
         return
     about = {
         "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}, Python {platform.python_version()}",

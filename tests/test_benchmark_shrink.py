@@ -110,9 +110,9 @@ def test_multiply_adds_are_those_of_shrink(benchmark):
 
 def test_accuracy_runs(benchmark, capsys):
     benchmark.SHARES = (0.5,)
-    benchmark.NETWORKS = {"ViT": (lambda: benchmark.ViT(width=16, layers=1), "adam")}
+    benchmark.NETWORKS = {"ViT": (lambda: benchmark.ViT(width=16, layers=1), "adam", 0)}
     benchmark.tp = None
-    rows = benchmark.accuracy(seeds=1, epochs=0, tuning=0)["rows"]
+    rows = benchmark.accuracy(seeds=1, tuning=0)["rows"]
     assert {row["method"] for row in rows} >= {"dense", "shrink"}
     assert "of macs that stay" in capsys.readouterr().out
 
