@@ -552,6 +552,31 @@ def test_code_that_asks_for_values_is_followed_on_meta_as_well():
     ) in found
 
 
+class Positions(nn.Module):
+    """Tables that are longer than the example, cut before and after they are computed with."""
+
+    def __init__(self):
+        super().__init__()
+        self.position, self.other = nn.Parameter(torch.randn(1, 40, 6)), nn.Parameter(torch.randn(40, 6))
+        self.register_buffer("mask", torch.ones(40, 40).tril())
+        self.register_buffer("places", torch.arange(40)[None])
+        self.table, self.up, self.down = nn.Embedding(40, 6), nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x):
+        n = x.shape[1]
+        x = x + self.position[:, :n] + (self.other * 2).cos()[:n] + self.table(self.places[:, :n])
+        scores = (x @ x.transpose(1, 2)).masked_fill(self.mask[:n, :n] == 0, -1e4).softmax(-1)
+        return self.down(F.gelu(self.up(scores @ x)))
+
+
+def test_what_the_example_does_not_reach_stays():
+    model = Positions()
+    (group,) = find_coupling(model, torch.randn(2, 7, 6)).groups
+    assert group.name == "up.weight"
+    shrink(model, torch.randn(2, 7, 6), 0.5, target="units")
+    assert model(torch.randn(2, 40, 6)).shape == (2, 40, 6)
+
+
 def test_what_is_frozen_says_why():
     class Fixed(nn.Module):
         def __init__(self):

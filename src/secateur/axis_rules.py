@@ -27,7 +27,7 @@ from secateur.axes import (
     unify,
 )
 from secateur.sizes import Known
-from secateur.tracing import CARRY_STATISTICS, INSTEAD, Call, Dims, rule, without_rule
+from secateur.tracing import CARRIES, INSTEAD, Call, Dims, rule, without_rule
 
 __all__: list[str] = []
 
@@ -1133,6 +1133,6 @@ def _channel_shuffle(x: Tensor, groups: int) -> Tensor:
 
 
 INSTEAD.update(glu=_glu, channel_shuffle=_channel_shuffle, native_channel_shuffle=_channel_shuffle)
-CARRY_STATISTICS.update(_POINTWISE.split())
-CARRY_STATISTICS.update({"unsqueeze", "squeeze", "getitem", "view", "reshape", "expand", "expand_as", "flatten"})
-CARRY_STATISTICS.update({"permute", "transpose", "t"})
+CARRIES.update(_POINTWISE.split())
+CARRIES.update({"unsqueeze", "squeeze", "getitem", "view", "reshape", "expand", "expand_as", "flatten"})
+CARRIES.update({"permute", "transpose", "t"})

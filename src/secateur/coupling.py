@@ -214,6 +214,12 @@ def find_coupling(
         if id(tensor) not in used:
             for dim in trace.dims(tensor):
                 freeze(dim, "not used in the forward pass")
+    reached = {leaf for axis in trace.reached for leaf in leaves(axis)}
+    for tensor in tensors.values():
+        if id(tensor) not in used:
+            continue
+        for axis in {leaf for dim in trace.dims(tensor) for leaf in leaves(dim)} - reached:
+            freeze(axis, "not reached by the example")  # such as positions beyond its length
     trace.forget(tensors.values())
     return Coupling(trace, tensors, passes)
 

@@ -60,7 +60,7 @@ def shrink(
         sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
         allocate: how many units each group keeps; `uniform` (the same fraction of each) by default. Names are groups'.
-        include, keep: globs over the names of groups' tensors: shrink only these; leave these whole.
+        include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
             64 units or more, since other counts run no faster; 1 leaves them as they are.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
@@ -136,12 +136,14 @@ def _chosen(coupling: Coupling, include: str | Iterable[str] | None, keep: str |
     included = None if include is None else [include] if isinstance(include, str) else list(include)
     whole = [] if keep is None else [keep] if isinstance(keep, str) else list(keep)
     names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
+    names |= {group.name for group in coupling.groups}
     for glob in (*(included or ()), *whole):
         if not any(fnmatchcase(name, glob) for name in names):
             raise ValueError(f"{glob!r} matches no tensor of the model.")
 
     def about(group: Group, globs: Sequence[str]) -> bool:
-        return any(fnmatchcase(name, glob) for name, _ in group.members for glob in globs)
+        names = {group.name, *(name for name, _ in group.members)}
+        return any(fnmatchcase(name, glob) for name in names for glob in globs)
 
     wanted = [group for group in coupling.groups if included is None or about(group, included)]
     left = [group for group in wanted if not about(group, whole)]
@@ -184,7 +186,7 @@ def _ranked(
         found: dict[Axis, int] = {}
         for group in groups:
             equal = tied[group.tied]
-            step = (16 if group.size >= 64 else 1) if round_to is None else round_to
+            step = _step(group, round_to)
             mean = sum(equal) / len(equal)
             multiple = round(mean / step) if target == "units" else math.ceil(round(mean) / step)
             found[group.axis] = min(max(1, multiple) * step, group.size)
@@ -197,7 +199,7 @@ def _ranked(
         goal = (1 - sparsity) * cost({})
         low, high = 0.0, 1.0
         if cost(counts_at(high)) > goal:
-            most = 1 - cost(counts_at(high)) / cost({})
+            most = max(0.0, 1 - cost(counts_at(high)) / cost({}))
             raise ValueError(
                 f"at most {most:.1%} of the {target} can leave, not {sparsity:.1%}: the rest is frozen or kept."
             )
@@ -208,11 +210,40 @@ def _ranked(
             else:
                 high = middle
         counts = counts_at(high)
+        if target != "latency":
+            counts = _handed_back(counts, groups, lambda more: cost(more) <= goal, round_to)
     kept = {}
     for group in groups:
         mask = keep_largest(scores[group.name].reshape(1, -1), counts[group.axis])
         kept[group.axis] = mask.reshape(-1).numpy()
     return kept
+
+
+def _step(group: Group, round_to: int | None) -> int:
+    return (16 if group.size >= 64 else 1) if round_to is None else round_to
+
+
+def _handed_back(
+    counts: dict[Axis, int],
+    groups: Sequence[Group],
+    affordable: Callable[[dict[Axis, int]], bool],
+    round_to: int | None,
+) -> dict[Axis, int]:
+    """The counts, and as many more as the goal allows: one share for all groups is rarely exact.
+
+    Groups that keep equally many of equally many stay so, as the layers of a transformer.
+    """
+    alike: dict[tuple[int, int], list[Group]] = {}
+    for group in groups:
+        alike.setdefault((group.size, counts[group.axis]), []).append(group)
+    # those come first that lost most by rounding
+    for key in track(sorted(alike, key=lambda each: each[1] / each[0]), "handing back"):
+        more = dict(counts)
+        for group in alike[key]:
+            more[group.axis] = min(counts[group.axis] + _step(group, round_to), group.size)
+        if more != counts and affordable(more):
+            counts = more
+    return counts
 
 
 def _cost_of(

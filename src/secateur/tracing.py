@@ -29,7 +29,7 @@ from secateur.axes import Axis, Expression, freeze, leaves, size_of
 from secateur.sizes import Attribute, Equation, Known, Log, formula_of
 
 __all__ = [
-    "CARRY_STATISTICS",
+    "CARRIES",
     "Call",
     "Dims",
     "Flag",
@@ -48,7 +48,9 @@ __all__ = [
 Dims = list[Expression]
 Rule = Callable[["Call"], None]
 RULES: dict[str, Rule] = {}
-CARRY_STATISTICS: set[str] = set()  # functions value by value, or that only move: a statistic stays one
+CARRIES: set[str] = set()  # functions value by value, or that only move values: a statistic stays one
+CUTS = {"chunk", "concat", "concatenate", "cat", "narrow", "pad", "select", "split", "split_with_sizes", "stack"}
+CUTS |= {"tensor_split", "unbind"}
 INSTEAD: dict[str, Callable[..., Any]] = {}  # functions that are followed as these, written in others
 
 
@@ -79,6 +81,7 @@ class Trace(TorchFunctionMode):
         self.equations: Log = []  # between sizes, which have to hold
         self.flagged: list[Flag] = []  # statistics over axes, which change when some of them leave
         self.in_pass: Any = None  # which pass is being watched
+        self.reached: set[Axis] = set()  # what some function did more with than to move or cut it
         self.pooled: dict[int, list[Expression]] = {}  # ids of statistics -> the dimensions they were taken over
         self.made: list[tuple[Dims, int]] = []  # results with memory of their own, and the bytes of an entry
         self.products: list[Dims] = []  # per contraction the dimensions whose sizes multiply to its multiply-adds
@@ -151,6 +154,8 @@ class Trace(TorchFunctionMode):
         finally:
             self.inside -= 1
         call = Call(self, name, args, kwargs, out)
+        if name not in CARRIES and name not in CUTS and _tensors(out):
+            self.reached.update(axis for each in call.tensors() for dim in self.dims(each) for axis in leaves(dim))
         self._look(call)
         self._follow_statistics(call)
         self.made += [
@@ -182,7 +187,7 @@ class Trace(TorchFunctionMode):
         if not dims:
             return
         outs = _tensors(call.out)
-        if call.name not in CARRY_STATISTICS and outs:
+        if call.name not in CARRIES and outs:
             for dim in dims:
                 freeze(dim, f"a statistic over it is used by {call.name}")
             return
