@@ -1,6 +1,6 @@
 """Pruning while training: accuracy at equal budgets beside the peers, the cost of a step, and a character GPT.
 
-    python benchmarks/training.py accuracy|overhead|gpt [--seeds 3] [--json FILE] [--smoke]
+    python benchmarks/training.py accuracy|batchnorm|overhead|gpt [--seeds 3] [--json FILE] [--smoke]
 
 Law: the methods of a table share dense starting weights, data and their order, optimizer, learning rates and number of
 steps; sparsity is counted from the zeros of the model that a method leaves, over all weights of linear layers and
@@ -587,6 +587,30 @@ def accuracy(options: argparse.Namespace) -> dict[str, Any]:
     return {"runs": [plain(each) for each in outcomes], "comparisons": rows, "missing": absent}
 
 
+def batchnorm(options: argparse.Namespace) -> dict[str, Any]:
+    """ResNet-8 right after global magnitude pruning, without any training: as it is, and re-estimated."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for seed in range(1 if options.smoke else options.seeds):
+        digits = task("ResNet-8")
+        assert isinstance(digits, Digits)
+        model = initial("ResNet-8", seed)
+        recipe = digits.recipe(1 if options.smoke else digits.dense_epochs, seed)
+        recipe.fit(model)
+        batches = list(digits.data.train_images.split(digits.batch))
+        for sparsity in (0.0, 0.5, 0.7, 0.8, 0.9):
+            pruned = copy.deepcopy(model)
+            sparsify(pruned, sparsity)
+            row = found.setdefault(f"{sparsity:.0%}", {"as it is": [], "re-estimated": []})
+            row["as it is"].append(statistics.mean(digits.scores(pruned)))
+            secateur.reestimate_batchnorm(pruned, batches)
+            row["re-estimated"].append(statistics.mean(digits.scores(pruned)))
+    print("| removed | as it is | re-estimated |\n|---|---|---|")
+    for removed, row in found.items():
+        spread = (f"{statistics.mean(each):.1f} ± {statistics.pstdev(each):.1f}" for each in row.values())
+        print(f"| {removed} | {' | '.join(spread)} |")
+    return found
+
+
 def gpt(options: argparse.Namespace) -> dict[str, Any]:
     print(f"text: {len(text()):,} characters of pydoc_data.topics, Python {platform.python_version()}")
     outcomes = train_all(["GPT"], list(TEXT), [], options)
@@ -780,7 +804,7 @@ def checkpoints(model: nn.Module, x: Tensor, y: Tensor, absent: dict[str, str]) 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("accuracy", "overhead", "gpt"))
+    parser.add_argument("what", choices=("accuracy", "batchnorm", "overhead", "gpt"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--smoke", action="store_true", help="one seed, a few steps: to see that it runs")
@@ -788,7 +812,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     warnings.filterwarnings("ignore", category=FutureWarning)
     print(f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}")
-    results = {"accuracy": accuracy, "overhead": overhead, "gpt": gpt}[options.what](options)
+    results = {"accuracy": accuracy, "batchnorm": batchnorm, "overhead": overhead, "gpt": gpt}[options.what](options)
     if options.json:
         options.json.write_text(json.dumps(results, indent=1))
 

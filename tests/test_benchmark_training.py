@@ -132,3 +132,8 @@ def test_a_peer_that_fails_is_reported(training, monkeypatch, capsys):
     assert outcome.error == "RuntimeError: no such operator"
     training.table([outcome], "MLP", ["fasterai"], 1)
     assert "fasterai fails: RuntimeError: no such operator" in capsys.readouterr().out
+
+
+def test_batch_normalization_is_measured_before_and_after(capsys):
+    training.main(["batchnorm", "--smoke"])
+    assert "| 90% |" in capsys.readouterr().out
