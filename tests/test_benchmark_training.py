@@ -134,6 +134,6 @@ def test_a_peer_that_fails_is_reported(training, monkeypatch, capsys):
     assert "fasterai fails: RuntimeError: no such operator" in capsys.readouterr().out
 
 
-def test_batch_normalization_is_measured_before_and_after(capsys):
+def test_batch_normalization_is_measured_before_and_after(training, capsys):
     training.main(["batchnorm", "--smoke"])
     assert "| 90% |" in capsys.readouterr().out
