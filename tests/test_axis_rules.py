@@ -126,6 +126,12 @@ CALLS = {
         [(2, 6, 5, 4), (2, 3, 7, 4), (2, 3, 7, 4)],
         6,
     ),
+    "vector_norm": (functools.partial(torch.linalg.vector_norm, dim=1), [(3, 5, 6)], 3),
+    "vector_norm of the largest": (functools.partial(torch.linalg.vector_norm, ord=torch.inf, dim=1), [(3, 5)], 0),
+    "type_as": (lambda a, b: a.type_as(b), [(3, 5), (2, 4, 6)], 5),
+    "index_add": (lambda a, b: a.index_add(0, torch.tensor([1, 0]), b), [(3, 5), (2, 5)], 1),
+    "scatter": (lambda a, b: a.scatter(1, torch.tensor([[1, 0]] * 3), b), [(3, 5), (3, 2)], 0),
+    "counted": (lambda a: torch.arange(a.shape[1]) + a, [(3, 5)], 1),
     "cosine_similarity": (functools.partial(F.cosine_similarity, dim=1), [(3, 5), (3, 5)], 2),
     "weight_norm": (lambda v, g: torch._weight_norm(v, g, 0), [(4, 6), (4, 1)], 2),
     "lstm cell": (

@@ -476,9 +476,28 @@ def test_a_comparison_that_would_come_out_otherwise_stays():
             return self.last(x if x.shape[1] == 1 else F.relu(x))
 
     model = shrink(Wide(), torch.randn(2, 4), 0.5, target="units", verify=False)
-    assert (model.up.out_features, model.hidden.out_features) == (12, 5)
+    assert (model.up.out_features, model.hidden.out_features) == (9, 5)  # 6 were asked for, and 9 is more than 8
     model = shrink(Wide(), torch.randn(2, 4), 0.2, target="units", verify=False)
     assert (model.up.out_features, model.hidden.out_features) == (10, 8)
+
+
+class Standardized(nn.Module):
+    """A weight that is divided by its spread over its inputs: of a single input there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.mid, self.down = nn.Linear(4, 2), nn.Linear(2, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        mean, spread = self.mid.weight.mean(1, keepdim=True), self.mid.weight.std(1, keepdim=True)
+        return self.down(F.linear(self.up(x), (self.mid.weight - mean) / (spread + 1e-5), self.mid.bias))
+
+
+def test_a_model_that_has_no_result_any_more_is_not_left_behind():
+    model, x = Standardized(), torch.randn(3, 4)
+    shrink(model, x, 0.5, target="units")
+    assert (model.up.out_features, model.mid.out_features) == (2, 6)
+    assert model(x).isfinite().all()
 
 
 def test_numbers_of_modules_follow_and_unrelated_equal_numbers_do_not():

@@ -72,10 +72,10 @@ def _leaves_torch(call: Call) -> None:
 # ---- value by value -------------------------------------------------------------------------------------------------
 
 _POINTWISE = """
-    abs absolute acos acosh add addcdiv addcmul alpha_dropout and as_tensor asin asinh atan atan2 atanh bernoulli
-    bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool broadcast_tensors ceil celu clamp clamp_max
-    clamp_min clip clone conj contiguous copy copysign cos cosh cpu cuda data data= deg2rad detach digamma div
-    divide double dropout dropout1d dropout2d dropout3d elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
+    abs absolute acos acosh add addcdiv addcmul alpha_dropout and asin asinh atan atan2 atanh bernoulli bfloat16
+    bitwise_and bitwise_not bitwise_or bitwise_xor bool broadcast_tensors ceil celu clamp clamp_max clamp_min clip
+    clone conj contiguous copy copysign cos cosh cpu cuda data data= deg2rad detach digamma div divide double
+    dropout dropout1d dropout2d dropout3d elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
     feature_alpha_dropout feature_dropout fill fill_diagonal float float_power floor floor_divide floordiv fmax fmin
     fmod frac full_like ge gelu grad= greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh
     heaviside hypot iadd iand idiv ifloordiv imul int invert ior ipow isfinite isinf isnan isub itruediv ixor le
@@ -85,8 +85,7 @@ _POINTWISE = """
     positive pow radd rand_like randint_like randn_like rdiv reciprocal relu relu6 remainder requires_grad
     requires_grad= retain_grad rfloordiv rmod rmul ror round rpow rrelu rsqrt rsub rtruediv rxor selu sgn short
     sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign special_erf special_expit sqrt square sub
-    subtract tan tanh tanhshrink threshold to true_divide truediv trunc type type_as uniform where xlogy xor zero
-    zeros_like
+    subtract tan tanh tanhshrink threshold to true_divide truediv trunc type uniform where xlogy xor zero zeros_like
 """
 
 
@@ -120,6 +119,11 @@ def _pointwise(call: Call) -> None:
         )
 
 
+@rule("type_as")
+def _type_as(call: Call) -> None:
+    call.returns(call.dims(call.args[0]))
+
+
 @rule("prelu")
 def _prelu(call: Call) -> None:
     x, weight = call.dims(call.args[0]), call.dims(call.get(1, "weight"))
@@ -148,6 +152,17 @@ def _made(call: Call) -> None:
         without_rule(call)
     else:
         call.returns(_sized(call, size, "a tensor made") for size in sizes)
+
+
+@rule("arange", "eye", "linspace", "logspace", "tensor", "scalar_tensor", "as_tensor", "from_numpy", "empty_strided")
+def _counted(call: Call) -> None:
+    """Values that depend on their place, or come from elsewhere: the sizes that they were made at stay."""
+    for number in tree_leaves((call.args, dict(call.kwargs))):
+        if isinstance(number, Known):
+            number.stays(f"counted by {call.name}")
+    for out in _tensors(call.out):
+        if not call.trace.knows(out):
+            call.returns([call.fresh(size, call.name) for size in out.shape], out)
 
 
 @rule("new_zeros", "new_ones", "new_empty", "new_full")
@@ -508,7 +523,7 @@ def _weight_norm(call: Call) -> None:
     call.returns(direction)
 
 
-_SUMS = {"sum", "norm", "vector_norm", "nansum", "count_nonzero"}
+_SUMS = {"sum", "norm", "vector_norm", "linalg_vector_norm", "nansum", "count_nonzero"}
 _STATISTICS = {"mean", "var", "std", "nanmean", "var_mean", "std_mean"}
 
 
@@ -526,8 +541,11 @@ def _reduce(call: Call) -> None:
         if call.get(1, "p", 2) not in (2, 1, "fro", 2.0, 1.0):
             without_rule(call)
             return
-    if call.name == "vector_norm":
+    if call.name.endswith("vector_norm"):
         given = call.get(2, "dim")
+        if call.get(1, "ord", 2) not in (1, 2):
+            without_rule(call)
+            return
     if isinstance(given, bool):  # var(unbiased)
         given = call.kwargs.get("dim")
     reduced = _places(given, len(x))
@@ -1020,6 +1038,26 @@ def _gather(call: Call) -> None:
         else:
             freeze(dim, "chosen by a tensor")
     call.returns([dim if size_of(dim) > 1 or named else x[other] for other, dim in enumerate(its)])
+
+
+@rule("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy")
+def _scatter(call: Call) -> None:
+    """Values written at places that a tensor says: what is written into along that dimension stays."""
+    x, at = call.dims(call.args[0]), int(call.get(1, "dim")) % call.args[0].dim()
+    source = call.get(3, "src", call.kwargs.get("source", call.kwargs.get("tensor")))
+    others = [call.dims(source)] if isinstance(source, Tensor) else []
+    if call.name.startswith("scatter"):
+        others.append(call.dims(call.get(2, "index")))
+    freeze(x[at], "written at places that a tensor says")
+    for its in others:
+        freeze(its[at], "written at places that a tensor says")
+        for number, (dim, other) in enumerate(zip(x, its, strict=True)):
+            if number != at and size_of(dim) == size_of(other):
+                unify(dim, other, call.name)
+            elif number != at:
+                freeze(dim, "written in part")
+                freeze(other, "written in part")
+    call.returns(x)
 
 
 @rule("one_hot")

@@ -98,6 +98,7 @@ def shrink(
         raise ValueError(f"round_to must be at least 1, not {round_to}.")
     coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
     inputs = [example_inputs, *more_inputs]
+    minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
     while True:
         groups = _chosen(coupling, include, keep)
         if sparsity is None:
@@ -112,11 +113,14 @@ def shrink(
                 allocate,
                 evidence,
                 example_inputs=example_inputs,
+                minimum=minimum,
                 round_to=round_to,
                 target=target,
             )
         if turned := coupling.contradicted({axis: int(mask.sum()) for axis, mask in kept.items()}):
-            coupling.freeze(turned, "a comparison in the code would come out otherwise")
+            minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
+            whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
+            coupling.freeze(turned if sparsity is None else whole, "a comparison in the code would come out otherwise")
             continue
         wrong = wrong_groups(model, coupling, groups, kept, inputs) if verify else []
         if not wrong:
@@ -170,6 +174,7 @@ def _ranked(
     evidence: Mapping[str, Mapping[str, Tensor]] | None,
     *,
     example_inputs: Any,
+    minimum: Mapping[Axis, int],
     round_to: int | None,
     target: str,
 ) -> dict[Axis, npt.NDArray[np.bool_]]:
@@ -189,7 +194,7 @@ def _ranked(
             step = _step(group, round_to)
             mean = sum(equal) / len(equal)
             multiple = round(mean / step) if target == "units" else math.ceil(round(mean) / step)
-            found[group.axis] = min(max(1, multiple) * step, group.size)
+            found[group.axis] = min(max(multiple * step, step, minimum.get(group.axis, 1)), group.size)
         return found
 
     if target == "units":
