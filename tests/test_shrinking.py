@@ -57,7 +57,8 @@ def uneven(seed):
         return torch.rand(weight.shape, generator=generator) + 0.1
 
     def allocate(scores, sparsity, pattern):
-        return {name: int(torch.randint(1, len(each) + 1, (), generator=generator)) for name, each in scores.items()}
+        # at least two: of a single value there is no spread to standardize by
+        return {name: int(torch.randint(2, len(each) + 1, (), generator=generator)) for name, each in scores.items()}
 
     return criterion, allocate
 
