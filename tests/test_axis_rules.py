@@ -132,6 +132,9 @@ CALLS = {
     "index_add": (lambda a, b: a.index_add(0, torch.tensor([1, 0]), b), [(3, 5), (2, 5)], 1),
     "scatter": (lambda a, b: a.scatter(1, torch.tensor([[1, 0]] * 3), b), [(3, 5), (3, 2)], 0),
     "counted": (lambda a: torch.arange(a.shape[1]) + a, [(3, 5)], 1),
+    "fft": (lambda a: torch.fft.fft(a, dim=1).real, [(3, 5, 6)], 2),
+    "rfft": (lambda a: torch.fft.rfft(a).abs(), [(3, 5, 6)], 2),
+    "fftn": (lambda a: torch.fft.fftn(a, dim=(1, 2)).imag, [(3, 5, 6)], 1),
     "cosine_similarity": (functools.partial(F.cosine_similarity, dim=1), [(3, 5), (3, 5)], 2),
     "weight_norm": (lambda v, g: torch._weight_norm(v, g, 0), [(4, 6), (4, 1)], 2),
     "lstm cell": (

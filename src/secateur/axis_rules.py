@@ -72,17 +72,17 @@ def _leaves_torch(call: Call) -> None:
 # ---- value by value -------------------------------------------------------------------------------------------------
 
 _POINTWISE = """
-    abs absolute acos acosh add addcdiv addcmul alpha_dropout and asin asinh atan atan2 atanh bernoulli bfloat16
-    bitwise_and bitwise_not bitwise_or bitwise_xor bool broadcast_tensors ceil celu clamp clamp_max clamp_min clip
-    clone conj contiguous copy copysign cos cosh cpu cuda data data= deg2rad detach digamma div divide double
-    dropout dropout1d dropout2d dropout3d elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
+    abs absolute acos acosh add addcdiv addcmul alpha_dropout and angle asin asinh atan atan2 atanh bernoulli
+    bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool broadcast_tensors ceil celu clamp clamp_max
+    clamp_min clip clone conj contiguous copy copysign cos cosh cpu cuda data data= deg2rad detach digamma div
+    divide double dropout dropout1d dropout2d dropout3d elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
     feature_alpha_dropout feature_dropout fill fill_diagonal float float_power floor floor_divide floordiv fmax fmin
     fmod frac full_like ge gelu grad= greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh
-    heaviside hypot iadd iand idiv ifloordiv imul int invert ior ipow isfinite isinf isnan isub itruediv ixor le
-    leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and
+    heaviside hypot iadd iand idiv ifloordiv imag imul int invert ior ipow isfinite isinf isnan isub itruediv ixor
+    le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and
     logical_not logical_or logical_xor logit logsigmoid long lt masked_fill maximum minimum mish mod mul multiply
     mvlgamma nan_to_num native_dropout ne neg negative nextafter normal not_equal ones_like or polygamma pos
-    positive pow radd rand_like randint_like randn_like rdiv reciprocal relu relu6 remainder requires_grad
+    positive pow radd rand_like randint_like randn_like rdiv real reciprocal relu relu6 remainder requires_grad
     requires_grad= retain_grad rfloordiv rmod rmul ror round rpow rrelu rsqrt rsub rtruediv rxor selu sgn short
     sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign special_erf special_expit sqrt square sub
     subtract tan tanh tanhshrink threshold to true_divide truediv trunc type uniform where xlogy xor zero zeros_like
@@ -584,13 +584,27 @@ def _distance(call: Call) -> None:
 
 @rule("softmax", "log_softmax", "cumsum", "cumprod", "sort", "argsort", "topk", "flip", "softmin", "logcumsumexp")
 @rule("gumbel_softmax", "kthvalue", "diff", "fliplr", "flipud", "cummax", "cummin", "unique_consecutive", "rot90")
-@rule("fft", "ifft", "rfft", "irfft", "sparsemax", "multinomial", "renorm", "roll_one")
+@rule(
+    "fft_fft",
+    "fft_ifft",
+    "fft_rfft",
+    "fft_irfft",
+    "fft_fftn",
+    "fft_ifftn",
+    "sparsemax",
+    "multinomial",
+    "renorm",
+    "roll_one",
+)
 def _across(call: Call) -> None:
     """Functions that look along a dimension, or choose in it: it is frozen, and of the result it is its own."""
     x = call.dims(call.args[0])
-    position = {"topk": 2, "kthvalue": 2, "diff": 2, "gumbel_softmax": 4, "fft": 2, "ifft": 2, "rfft": 2, "irfft": 2}
-    default = {"sort": -1, "argsort": -1, "topk": -1, "kthvalue": -1, "diff": -1, "fft": -1, "ifft": -1, "rfft": -1,
-               "irfft": -1, "gumbel_softmax": -1}  # fmt: skip
+    position = {"topk": 2, "kthvalue": 2, "diff": 2, "gumbel_softmax": 4}
+    default = dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "diff", "gumbel_softmax"), -1)
+    if call.name.startswith("fft_"):
+        position[call.name] = 2
+        if not call.name.endswith("n"):
+            default[call.name] = -1
     given = call.get(position.get(call.name, 1), "dim", call.kwargs.get("dims", default.get(call.name)))
     if isinstance(given, bool) or not isinstance(given, int | tuple | list) or not x:
         without_rule(call)
