@@ -27,13 +27,9 @@ from secateur.axes import (
     unify,
 )
 from secateur.sizes import Known
-from secateur.tracing import CARRIES, INSTEAD, Call, Dims, rule, without_rule
+from secateur.tracing import CARRIES, INSTEAD, Call, Dims, rule, tensors_of_tree, without_rule
 
 __all__: list[str] = []
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _places(given: Any, rank: int) -> set[int]:
@@ -110,7 +106,7 @@ def _pointwise(call: Call) -> None:
     if call.name == "where" and len(tensors) == 1 and len(call.args) == 1:
         without_rule(call)  # the places where it is true
         return
-    for out in _tensors(call.out):
+    for out in tensors_of_tree(call.out):
         dims = _broadcast(call, tensors, max([out.dim(), *(each.dim() for each in tensors)]))[-out.dim() or None :]
         if not out.dim():
             dims = []
@@ -160,7 +156,7 @@ def _counted(call: Call) -> None:
     for number in tree_leaves((call.args, dict(call.kwargs))):
         if isinstance(number, Known):
             number.stays(f"counted by {call.name}")
-    for out in _tensors(call.out):
+    for out in tensors_of_tree(call.out):
         if not call.trace.knows(out):
             call.returns([call.fresh(size, call.name) for size in out.shape], out)
 
@@ -198,7 +194,7 @@ def _bilinear(call: Call) -> None:
     call.returns([*first[:-1], weight[0]])
 
 
-@rule("matmul", "bmm", "mm", "imatmul", "mv", "dot", "vdot", "inner_1d")
+@rule("matmul", "bmm", "mm", "imatmul", "mv", "dot", "vdot")
 def _matmul(call: Call) -> None:
     _multiply(call, call.args[0], call.get(1, "other", call.kwargs.get("mat2", call.kwargs.get("tensor"))))
 
@@ -445,7 +441,7 @@ def _cell(call: Call) -> None:
         for dim, its in zip(call.dims(state), [*x[:-1], unit], strict=True):
             unify(dim, its)
     _gates(call, [each for each in call.args[2:] if each is not None], x[-1], unit)
-    for out in _tensors(call.out):
+    for out in tensors_of_tree(call.out):
         call.returns([*x[:-1], unit], out)
 
 
@@ -554,7 +550,7 @@ def _reduce(call: Call) -> None:
             call.flag(x[at])
         elif call.name not in _SUMS:
             freeze(x[at], f"{call.name} over it")
-    for out in _tensors(call.out):
+    for out in tensors_of_tree(call.out):
         keeps = out.dim() == len(x) and bool(reduced)
         left = [Axis(1) if at in reduced else dim for at, dim in enumerate(x) if keeps or at not in reduced]
         call.returns(left, out)
@@ -612,7 +608,7 @@ def _across(call: Call) -> None:
     over = _places(given, len(x))
     for at in over:
         freeze(x[at], f"{call.name} along it")
-    for out in _tensors(call.out):
+    for out in tensors_of_tree(call.out):
         if out.dim() == len(x):
             kept = [call.fresh(out.shape[at]) if at in over else dim for at, dim in enumerate(x)]
         else:
@@ -636,7 +632,7 @@ def _pool(call: Call) -> None:
             unify(dim, its)
     for dim in x[len(x) - places :]:
         freeze(dim, "a dimension that a window moves over")
-    for out in _tensors(call.out):
+    for out in tensors_of_tree(call.out):
         made = [call.fresh(size, "a place") for size in out.shape[out.dim() - places :]]
         call.returns([*x[: len(x) - places], *made], out)
 
@@ -1164,11 +1160,6 @@ def _roll(call: Call) -> None:
     for at in _places(None if given == () else given, len(x)):
         freeze(x[at], "rolled")
     call.returns(x)
-
-
-@rule("meshgrid")
-def _meshgrid(call: Call) -> None:
-    without_rule(call)
 
 
 # ---- functions that are followed as others --------------------------------------------------------------------------

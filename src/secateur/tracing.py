@@ -41,6 +41,7 @@ __all__ = [
     "name_of",
     "numbers_that_remember",
     "rule",
+    "tensors_of_tree",
     "without_rule",
     "written_in_others",
 ]
@@ -135,7 +136,7 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
-        for each in _tensors((args, kwargs)):
+        for each in tensors_of_tree((args, kwargs)):
             if torch._C._functorch.is_functorch_wrapped_tensor(each):
                 self._freeze_wrapped(each)
             self.dims(each)  # before the call, which may change the shape
@@ -146,7 +147,7 @@ class Trace(TorchFunctionMode):
                 return body(*args, **kwargs)
         self.calls[name] += 1
         plain_args, plain_kwargs = tree_map_only(Known, int.__index__, (args, kwargs))
-        given = {each.untyped_storage()._cdata for each in _tensors((args, kwargs)) if _is_dense(each)}
+        given = {each.untyped_storage()._cdata for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
         self.inside += 1
         try:
             call_it: Callable[..., Any] = WITHOUT_DROPOUT.get(name, _called)
@@ -154,13 +155,13 @@ class Trace(TorchFunctionMode):
         finally:
             self.inside -= 1
         call = Call(self, name, args, kwargs, out)
-        if name not in CARRIES and name not in CUTS and _tensors(out):
+        if name not in CARRIES and name not in CUTS and tensors_of_tree(out):
             self.reached.update(axis for each in call.tensors() for dim in self.dims(each) for axis in leaves(dim))
         self._look(call)
         self._follow_statistics(call)
         self.made += [
             (self.dims(each), each.element_size())
-            for each in _tensors(out)
+            for each in tensors_of_tree(out)
             if _is_dense(each) and each.untyped_storage()._cdata not in given
         ]
         return call.out
@@ -178,7 +179,7 @@ class Trace(TorchFunctionMode):
                 without_rule(call)
             finally:
                 self.inside -= 1
-        elif _tensors(out):
+        elif tensors_of_tree(out):
             without_rule(call)
 
     def _follow_statistics(self, call: Call) -> None:
@@ -186,7 +187,7 @@ class Trace(TorchFunctionMode):
         dims = [dim for tensor in call.tensors() for dim in self.pooled.get(id(tensor), ())]
         if not dims:
             return
-        outs = _tensors(call.out)
+        outs = tensors_of_tree(call.out)
         if call.name not in CARRIES and outs:
             for dim in dims:
                 freeze(dim, f"a statistic over it is used by {call.name}")
@@ -261,7 +262,7 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return _tensors((self.args, dict(self.kwargs)))
+        return tensors_of_tree((self.args, dict(self.kwargs)))
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
@@ -291,7 +292,7 @@ def without_rule(call: Call) -> None:
     for number in tree_leaves((call.args, dict(call.kwargs))):
         if isinstance(number, Known):
             number.stays(why)
-    for tensor in _tensors(call.out):
+    for tensor in tensors_of_tree(call.out):
         if not call.trace.knows(tensor) or [size_of(dim) for dim in call.dims(tensor)] != list(tensor.shape):
             call.trace.declare(tensor, [call.fresh(size, why) for size in tensor.shape])
 
@@ -362,7 +363,8 @@ def _is_dense(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def tensors_of_tree(tree: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and dicts."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
