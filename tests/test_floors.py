@@ -40,6 +40,7 @@ FLOORS = [
     ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
     ["plans"],
     ["proof"],
+    ["configurations"],
     ["shrinking"],
     ["demo"],
     ["cli"],

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.coupling import Coupling, Kept, tensors_of
 from secateur.files import write_whole
 
-__all__ = ["Plan", "carry_out", "load_shrunken", "plan_of", "plans_of", "save_shrunken", "zero"]
+__all__ = ["Plan", "carry_out", "load_shrunken", "number_at", "plan_of", "plans_of", "save_shrunken", "zero"]
 
 _FORMAT = "secateur shrink plan"
 _VERSION = 1
@@ -197,8 +197,8 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
                 states.append((state, key, _sliced(value, kept)))
     for place, old, _ in plan.numbers:
-        if _get(model, place) != old:
-            raise ValueError(f"{_spelled(place)} is {_get(model, place)}; the plan was made for {old}.")
+        if number_at(model, place) != old:
+            raise ValueError(f"{_spelled(place)} is {number_at(model, place)}; the plan was made for {old}.")
     before = {name: (tensors[name].data, tensors[name].grad) for name in smaller}
     changed = {id(tensors[name]) for name in smaller}
     printed = [
@@ -259,7 +259,8 @@ def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor
     return tensor.contiguous()
 
 
-def _get(model: nn.Module, place: Sequence[str | int]) -> int:
+def number_at(model: nn.Module, place: Sequence[str | int]) -> int:
+    """The integer that a module holds at a place: the path of the module, then names, keys and indices."""
     try:
         held: Any = model.get_submodule(str(place[0]))
         for key in place[1:]:
