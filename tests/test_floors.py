@@ -42,6 +42,7 @@ FLOORS = [
     ["proof"],
     ["configurations"],
     ["shrinking"],
+    ["checkpoint_shrinking"],
     ["demo"],
     ["cli"],
     ["__init__", "__main__"],

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -31,6 +31,7 @@ __all__ = [
     "open_checkpoint",
     "printable",
     "read_header",
+    "write_header",
     "write_tensor",
 ]
 
@@ -397,6 +398,20 @@ def _read_config(root: Path, strict: bool) -> Mapping[str, object]:
 # ------------------------------------------------------------------------------------------------------- writing
 
 
+def write_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> None:
+    """The beginning of a safetensors file of ``{name: (dtype, shape, bytes)}``, which then follow in that order."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the reference implementation writes them
+    file.write(len(text).to_bytes(8, "little") + text)
+
+
 def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:
     """Overwrites the bytes of ``entry`` in ``path``, a copy of the file that the entry was read from."""
     data = tensor.contiguous().reshape(-1).view(torch.uint8)
@@ -408,8 +423,10 @@ def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:
             view = view[file.write(view) :]
 
 
-def copy_tree(source: Path, target: Path) -> Iterator[Path]:
+def copy_tree(source: Path, target: Path, *, leave_out: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Copies every file below ``source`` byte for byte into the directory ``target``; yields each one's relative path.
+
+    ``leave_out`` says of a relative path whether its file is not copied.
 
     Links to files become files. Links to directories, pipes and devices are a `CheckpointError`. The top ``.git`` is
     left out: with Git LFS it holds a second copy of the weights.
@@ -424,7 +441,7 @@ def copy_tree(source: Path, target: Path) -> Iterator[Path]:
                 raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
             (target / relative / name).mkdir()
         for name in sorted(files):
-            if here == source and name == ".git":
+            if (here == source and name == ".git") or (leave_out is not None and leave_out(relative / name)):
                 continue
             with _open_regular(here / name):
                 pass

@@ -28,11 +28,12 @@ from secateur.progress import track
 from secateur.proof import difference, outputs, probe_of
 from secateur.sizes import Polynomial, counted, evaluated, representative
 
-__all__ = ["Configured", "Place", "tie_roles", "with_fields"]
+__all__ = ["Configured", "Place", "role_of", "tie_roles", "with_fields"]
 
 Place = tuple[str | int, ...]  # of a field: keys of nested configurations, then an index where it holds a list
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
 _POWERS = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2))
+_NARROW = 16  # fields are not made smaller than this for a proof
 _PLAN = "without uniform, shrink takes more, and save_shrunken writes a plan for load_shrunken that says it"
 
 
@@ -65,17 +66,17 @@ class Configured:
         self._learn()
         self._settle(coupling)
 
-    def configuration(self, changes: Mapping[Place, int]) -> Any:
+    def configuration(self, changes: Mapping[Place, Any]) -> Any:
         """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""
         made = type(self.config).from_dict(with_fields(self._values, changes))
         _same_ways(self.config, made)
         return made
 
-    def build(self, changes: Mapping[Place, int], device: torch.device | str = "meta") -> nn.Module:
-        """A fresh model of the same class, in the same mode of training."""
+    def build(self, changes: Mapping[Place, Any], device: torch.device | str = "meta") -> nn.Module:
+        """A fresh model of the same class, in evaluation mode."""
         with torch.device(device), torch.random.fork_rng():
             made: nn.Module = self.kind(self.configuration(changes))
-        return made
+        return made.eval()
 
     def fields(self, counts: Mapping[Any, int]) -> dict[Place, int] | None:
         """The fields that change when so many stay of each axis, and what they become; None where one is no integer."""
@@ -92,6 +93,13 @@ class Configured:
             if value != self._fields[place]:
                 found[place] = int(value)
         return found
+
+    def value(self, place: Place) -> Any:
+        """A field before the change; None where it was not set."""
+        held: Any = self._values
+        for key in place:
+            held = held[key] if not isinstance(held, Mapping) or key in held else None
+        return held
 
     def is_possible(self, counts: Mapping[Any, int]) -> bool:
         """Whether a model can be built when so many stay of each axis: widths may have to be divisible by heads."""
@@ -141,6 +149,49 @@ class Configured:
             for key, value in list(vars(module).items()):
                 if _is_configuration(value):
                     setattr(model.get_submodule(path), key, value)
+
+    def reduced(self, most: int) -> dict[Place, Any] | None:
+        """Fields of a model of the same structure with at most so many parameters; None where none was found.
+
+        Few layers first, then narrower ones. {} for a model that is small enough as it is.
+        """
+
+        def count(changes: Mapping[Place, Any]) -> int | None:
+            try:
+                built = self.build({**self._set_by_us, **changes})
+            except Exception:  # whatever a configuration or a model raises for values that do not fit each other
+                return None
+            names = {name for name, _ in built.named_parameters()}
+            return sum(each.numel() for each in built.parameters()) if names <= every else None
+
+        every = {key[1] for key in self._base if key[0] == "size"}
+        found: dict[Place, Any] = {}
+        now = count(found)
+        assert now is not None  # it was built before
+        fields = {**dict(_integers(self.config, self._values)), **self._set_by_us}
+        lists = [(place, value) for place, value in _parts(self.config, self._values) if isinstance(value, list)]
+        for place, value in track(list(fields.items()), "making a smaller one for the proof"):
+            if now <= most:
+                return found
+            for few in (2, 1):  # layers: with fewer of them there are fewer tensors, of the same sizes
+                changes: dict[Place, Any] = {place: few}
+                changes |= {where: each[:few] for where, each in lists if len(each) == value > few}
+                if value <= few or place in self._fields:
+                    continue
+                left = count(found | changes)
+                if left is not None and left < now:
+                    found, now = found | changes, left
+                    break
+        while now > most:
+            before = now
+            for place in sorted(self._fields, key=lambda each: -found.get(each, self._fields[each])):
+                value = found.get(place, self._fields[place])
+                left = count({**found, place: value // 2}) if value >= 2 * _NARROW and value % 2 == 0 else None
+                if left is not None and left < now:
+                    found[place], now = value // 2, left
+            if now == before:
+                return None
+        return found
 
     # ---- learning ---------------------------------------------------------------------------------------------------
 
@@ -375,15 +426,25 @@ def tie_roles(coupling: Coupling) -> None:
     """
     roles: dict[Any, list[Group]] = {}
     for group in coupling.groups:
-        role = frozenset(
-            (re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), at, coupling.indices(group, name, at).tobytes())
-            for name, at in group.members
-        )
-        roles.setdefault(role, []).append(group)
+        places = frozenset(coupling.indices(group, name, at).tobytes() for name, at in group.members)
+        roles.setdefault((group.size, role_of(coupling, group), places), []).append(group)
     coupling.tie(roles.values())
 
 
-def with_fields(values: Mapping[str, Any], changes: Mapping[Place, int]) -> dict[str, Any]:
+def role_of(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[str, int]], bool]:
+    """What two groups have in common that do the same in two layers, or in two models of other sizes.
+
+    The members without the numbers in their names, and whether the units lie side by side in the first: heads and the
+    entries of heads may have the same members.
+    """
+    name, at = group.members[0]
+    index = coupling.indices(group, name, at)
+    index = index[index >= 0]
+    members = frozenset((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), at) for name, at in group.members)
+    return members, bool(index[0] != index[1])
+
+
+def with_fields(values: Mapping[str, Any], changes: Mapping[Place, Any]) -> dict[str, Any]:
     """A copy of nested values with fields set.
 
     >>> with_fields({"text": {"width": 8}, "stages": [3, 5]}, {("text", "width"): 4, ("stages", 1): 2})

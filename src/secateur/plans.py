@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.coupling import Coupling, Kept, tensors_of
 from secateur.files import write_whole
 
-__all__ = ["Plan", "carry_out", "load_shrunken", "number_at", "plan_of", "plans_of", "save_shrunken", "zero"]
+__all__ = ["Plan", "carry_out", "load_shrunken", "number_at", "plan_of", "plans_of", "save_shrunken", "text_of", "zero"]
 
 _FORMAT = "secateur shrink plan"
 _VERSION = 1
@@ -108,10 +108,14 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
         raise ValueError("this model was not shrunken; save its state_dict instead.")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
     write_whole(directory / "model.safetensors", save(tensors, {"format": "pt"}))
-    write_whole(directory / "plan.json", text)
+    write_whole(directory / "plan.json", text_of(plans))
+
+
+def text_of(plans: Sequence[Plan]) -> str:
+    """What ``plan.json`` holds."""
+    return json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
 
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
