@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,7 +30,6 @@ from secateur.checkpoints import (
     new_directory,
     open_checkpoint,
     printable,
-    read_header,
     write_header,
 )
 from secateur.configurations import Configured, Place, role_of, with_fields
@@ -54,7 +53,7 @@ class CheckpointShrinking:
     """What `shrink_checkpoint` did.
 
     Attributes:
-        out: the directory that was written.
+        out: the directory that was written, if one was.
         plan: which indices stay of each tensor, under the model's names.
         counts: ``{name of a group: (units before, units left)}``, of all groups of which units left.
         frozen: ``{(name, dimension): reasons}`` of what had to stay whole.
@@ -65,7 +64,7 @@ class CheckpointShrinking:
         seconds: wall time.
     """
 
-    out: Path
+    out: Path | None
     plan: Plan
     counts: Mapping[str, tuple[int, int]]
     frozen: Mapping[tuple[str, int], str]
@@ -79,7 +78,7 @@ class CheckpointShrinking:
 
 def shrink_checkpoint(
     source: Path | str,
-    out: Path | str,
+    out: Path | str | None,
     sparsity: float,
     *,
     model: nn.Module | None = None,
@@ -102,7 +101,7 @@ def shrink_checkpoint(
 
     Args:
         source: a directory with ``config.json`` and safetensors files, sharded or not.
-        out: must not exist, nor lie inside ``source``.
+        out: must not exist, nor lie inside ``source``. None: only say what would leave.
         sparsity: the fraction of ``target`` that leaves, in [0, 1).
         model: the model on the meta device; by default the first of ``architectures`` in ``config.json``, from
             transformers. It has a ``config``; its code is the only one that runs.
@@ -130,11 +129,11 @@ def shrink_checkpoint(
     True
     """
     started = time.monotonic()
-    source, out = Path(source), Path(out)
+    source, out = Path(source), None if out is None else Path(out)
     if target not in TARGETS or target == "latency":
         raise ValueError(f"target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not {target!r}.")
     check_sparsity(sparsity)
-    check_places(source, out)
+    check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
     model = meta_model_of(checkpoint) if model is None else model
     if not hasattr(getattr(model, "config", None), "to_dict"):
@@ -171,40 +170,36 @@ def shrink_checkpoint(
         left_out.extend([path] if other else [])
         return other or path in weights
 
+    shapes = {name: _shape(entry, cuts.get(name, {})) for name, entry in checkpoint.entries.items()}
+    dense = checkpoint.entries.values()
+    planned = CheckpointShrinking(
+        out,
+        plan,
+        {
+            group.name: (group.size, int(kept[group.axis].sum()))
+            for group in coupling.groups
+            if group.axis in kept and not kept[group.axis].all()
+        },
+        dict(coupling.frozen),
+        {".".join(map(str, place)): (configured.value(place), value) for place, value in fields.items()},
+        (sum(each.numel for each in dense), sum(map(math.prod, shapes.values()))),
+        (checkpoint.nbytes, sum(_nbytes(each, shapes[each.name]) for each in dense)),
+        proof,
+        (),
+        time.monotonic() - started,
+    )
+    if out is None:
+        return planned
     with new_directory(out) as temporary:
         for _ in track(copy_tree(source, temporary, leave_out=is_left_out), "copying"):
             pass
-        for file in checkpoint.files:
-            (temporary / file.relative_to(checkpoint.root)).parent.mkdir(parents=True, exist_ok=True)
-        names = list(checkpoint.entries)
-        for _ in track(_sliced_files(checkpoint, temporary, cuts), "slicing", total=len(names)):
+        for _ in track(_sliced_files(checkpoint, temporary, cuts), "slicing", total=len(shapes)):
             pass
-        left = {
-            name: entry
-            for file in checkpoint.files
-            for name, entry in read_header(temporary / file.relative_to(checkpoint.root))[0].items()
-        }
-        done = CheckpointShrinking(
-            out,
-            plan,
-            {
-                group.name: (group.size, int(kept[group.axis].sum()))
-                for group in coupling.groups
-                if group.axis in kept and not kept[group.axis].all()
-            },
-            dict(coupling.frozen),
-            {".".join(map(str, place)): (configured.value(place), value) for place, value in fields.items()},
-            (sum(each.numel for each in checkpoint.entries.values()), sum(each.numel for each in left.values())),
-            (checkpoint.nbytes, sum(each.nbytes for each in left.values())),
-            proof,
-            tuple(left_out),
-            time.monotonic() - started,
-        )
-        _write_index(checkpoint, temporary, done)
+        _write_index(checkpoint, temporary, planned)
         (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
         (temporary / "plan.json").write_text(text_of([plan]), "utf-8")
-        _write_record(temporary / RECORD, done, arguments or {})
-    return done
+        _write_record(temporary / RECORD, planned, arguments or {})
+    return replace(planned, left_out=tuple(left_out), seconds=time.monotonic() - started)
 
 
 def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
@@ -398,7 +393,9 @@ def _sliced_files(checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts
         tensors = {
             entry.name: (entry.dtype, shapes[entry.name], _nbytes(entry, shapes[entry.name])) for entry in entries
         }
-        with open(target / file.relative_to(checkpoint.root), "wb", buffering=0) as written:
+        path = target / file.relative_to(checkpoint.root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb", buffering=0) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
                 _write_cut(written, checkpoint, entry, cuts.get(entry.name, {}))
