@@ -455,9 +455,14 @@ def _config_text(checkpoint: Checkpoint, configured: Configured, fields: Mapping
     wanted = configured.configuration(fields)
     with contextlib.suppress(Exception):  # a part that the file leaves out, or what the configuration raises
         values = with_fields(checkpoint.config, fields)
-        if type(wanted).from_dict(with_fields(values, {})).to_dict() == wanted.to_dict():
+        if _public(type(wanted).from_dict(with_fields(values, {}))) == _public(wanted):
             return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
-    return str(wanted.to_json_string(use_diff=False))
+    return json.dumps(_public(wanted), indent=2, ensure_ascii=False) + "\n"
+
+
+def _public(config: Any) -> dict[str, Any]:
+    """What a configuration says, without where it was read from."""
+    return {key: value for key, value in config.to_dict().items() if not key.startswith("_")}
 
 
 def _write_record(path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any]) -> None:
