@@ -6,8 +6,8 @@ Law: every row is a process of its own, whose peak memory is what the system say
 packages were imported; times are of the wall and of the processor, with one thread.
 
 ``plan`` writes the files of the 8B model as holes, which take no disk: its weights are zeros. They are read and ranked
-like others, so the plan's seconds include reading 16 GB; ``without weights`` is what is left without that. ``slice``
-writes real numbers, and removes them afterwards.
+like others, so ``whole plan`` includes reading 16 GB; ``reading`` is the time of that alone. ``slice`` writes real
+numbers, and removes them afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.checkpoint_shrinking import meta_model_of, shrink_checkpoint
+from secateur.checkpoint_shrinking import _Weights, meta_model_of, shrink_checkpoint
 from secateur.checkpoints import open_checkpoint, write_header
 from secateur.configurations import Configured
 from secateur.coupling import find_coupling
@@ -104,23 +104,42 @@ def warmed() -> float:
 
 def plan(folder: Path) -> dict[str, float]:
     base = warmed()
-    clock, processor = time.perf_counter(), time.process_time()
-    model = meta_model_of(open_checkpoint(folder / "dense"))
+    checkpoint = open_checkpoint(folder / "dense")
+    clock = time.perf_counter()
+    model = meta_model_of(checkpoint)
     tokens = torch.zeros(1, 7, dtype=torch.long)
     coupling = find_coupling(model, {"input_ids": tokens, "use_cache": False})
     coupled = time.perf_counter() - clock
     Configured(model, coupling)
-    learnt = time.perf_counter() - clock
-    found = {"coupling s": coupled, "with fields s": learnt, "until then GB": (peak() - base) / 1e9}
+    learnt = time.perf_counter() - clock - coupled
+    first = (peak() - base) / 1e9
     clock, processor = time.perf_counter(), time.process_time()
+    reading = [0.0]
+
+    def timed(self: Any, name: str) -> Any:
+        blocks = whole(self, name)
+        while True:
+            begin = time.perf_counter()
+            block = next(blocks, None)
+            reading[0] += time.perf_counter() - begin
+            if block is None:
+                return
+            yield block
+
+    whole, _Weights.blocks = _Weights.blocks, timed
     done = shrink_checkpoint(folder / "dense", None, 0.5)
-    print(done.proof, done.fields, file=sys.stderr)
+    print(f"proof: {done.proof}", file=sys.stderr)
     return {
-        **found,
-        "groups": float(len(done.counts)),
+        "GB": checkpoint.nbytes / 1e9,
+        "largest tensor GB": max(entry.nbytes for entry in checkpoint.entries.values()) / 1e9,
+        "coupling s": coupled,
+        "configuration s": learnt,
+        "until then GB": first,
         "whole plan s": time.perf_counter() - clock,
+        "of that reading s": reading[0],
         "processor s": time.process_time() - processor,
         "peak GB": (peak() - base) / 1e9,
+        "groups cut": float(len(done.counts)),
     }
 
 
@@ -163,13 +182,14 @@ def main() -> None:
             config = EIGHT_BILLION if what == "plan" else {**EIGHT_BILLION, **SMALLER, "num_hidden_layers": layers}
             write(folder / "dense", config, 5 << 30 if what == "plan" else 200 << 20, holes=what == "plan")
             child = [sys.executable, __file__, "--child", what, "--folder", temporary]
+            # a child in which nothing is written before: what its parent had would count as its own
             done = subprocess.run(child, capture_output=True, text=True, check=False)
             if done.returncode:
                 sys.exit(done.stderr)
             row = json.loads(done.stdout.splitlines()[-1])
             print(what)
             print(*(f"  {key:<20}{value:10.2f}" for key, value in row.items()), sep="\n", flush=True)
-            print(*(f"  {line}" for line in done.stderr.splitlines() if "model" not in line.lower() or "on " in line))
+            print(*(f"  {line}" for line in done.stderr.splitlines() if line.startswith("proof")), flush=True)
 
 
 if __name__ == "__main__":

@@ -142,9 +142,26 @@ def test_one_tensor_at_a_time(dense, monkeypatch):
 
     whole = Checkpoint.__getitem__
     monkeypatch.setattr(Checkpoint, "__getitem__", read)
-    shrink_checkpoint(dense, None, 0.4, verify=False)
+    shrink_checkpoint(dense, None, 0.4, verify=False, criterion=lambda weight: weight.abs())
     assert len(most) > 20
     assert max(most) <= 2  # the one before is let go of when the next is there
+
+
+def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatch):
+    """To the last bit, however large the blocks are; a whole weight is not read."""
+    blocks = []
+
+    def read(self, name, *where):
+        blocks.append(where)
+        return raw(self, name, *where)
+
+    raw = Checkpoint.raw
+    monkeypatch.setattr(Checkpoint, "raw", read)
+    monkeypatch.setattr(checkpoint_shrinking, "_PIECE", 1000)
+    monkeypatch.setattr("secateur.shrinking._PIECE", 500)
+    done = shrink_checkpoint(dense, None, 0.4, verify=False)
+    assert done.plan.to_json() == smaller.plan.to_json()
+    assert max(stop - start for start, stop in blocks) <= 1000
 
 
 @settings(max_examples=25)

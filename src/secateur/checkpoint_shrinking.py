@@ -38,7 +38,7 @@ from secateur.criteria import magnitude
 from secateur.plans import Plan, plan_of, text_of
 from secateur.progress import track
 from secateur.proof import wrong_groups
-from secateur.shrinking import TARGETS, choose
+from secateur.shrinking import TARGETS, choose, rows_at_once
 from secateur.version import __version__
 
 __all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]
@@ -303,6 +303,13 @@ class _Weights(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         return self.checkpoint[self.names[name]]
 
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The rows of a parameter, some at a time."""
+        entry = self.checkpoint.entries[self.names[name]]
+        piece = rows_at_once(entry.shape)
+        row = entry.nbytes // entry.shape[0]
+        yield from _rows(self.checkpoint, entry, max(1, _PIECE // (piece * row)) * piece)
+
     def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
         return name in self.names and self.checkpoint.entries[self.names[str(name)]].is_floating_point
 
@@ -416,19 +423,26 @@ def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cu
         for start in range(0, entry.nbytes, _PIECE):
             _write(written, checkpoint.raw(entry.name, start, min(start + _PIECE, entry.nbytes)))
         return
-    dtype = entry.torch_dtype
-    assert dtype is not None  # only tensors that were ranked or are constants of the model are cut
-    row = entry.nbytes // entry.shape[0]
-    rows = max(1, _PIECE // row)
-    for first in range(0, entry.shape[0], rows):
-        last = min(first + rows, entry.shape[0])
-        piece = checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
+    first = 0
+    for piece in _rows(checkpoint, entry, max(1, _PIECE // (entry.nbytes // entry.shape[0]))):
+        last = first + len(piece)
         for at, indices in cuts.items():
             if at == 0:
                 low, high = np.searchsorted(indices, [first, last])
                 indices = indices[low:high] - first
             piece = piece.index_select(at, torch.from_numpy(indices))
         _write(written, piece.contiguous().reshape(-1).view(torch.uint8))
+        first = last
+
+
+def _rows(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[Tensor]:
+    """A tensor in blocks of so many rows."""
+    dtype = entry.torch_dtype
+    assert dtype is not None  # only tensors that were ranked or are constants of the model are cut
+    row = entry.nbytes // entry.shape[0]
+    for first in range(0, entry.shape[0], count):
+        last = min(first + count, entry.shape[0])
+        yield checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
 
 
 def _write(written: BinaryIO, data: Tensor) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
-from secateur.axes import Axis
+from secateur.axes import Axis, size_of
 from secateur.configurations import Configured, Place, tie_roles
 from secateur.coupling import Coupling, Group, Kept, find_coupling, run
 from secateur.criteria import magnitude
@@ -29,10 +29,10 @@ from secateur.progress import track
 from secateur.proof import wrong_groups
 from secateur.selection import keep_largest
 
-__all__ = ["TARGETS", "choose", "shrink"]
+__all__ = ["TARGETS", "choose", "rows_at_once", "shrink"]
 
 _TRIES = 64  # of counts that a configuration may allow
-PIECE = 1 << 20  # entries of a weight that are scored at a time
+_PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
 
 
 def shrink(
@@ -172,6 +172,7 @@ def choose(
 
     Of counts that are not ``possible`` one is raised until they are, if that can be.
     ``weights`` are the values of the model's parameters, of which one at a time is looked at: the model may be on meta.
+    If they have a method ``blocks(name)``, a criterion that works value by value is given a weight in blocks of rows.
     """
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
     groups = _chosen(coupling, include, keep)
@@ -407,8 +408,16 @@ def _scores(
         matrices = [(name, at) for name, at in members if len(coupling.dims(name)) > 1]
         for name, at in matrices or members:
             places.setdefault(name, []).append((group, at))
+    blocks: Callable[[str], Iterable[Tensor]] | None = getattr(weights, "blocks", None)
     for name in track([name for name in coupling.names() if name in places], "scoring"):
-        along = _sums(weights[name].detach(), [at for _, at in places[name]], criterion, (evidence or {}).get(name, {}))
+        shape = [size_of(dim) for dim in coupling.dims(name)]
+        its = (evidence or {}).get(name, {})
+        if not getattr(criterion, "elementwise", False) or its:
+            whole = criterion(weights[name].detach(), **its)
+            along = _sums([whole], shape, [at for _, at in places[name]], lambda scores: scores)
+        else:
+            read = [weights[name].detach()] if blocks is None else blocks(name)
+            along = _sums(read, shape, [at for _, at in places[name]], criterion)
         for group, at in places[name]:
             index = coupling.indices(group, name, at)
             np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
@@ -418,24 +427,31 @@ def _scores(
     return {axis: torch.from_numpy(each / (abs(each).mean() or 1.0)) for axis, each in units.items()}
 
 
+def rows_at_once(shape: Sequence[int]) -> int:
+    """How many rows of a weight are scored at a time."""
+    return max(1, _PIECE // max(1, math.prod(shape[1:])))
+
+
 def _sums(
-    weight: Tensor, dims: Sequence[int], criterion: Callable[..., Tensor], evidence: Mapping[str, Tensor]
+    blocks: Iterable[Tensor], shape: Sequence[int], dims: Sequence[int], criterion: Callable[[Tensor], Tensor]
 ) -> dict[int, npt.NDArray[np.float64]]:
-    """The sums of a weight's scores over all dimensions but one, for each of ``dims``, piece by piece in float64."""
-    in_pieces = bool(getattr(criterion, "elementwise", False)) and not evidence
-    whole = weight if in_pieces else criterion(weight, **evidence)
-    found = {at: torch.zeros(weight.shape[at], dtype=torch.float64) for at in dims}
-    rows = max(1, PIECE // max(1, math.prod(weight.shape[1:])))
-    for start in range(0, weight.shape[0], rows):
-        piece = whole[start : start + rows]
-        piece = (criterion(piece) if in_pieces else piece).double()
-        for at, total in found.items():
-            others = [dim for dim in range(piece.dim()) if dim != at]
-            along = (piece.sum(others) if others else piece).cpu()
-            if at == 0:
-                total[start : start + rows] = along
-            else:
-                total += along
+    """The sums of a weight's scores over all dimensions but one, for each of ``dims``, in float64.
+
+    The weight comes as one or more blocks of its rows; all but the last have a multiple of `rows_at_once`.
+    """
+    found = {at: torch.zeros(shape[at], dtype=torch.float64) for at in dims}
+    rows, start = rows_at_once(shape), 0
+    for block in blocks:
+        for part in torch.split(block, rows):
+            piece = criterion(part).double()
+            for at, total in found.items():
+                others = [dim for dim in range(piece.dim()) if dim != at]
+                along = (piece.sum(others) if others else piece).cpu()
+                if at == 0:
+                    total[start : start + len(part)] = along
+                else:
+                    total += along
+            start += len(part)
     return {at: total.numpy() for at, total in found.items()}
 
 
