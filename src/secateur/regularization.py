@@ -128,9 +128,9 @@ def group_lasso(
     without penalty, which undoes its bias. ``shrink(model, example_inputs)`` takes the zeros out.
 
     Entries in several units are multiplied by the factors of all, each of the weights before: to first order in lr the
-    step of the sum. λ is compared to gradients, which SGD follows as they are: units that the loss does not need go, the
-    others stay. Adam moves every entry by about lr, needed or not, so that units go less one by one; `growing` is then
-    the better choice.
+    step of the sum. λ is compared to gradients, which SGD follows as they are: units that the loss does not need go,
+    the others stay. Adam moves every entry by about lr, needed or not, which separates them less; and it takes a long
+    run in any case. `growing` needs neither.
 
     Args:
         strength: λ; how many units leave follows from it. 0 changes nothing.
