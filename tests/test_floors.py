@@ -38,7 +38,7 @@ FLOORS = [
     ],
     ["axis_rules", "masks", "plots"],
     ["checkpoint_sparsification", "coupling", "report", "sparsification"],
-    ["plans"],
+    ["plans", "verification"],
     ["proof"],
     ["shrinking"],
     ["regularization"],
