@@ -119,7 +119,7 @@ def encode(entry: TensorEntry, raw: Array, mask: Bools | None = None, *, zstd: b
 
     >>> entry = TensorEntry("fc.weight", "F32", (1000,), Path(), 0, 4000)
     >>> encode(entry, np.zeros(4000, np.uint8)).record
-    {'encoding': 'csr8', 'kept': 0}
+    {'encoding': 'csr16', 'kept': 0}
     """
     zip_ = _compressor() if zstd else None
     record: dict[str, Any] = {"encoding": "dense", **({} if mask is None else {"mask": True})}
@@ -176,8 +176,8 @@ def _sparse(
     encodings: list[Encoding] = [BITMASK, CSR8, CSR16, *_groups(kept, count, exact=explicit or constant)]
     for encoding in encodings:
         total = bits.size // encoding.m * encoding.n if isinstance(encoding, Grouped) else count
-        places = sum(dtype.itemsize * length for dtype, length in encoding.parts(bits.size, total).values())
-        size = places + bits.itemsize * (1 if constant else total)
+        needed = encoding.parts(bits.size, total).values()
+        size = sum(dtype.itemsize * length for dtype, length in needed) + bits.itemsize * (1 if constant else total)
         if _is_justified(bits.nbytes, size):
             options.append((size, total, encoding))
     options.sort(key=lambda option: option[0])
@@ -286,6 +286,7 @@ def write_compressed(
     *,
     zstd: bool,
     folder: Path,
+    tied: Mapping[str, str],
 ) -> list[Written]:
     """Writes one compressed file: the tensors of a safetensors file whose header, after its length, is ``header``.
 
@@ -323,7 +324,7 @@ def write_compressed(
             start += spool.tell()
         for name, (width, at) in places.items():
             fields[name]["data_offsets"] = [starts[width] + at, starts[width] + at + fields[name]["data_offsets"][1]]
-        about = {"kind": KIND, "version": FORMAT_VERSION, "tensors": records}
+        about = {"kind": KIND, "version": FORMAT_VERSION, "tensors": records} | ({"tied": dict(tied)} if tied else {})
         text = header_of(fields, {KEY: _to_json(about), HEADER_KEY: header.decode()})
         if len(text) > MAX_HEADER:
             raise CheckpointError(f"the header would have {len(text)} bytes; {MAX_HEADER} are allowed.")
@@ -464,7 +465,11 @@ def stored_tensors(
         stored = _stored(entry, records.get(entry.name, {"encoding": "dense"}), entries)
         used.update(part.name for part in stored.parts.values())
         found[entry.name] = stored
-    for name in [*(entries.keys() - used), *(records.keys() - found.keys())]:
+    for name, same in about.get("tied", {}).items():
+        if name in found or same not in before:
+            raise CheckpointError(f"{path}: damaged: {printable(name)} is tied to nothing, or is there twice.")
+        found[name] = found[same]
+    for name in [*(entries.keys() - used), *(records.keys() - before.keys())]:
         raise CheckpointError(f"{path}: damaged: {printable(name)} belongs to no tensor.")
     return found, header
 
@@ -481,6 +486,9 @@ def _about(path: Path, metadata: Mapping[str, str]) -> dict[str, Any] | None:
             f"{path}: compressed in version {printable(repr(about.get('version')))} of the format; "
             f"this Secateur reads version {FORMAT_VERSION}. Use a newer one."
         )
+    tied = about.get("tied", {})
+    if not isinstance(tied, dict) or not all(isinstance(same, str) for same in tied.values()):
+        raise CheckpointError(f"{path}: damaged: its tied names are none.")
     if not isinstance(about.get("tensors"), dict) or HEADER_KEY not in metadata:
         raise CheckpointError(f"{path}: damaged: it lacks its records, or the header that it had before.")
     return about

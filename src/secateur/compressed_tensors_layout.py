@@ -6,13 +6,15 @@ weight's shape is a tensor of the file, so that finding a weight reads a few byt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from secateur.checkpoints import CheckpointError, TensorEntry, printable
-from secateur.compressed_files import Array, Bools, Read, StoredTensor, bits_of
+from secateur.compressed_files import Read, StoredTensor, bits_of
+from secateur.encodings import Array, Bools
 
 __all__ = ["BitmaskTensor", "bitmask_tensors", "without_sparsity"]
 
@@ -36,6 +38,8 @@ class BitmaskTensor:
 
     def bits(self, read: Read) -> Array:
         """The entries, flat, as unsigned integers."""
+        if not self.entry.numel:
+            return bits_of(np.zeros(0, np.uint8), self.entry.dtype)
         mask = self._mask(read)
         values = bits_of(read(self.parts["compressed"]), self.entry.dtype)
         if int(np.count_nonzero(mask)) != values.size:
@@ -54,6 +58,7 @@ class BitmaskTensor:
     def mask(self, read: Read) -> Bools | None:
         """None: the layout keeps what is not zero, not what somebody chose to keep."""
         del read
+        return None
 
     def _mask(self, read: Read) -> Bools:
         columns = self.entry.shape[-1]
@@ -113,8 +118,7 @@ def _weight(module: str, entries: Mapping[str, TensorEntry], read: Read) -> Bitm
         raise wrong
     if values.dtype == "BOOL" or values.numel > 8 * bitmask.numel:
         raise wrong
-    width = values.nbytes // values.numel if values.numel else 1
-    entry = TensorEntry(name, values.dtype, sizes, values.path, 0, width * int(np.prod(sizes, dtype=object)))
+    entry = TensorEntry(name, values.dtype, sizes, values.path, 0, values.torch_dtype.itemsize * math.prod(sizes))
     return BitmaskTensor(entry, parts)
 
 
