@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = [
-    ["axes", "files", "progress", "shards", "version"],
+    ["axes", "encodings", "files", "progress", "shards", "version"],
     [
         "activations",
         "batches",
@@ -24,10 +24,10 @@ FLOORS = [
         "sizes",
         "targets",
     ],
-    ["allocation", "batchnorm", "evidence", "inspection", "prune", "regrowth", "results", "tracing"],
-    ["axis_rules", "masks", "plots"],
-    ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
-    ["plans"],
+    ["allocation", "batchnorm", "compressed_files", "evidence", "inspection", "prune", "regrowth", "results", "tracing"],
+    ["axis_rules", "compressed_tensors_layout", "masks", "plots"],
+    ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification", "storage"],
+    ["plans", "storage_commands"],
     ["proof"],
     ["shrinking"],
     ["demo"],
@@ -36,7 +36,12 @@ FLOORS = [
 ]
 FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
 EVERYWHERE = {"torch", "numpy"}
-AT_THE_TOP = {"cli": {"typer", "rich", "click"}, "progress": {"rich"}, "checkpoints": {"safetensors"}}
+AT_THE_TOP = {
+    "cli": {"typer", "rich", "click"},
+    "progress": {"rich"},
+    "checkpoints": {"safetensors"},
+    "storage_commands": {"typer"},
+}
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
 
 

@@ -107,7 +107,8 @@ def _weight(module: str, entries: Mapping[str, TensorEntry], read: Read) -> Bitm
     values, bitmask, shape = (parts[part] for part in _PARTS)
     name = module if module.endswith(".weight") else f"{module}.weight"
     wrong = CheckpointError(f"{values.path}: damaged: the parts of {printable(name)} do not fit each other.")
-    if shape.dtype != "I64" or len(shape.shape) != 1 or not 1 <= shape.numel <= 64 or values.torch_dtype is None:
+    # a vector, in the 2:4 layout a column
+    if shape.dtype != "I64" or shape.shape not in ((shape.numel,), (shape.numel, 1)) or not 1 <= shape.numel <= 64:
         raise wrong
     sizes = tuple(int(size) for size in read(shape).view(np.int64))
     # the mask in the file is what a shape is held to, before anything of that size is made
@@ -116,7 +117,7 @@ def _weight(module: str, entries: Mapping[str, TensorEntry], read: Read) -> Bitm
     offsets = parts.get("row_offsets")
     if offsets is not None and (offsets.dtype, offsets.shape) != ("I64", sizes[:-1]):
         raise wrong
-    if values.dtype == "BOOL" or values.numel > 8 * bitmask.numel:
+    if values.torch_dtype is None or values.numel > 8 * bitmask.numel:
         raise wrong
     entry = TensorEntry(name, values.dtype, sizes, values.path, 0, values.torch_dtype.itemsize * math.prod(sizes))
     return BitmaskTensor(entry, parts)

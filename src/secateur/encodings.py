@@ -116,7 +116,7 @@ def from_planes(planes: Array, dtype: np.dtype[Any]) -> Array:
     """
     width = dtype.itemsize
     if width == 1:
-        return planes.view(dtype)
+        return planes.view(dtype).copy()
     count = planes.size // width
     values = np.empty(count, dtype)
     columns, rows = values.view(np.uint8).reshape(count, width), planes.reshape(width, count)
