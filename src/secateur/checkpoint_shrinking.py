@@ -163,13 +163,8 @@ def shrink_checkpoint(
     fields = configured.fields({axis: int(mask.sum()) for axis, mask in kept.items()}) or {}
     cuts = {file: plan.tensors[mine][1] for file, mine in files.items() if mine in plan.tensors}
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
-    left_out: list[Path] = []
-
-    def is_left_out(path: Path) -> bool:
-        other = path.suffix in OTHER_WEIGHTS and path.name not in NO_WEIGHTS and path not in weights
-        left_out.extend([path] if other else [])
-        return other or path in weights
-
+    others = {path.relative_to(source) for path in source.rglob("*") if path.suffix in OTHER_WEIGHTS}
+    left_out = sorted(path for path in others - weights if path.name not in NO_WEIGHTS)
     shapes = {name: _shape(entry, cuts.get(name, {})) for name, entry in checkpoint.entries.items()}
     dense = checkpoint.entries.values()
     planned = CheckpointShrinking(
@@ -191,7 +186,7 @@ def shrink_checkpoint(
     if out is None:
         return planned
     with new_directory(out) as temporary:
-        for _ in track(copy_tree(source, temporary, leave_out=is_left_out), "copying"):
+        for _ in track(copy_tree(source, temporary, skip={*weights, *left_out}), "copying"):
             pass
         for _ in track(_sliced_files(checkpoint, temporary, cuts), "slicing", total=len(shapes)):
             pass
