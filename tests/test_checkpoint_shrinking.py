@@ -180,7 +180,7 @@ def test_slices_are_those_of_index_select(tmp_path_factory, data, piece):
     (folder / "out").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint_shrinking, "_PIECE", piece)
-        assert list(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts})) == ["it", "first"] or True
+        assert set(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts})) == {"it", "first"}
     found = load_file(folder / "out" / "model.safetensors")
     assert torch.equal(found["it"], tensor)
     assert torch.equal(found["first"], torch.ones(3))
