@@ -27,6 +27,7 @@ FLOORS = [
     [
         "allocation",
         "batchnorm",
+        "calibration",
         "evidence",
         "factories",
         "inspection",

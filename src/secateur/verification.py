@@ -308,7 +308,10 @@ def _verified(
             problems.append("was left alone, but its bytes are not the source's.")
         return VerifiedTensor(*known, zeros, unchanged=same), problems
 
-    where = torch.cat([*zero_pieces(checkpoint, entry), torch.empty(0, dtype=torch.bool)])
+    where, at = torch.empty(entry.numel, dtype=torch.bool), 0
+    for piece in zero_pieces(checkpoint, entry):
+        where[at : at + len(piece)] = piece
+        at += len(piece)
     zeros, claimed = int(where.count_nonzero()), round(share * entry.numel)
     removed = claims.removed.get(name)
     if zeros != claimed:
