@@ -897,6 +897,9 @@ def test_the_commands(tmp_path, sharded):
     assert "bitmask+zstd" in done.stdout
     assert f"Wrote {tmp_path / 'small'}:" in done.stdout
     assert set(load_compressed(tmp_path / "small").masks) == {"layers.0.weight"}
+    wrong = CliRunner().invoke(app, ["compress", str(sharded), "--out", str(tmp_path / "x"), "--masks", str(sharded)])
+    assert isinstance(wrong.exception, ValueError)
+    assert "a mask is a bool tensor" in str(wrong.exception)
     done = CliRunner().invoke(
         app, ["expand", str(tmp_path / "small"), "--out", str(tmp_path / "again")], catch_exceptions=False
     )

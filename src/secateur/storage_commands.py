@@ -33,7 +33,10 @@ def compress(
     load_compressed reads the copy: the weight files are named *.compressed.safetensors so that nothing takes them for
     dense ones. OUT appears complete or not at all.
     """
-    done = save_compressed(path, out, masks=None if masks is None else open_checkpoint(masks), zstd=zstd)
+    try:
+        done = save_compressed(path, out, masks=None if masks is None else open_checkpoint(masks), zstd=zstd)
+    except (KeyError, TypeError) as error:  # masks of other tensors, or no masks
+        raise ValueError(error.args[0]) from None
     _print(done, f"Wrote {out}: {_bytes(done.stored)} of {_bytes(done.dense)}, {done.ratio:.1%}")
 
 
