@@ -893,15 +893,23 @@ def test_the_commands(tmp_path, sharded):
         catch_exceptions=False,
     )
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[0].split() == ["Encoding", "Tensors", "Dense", "Stored"]
+    assert done.stdout.splitlines()[0].split() == ["Encoding", "Tensors", "Dense", "Stored", "Ratio"]
     assert "bitmask+zstd" in done.stdout
     assert f"Wrote {tmp_path / 'small'}:" in done.stdout
     assert set(load_compressed(tmp_path / "small").masks) == {"layers.0.weight"}
-    wrong = CliRunner().invoke(app, ["compress", str(sharded), "--out", str(tmp_path / "x"), "--masks", str(sharded)])
-    assert isinstance(wrong.exception, ValueError)
-    assert "a mask is a bool tensor" in str(wrong.exception)
-    done = CliRunner().invoke(
-        app, ["expand", str(tmp_path / "small"), "--out", str(tmp_path / "again")], catch_exceptions=False
-    )
+    out = str(tmp_path / "other")
+    for arguments, line in (
+        (
+            ["compress", str(sharded), "--out", out, "--masks", str(sharded)],
+            "a mask is a bool tensor, not torch.float32",
+        ),
+        (["expand", str(sharded), "--out", out], "is not compressed; there is nothing to expand"),
+    ):
+        wrong = CliRunner().invoke(app, arguments)
+        assert wrong.exit_code == 2
+        assert line in wrong.stderr
+        assert len(wrong.stderr.splitlines()) == 1
+    arguments = ["expand", str(tmp_path / "small"), "--out", str(tmp_path / "again")]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert f"Wrote {tmp_path / 'again'}:" in done.stdout
     assert tree(tmp_path / "again") == tree(sharded)
