@@ -30,7 +30,7 @@ AT_THE_TOP = {
     "checkpoints": {"safetensors"},
     "cli": {"typer", "rich", "click"},
     "progress": {"rich"},
-    "storage_commands": {"typer"},
+    "storage_commands": {"typer", "rich"},
     "terminal": {"typer", "rich"},
 }
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
