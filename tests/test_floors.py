@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = [
-    ["axes", "files", "progress", "shards", "version"],
+    ["axes", "files", "origins", "progress", "shards", "version"],
     [
         "activations",
         "batches",

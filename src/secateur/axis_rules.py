@@ -295,7 +295,8 @@ def _attention(call: Call) -> None:
     unify(key[-2], value[-2])
     freeze(key[-2], "softmax along it")
     if call.get(6, "scale") is None:
-        freeze(query[-1], "attention is scaled by the width of a head")
+        why = "attention is scaled by the width of a head"
+        call.trace.divided_by_root(call.get(0, "query"), call.get(1, "key"), query[-1], why)
     batch: Dims = []
     for at in range(-len(query), -2):
         unify(key[at], value[at])

@@ -6,8 +6,8 @@ Law: all of a plan is carried out or nothing, and one that does not fit the mode
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +55,13 @@ class Plan:
     Attributes:
         tensors: ``{name: (shape before, {dimension: kept indices})}``.
         numbers: ``[(place, before, after)]``; a place is the path of a module, then names, keys and indices.
+        scales: ``[(name, dimension, indices, factor)]``: entries, of those before, that are multiplied by a number,
+            since the code divides by the root of a size that became smaller.
     """
 
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]]
     numbers: list[tuple[tuple[str | int, ...], int, int]]
+    scales: list[tuple[str, int, npt.NDArray[np.int64], float]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -68,6 +71,10 @@ class Plan:
                 for name, (shape, kept) in self.tensors.items()
             },
             "numbers": [{"place": list(place), "from": old, "to": new} for place, old, new in self.numbers],
+            "scales": [
+                {"tensor": name, "dimension": at, "indices": indices.tolist(), "by": factor}
+                for name, at, indices, factor in self.scales
+            ],
         }
 
     @staticmethod
@@ -81,7 +88,16 @@ class Plan:
             for name, entry in values["tensors"].items()
         }
         numbers = [(tuple(each["place"]), int(each["from"]), int(each["to"])) for each in values["numbers"]]
-        return Plan(tensors, numbers)
+        scales = [
+            (
+                str(each["tensor"]),
+                int(each["dimension"]),
+                np.asarray(each["indices"], dtype=np.int64),
+                float(each["by"]),
+            )
+            for each in values.get("scales", ())
+        ]
+        return Plan(tensors, numbers, scales)
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
@@ -175,13 +191,14 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
             tensors[name] = (tuple(tensor.shape), cuts)
     counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
     numbers = [(each.place, each.value, value) for each, value in coupling.attributes(counts).items()]
-    return Plan(tensors, numbers)
+    return Plan(tensors, numbers, coupling.scales(counts))
 
 
 def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
     """Slice tensors and set numbers; all or nothing. Returns what takes it back."""
     tensors = tensors_of(model)
     smaller: dict[str, Tensor] = {}
+    scales = _by_position(plan)
     states: list[tuple[dict[str, Any], str, Tensor]] = []
     for name, (shape, kept) in plan.tensors.items():
         if name not in tensors:
@@ -191,7 +208,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the plan was made for {shape}.")
         if not all(0 <= at < len(shape) and _fits(each, shape[at]) for at, each in kept.items()):
             raise ValueError(f"the plan keeps entries of {name} that its shape {shape} does not have.")
-        smaller[name] = _sliced(tensor.data, kept)
+        smaller[name] = _multiplied(_sliced(tensor.data, kept), scales.get(name, ()))
         state = {} if optimizer is None else optimizer.state.get(tensor, {})
         for key, value in state.items():
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
@@ -233,7 +250,8 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             tensors[name].grad = None
             tensors[name].data = value
             if grad is not None:
-                tensors[name].grad = _sliced(grad, plan.tensors[name][1])
+                inverse = [(at, 1 / factors) for at, factors in scales.get(name, ())]
+                tensors[name].grad = _multiplied(_sliced(grad, plan.tensors[name][1]), inverse)
         for place, _, new in plan.numbers:
             _set(model, place, new)
         for module, key, _, size in printed:
@@ -257,6 +275,29 @@ def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor
     for at, indices in kept.items():
         tensor = tensor.index_select(at, torch.from_numpy(indices).to(tensor.device))
     return tensor.contiguous()
+
+
+def _by_position(plan: Plan) -> dict[str, list[tuple[int, npt.NDArray[np.float64]]]]:
+    """For each tensor that is scaled ``(dimension, factors of the positions that stay)``."""
+    found: dict[str, list[tuple[int, npt.NDArray[np.float64]]]] = {}
+    for name, at, indices, factor in plan.scales:
+        shape, kept = plan.tensors.get(name, ((), {}))
+        if not 0 <= at < len(shape) or not _fits(indices, shape[at]):
+            raise ValueError(f"the plan scales entries of {name} that it does not make smaller, or that are not there.")
+        factors = np.ones(shape[at])
+        factors[indices] = factor
+        found.setdefault(name, []).append((at, factors[kept[at]] if at in kept else factors))
+    return found
+
+
+def _multiplied(tensor: Tensor, scales: Iterable[tuple[int, npt.NDArray[np.float64]]]) -> Tensor:
+    """Along a dimension; not rounded to half precision before."""
+    for at, factors in scales:
+        shape = [1] * tensor.dim()
+        shape[at] = -1
+        wide = tensor.double() if tensor.dtype == torch.float64 else tensor.float()
+        tensor = (wide * torch.from_numpy(factors).to(wide).reshape(shape)).to(tensor.dtype)
+    return tensor
 
 
 def _get(model: nn.Module, place: Sequence[str | int]) -> int:

@@ -10,6 +10,7 @@ by modules are `Known`. Where the code uses one in a view, a slice or a comparis
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -293,7 +294,7 @@ def settle(equations: Iterable[Equation | Outcome]) -> dict[Attribute, Polynomia
         if difference is None:
             _freeze_all(_variables(equation, values), equation.why)
         else:
-            _freeze_all({variable for term in difference for variable in term}, equation.why)
+            _freeze_all(_deciding(difference), equation.why)
 
 
 def axes_of(outcome: Outcome, values: Mapping[Attribute, Polynomial]) -> set[Axis]:
@@ -389,6 +390,16 @@ def _over(left: Polynomial, right: Polynomial) -> Polynomial | None:
             rest.remove(variable)
         found[tuple(rest)] = factor / coefficient
     return found
+
+
+def _deciding(difference: Polynomial) -> set[Variable]:
+    """The variables on which it depends whether a difference vanishes: not those that all of its terms have in common.
+
+    ``8 * heads - width * heads`` does where the width stays 8, whatever becomes of the heads.
+    """
+    counts = [Counter(term) for term in difference]
+    shared = functools.reduce(operator.and_, counts)
+    return {variable for each in counts for variable in each - shared}
 
 
 def _equal_counts(difference: Polynomial) -> tuple[Axis, Axis] | None:
