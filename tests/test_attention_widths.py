@@ -139,7 +139,8 @@ def test_saved_and_read(tmp_path):
     save_shrunken(model, tmp_path)
     read = load_shrunken(Attention(), tmp_path)
     assert torch.equal(read(X), model(X))
-    assert [each[1:] for each in plans_of(read)[0].scales][0][2] == plans_of(model)[0].scales[0][3]
+    for mine, its in zip(plans_of(model)[0].scales, plans_of(read)[0].scales, strict=True):
+        assert (mine[0], mine[1], mine[2].tolist(), mine[3]) == (its[0], its[1], its[2].tolist(), its[3])
 
 
 def test_a_plan_that_scales_what_is_not_there(tmp_path):
@@ -166,3 +167,27 @@ def test_heads_leave_where_their_widths_are_kept():
     model = shrink(Attention(), X, 0.4, keep=["made.weight:2", "made.weight:3"])
     assert model.heads < 4
     assert model.made.weight.shape[0] == 3 * 8 * model.heads
+
+
+class Encoder(nn.Module):
+    """torch's own layers, whose width is the heads times the width of a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(12, 32), nn.Linear(32, 5)
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, x):
+        return self.last(self.layers(self.first(x)))
+
+
+def test_torch_s_own_layers_lose_the_width_of_the_stream():
+    model = Encoder()
+    original = copy.deepcopy(model)
+    shrink(model, X, 0.5, target="units", round_to=1)
+    attention = model.layers.layers[1].self_attn
+    assert (attention.embed_dim, attention.num_heads, attention.head_dim) == (16, 4, 4)
+    assert tuple(attention.in_proj_weight.shape) == (48, 16)
+    assert model.layers.layers[0].linear1.out_features == 32
+    verify_shrunken(original, model, X)

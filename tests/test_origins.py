@@ -1,4 +1,4 @@
-"""What a tensor is proportional to: rows found backwards scale the tensor, and nothing is claimed that does not hold."""
+"""What a tensor is proportional to: rows found backwards scale it, and nothing is claimed that does not hold."""
 
 import numpy as np
 import pytest

@@ -43,6 +43,11 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
     nn.Embedding: {"embedding_dim": lambda m: m.weight.shape[1], "num_embeddings": lambda m: m.weight.shape[0]},
     nn.EmbeddingBag: {"embedding_dim": lambda m: m.weight.shape[1], "num_embeddings": lambda m: m.weight.shape[0]},
     nn.PReLU: {"num_parameters": lambda m: m.weight.shape[0]},
+    nn.MultiheadAttention: {
+        "head_dim": lambda m: m.embed_dim // m.num_heads,
+        "kdim": lambda m: m.embed_dim if m._qkv_same_embed_dim else m.k_proj_weight.shape[1],
+        "vdim": lambda m: m.embed_dim if m._qkv_same_embed_dim else m.v_proj_weight.shape[1],
+    },
     nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1], "hidden_size": lambda m: m.weight_hh_l0.shape[1]},
     nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1], "hidden_size": lambda m: m.weight_hh.shape[1]},
 }
