@@ -58,6 +58,13 @@ class Normalized(Attention):
         return rms_norm(q, (q.shape[-1],), self.q_gain), rms_norm(k, (k.shape[-1],), self.k_gain), v
 
 
+class Rotated(Attention):
+    def parts(self, x):
+        q, k, v = super().parts(x)
+        first, second = q.chunk(2, -1)
+        return q * 0.8 + torch.cat((-second, first), -1) * 0.6, k, v
+
+
 class Shared(Attention):
     """Queries and keys are the same: scaling the one would scale the other."""
 
@@ -75,7 +82,7 @@ class Bounded(Attention):
         return q.tanh(), k, v
 
 
-@pytest.mark.parametrize("make", [Attention, Interleaved, Apart, Normalized])
+@pytest.mark.parametrize("make", [Attention, Interleaved, Apart, Normalized, Rotated])
 def test_widths_leave_and_nothing_changes(make):
     model = make()
     original = copy.deepcopy(model)

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from secateur.axes import Axis, Expression, freeze, leaves, resolved, size_of
+from secateur.axes import Axis, Expression, freeze, leaves, size_of
 from secateur.origins import Origin, Rows, depends_on, overlap, rows_of, same
 from secateur.sizes import Attribute, Equation, Known, Log, formula_of
 
@@ -143,7 +143,7 @@ class Trace(TorchFunctionMode):
             return
         for before, its_dim in self.scaled:
             if overlap(rows, before):
-                if resolved(dim) is not resolved(its_dim) or not same(rows, before):
+                if list(leaves(dim)) != list(leaves(its_dim)) or not same(rows, before):
                     freeze(dim, why)
                     freeze(its_dim, why)
                 return
