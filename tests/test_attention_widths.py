@@ -59,10 +59,16 @@ class Normalized(Attention):
 
 
 class Rotated(Attention):
+    """Values are made apart: their width need not be that of two equal halves."""
+
+    def __init__(self):
+        super().__init__(64)
+        self.value = nn.Linear(12, 32)
+
     def parts(self, x):
-        q, k, v = super().parts(x)
+        q, k = (self.split(each) for each in self.made(x).chunk(2, -1))
         first, second = q.chunk(2, -1)
-        return q * 0.8 + torch.cat((-second, first), -1) * 0.6, k, v
+        return q * 0.8 + torch.cat((-second, first), -1) * 0.6, k, self.split(self.value(x))
 
 
 class Shared(Attention):
@@ -82,7 +88,7 @@ class Bounded(Attention):
         return q.tanh(), k, v
 
 
-@pytest.mark.parametrize("make", [Attention, Interleaved, Apart, Normalized, Rotated])
+@pytest.mark.parametrize("make", [Attention, Interleaved, Apart, Normalized])
 def test_widths_leave_and_nothing_changes(make):
     model = make()
     original = copy.deepcopy(model)
@@ -92,6 +98,14 @@ def test_widths_leave_and_nothing_changes(make):
     assert model.heads == 2
     assert widths == 3 * 2 * 4  # all of queries, keys and values, at half of the heads and half of the widths
     assert {factor for *_, factor in plan.scales} == {0.5**0.5}
+    verify_shrunken(original, model, X)
+
+
+def test_widths_of_rotated_queries_leave_in_both_halves():
+    model = Rotated()
+    original = copy.deepcopy(model)
+    shrink(model, X, 0.5, target="units", allocate=uniform)
+    assert (model.made.out_features, model.value.out_features, model.heads) == (2 * 2 * 4, 2 * 4, 2)
     verify_shrunken(original, model, X)
 
 
