@@ -236,9 +236,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
 
     def undo() -> None:
         for name, (value, grad) in before.items():
-            tensors[name].grad = None
-            tensors[name].data = value
-            tensors[name].grad = grad
+            _set_data(tensors[name], value, grad)
         for place, old, _ in plan.numbers:
             _set(model, place, old)
         for module, key, old, _ in printed:
@@ -252,11 +250,15 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     try:
         for name, value in smaller.items():
             grad = before[name][1]
+<<<<<<< HEAD
             tensors[name].grad = None
             tensors[name].data = value
             if grad is not None:
                 inverse = [(at, 1 / factors) for at, factors in scales.get(name, ())]
                 tensors[name].grad = _multiplied(_sliced(grad, plan.tensors[name][1]), inverse)
+=======
+            _set_data(tensors[name], value, None if grad is None else _sliced(grad, plan.tensors[name][1]))
+>>>>>>> main
         for place, _, new in plan.numbers:
             _set(model, place, new)
         for module, key, _, size in printed:
@@ -282,6 +284,7 @@ def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor
     return tensor.contiguous()
 
 
+<<<<<<< HEAD
 def _by_position(plan: Plan) -> dict[str, list[tuple[int, npt.NDArray[np.float64]]]]:
     """For each tensor that is scaled ``(dimension, factors of the positions that stay)``."""
     found: dict[str, list[tuple[int, npt.NDArray[np.float64]]]] = {}
@@ -303,6 +306,17 @@ def _multiplied(tensor: Tensor, scales: Iterable[tuple[int, npt.NDArray[np.float
         wide = tensor.double() if tensor.dtype == torch.float64 else tensor.float()
         tensor = (wide * torch.from_numpy(factors).to(wide).reshape(shape)).to(tensor.dtype)
     return tensor
+=======
+def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:
+    tensor.grad = None
+    if tensor.requires_grad:
+        # A graph that is still alive, as that of the last loss, keeps autograd's node for the old shape; it is let go
+        # only where the type of the data changes.
+        other = torch.float32 if tensor.dtype == torch.float64 else torch.float64
+        tensor.data = torch.empty(0, dtype=other, device=tensor.device)
+    tensor.data = value
+    tensor.grad = grad
+>>>>>>> main
 
 
 def _get(model: nn.Module, place: Sequence[str | int]) -> int:
