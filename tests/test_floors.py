@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = """
-axes files progress shards version encodings
+axes encodings files origins progress shards version
 activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
 allocation batchnorm calibration compressed_files evidence factories inspection prune regrowth results terminal tracing
 axis_rules compressed_tensors_layout masks plots
