@@ -16,8 +16,9 @@ axis_rules compressed_tensors_layout masks plots
 checkpoint_sparsification coupling report sparsification storage
 plans storage_commands verification
 proof
+configurations
 shrinking
-regularization
+checkpoint_shrinking regularization
 pruner
 demo
 cli
@@ -29,7 +30,7 @@ AT_THE_TOP = {
     "checkpoints": {"safetensors"},
     "cli": {"typer", "rich", "click"},
     "progress": {"rich"},
-    "storage_commands": {"typer"},
+    "storage_commands": {"typer", "rich"},
     "terminal": {"typer", "rich"},
 }
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
