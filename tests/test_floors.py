@@ -24,7 +24,18 @@ FLOORS = [
         "sizes",
         "targets",
     ],
-    ["allocation", "batchnorm", "evidence", "inspection", "prune", "regrowth", "results", "tracing"],
+    [
+        "allocation",
+        "batchnorm",
+        "evidence",
+        "factories",
+        "inspection",
+        "prune",
+        "regrowth",
+        "results",
+        "terminal",
+        "tracing",
+    ],
     ["axis_rules", "masks", "plots"],
     ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
     ["plans"],
@@ -36,7 +47,12 @@ FLOORS = [
 ]
 FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
 EVERYWHERE = {"torch", "numpy"}
-AT_THE_TOP = {"cli": {"typer", "rich", "click"}, "progress": {"rich"}, "checkpoints": {"safetensors"}}
+AT_THE_TOP = {
+    "cli": {"typer", "rich", "click"},
+    "terminal": {"typer", "rich"},
+    "progress": {"rich"},
+    "checkpoints": {"safetensors"},
+}
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
 
 
