@@ -13,7 +13,6 @@ import heapq
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -34,11 +33,22 @@ _CONTRACTIONS |= {"addmm", "baddbmm", "addbmm", "addmv", "scaled_dot_product_att
 _CONTRACTIONS |= {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
 _PASS_ZERO = {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"}  # a number stays one
 # questions that do not ask for values
-_SHAPES = {"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "dtype", "device", "is_cuda", "is_meta"}
-_SHAPES |= {"layout", "is_contiguous", "stride", "len", "requires_grad", "is_floating_point", "is_complex", "version"}
-_SHAPES |= {"element_size", "is_leaf", "grad_fn", "is_sparse", "is_nested", "is_quantized", "get_device", "type", "names"}
-_SHAPES |= {"result_type", "is_same_size", "is_mkldnn", "is_cpu", "is_mps", "is_xpu", "is_inference", "data_ptr", "grad"}
 _SIZES = {"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "len", "stride", "is_contiguous"}
+_SHAPES = _SIZES | {
+    "dtype",
+    "device",
+    "layout",
+    "type",
+    "names",
+    "requires_grad",
+    "grad",
+    "grad_fn",
+    "is_leaf",
+    "version",
+}
+_SHAPES |= {"is_cuda", "is_cpu", "is_mps", "is_xpu", "is_meta", "is_sparse", "is_nested", "is_quantized", "is_mkldnn"}
+_SHAPES |= {"is_floating_point", "is_complex", "is_inference", "is_same_size", "result_type", "element_size"}
+_SHAPES |= {"get_device", "data_ptr", "version"}
 _RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "uniform", "normal", "randint", "randperm"}
 _CACHES = ("past_key_values", "past_key_value")  # how transformers' attention modules are handed their cache
 
@@ -190,7 +200,11 @@ class Branch:
         """The same with one of its modules left in place; None where that makes what is added, or nothing is left."""
         rest = {each: form for each, form in self.modules.items() if each != path}
         names = tuple(each for each in self.parameters if not each.startswith(f"{path}."))
-        return replace(self, modules=rest, parameters=names) if names and self.modules[path]["returns"] == "input" else None
+        return (
+            replace(self, modules=rest, parameters=names)
+            if names and self.modules[path]["returns"] == "input"
+            else None
+        )
 
     def __repr__(self) -> str:
         return f"Branch({self.name!r}, modules={len(self.modules)}, entries={self.entries})"
@@ -322,7 +336,7 @@ class Flow(TorchFunctionMode):
         given = tensors_of_tree((args, kwargs))
         with torch._C.DisableTorchFunction():
             before = [_version(each) for each in given]
-            inputs = [(None, self._value(each)) for each in given]
+            inputs: list[tuple[int | None, int]] = [(None, self._value(each)) for each in given]
         if name in _SUMS and _is_real(sides := _operands(args, kwargs)):
             number, self.sums = self.sums, self.sums + 1
             inputs = [(at, self._value(side)) for at, side in enumerate(sides) if isinstance(side, Tensor)]
@@ -341,9 +355,9 @@ class Flow(TorchFunctionMode):
         index = len(self.calls)
         mutated = {self._now[id(each)] for each in written}
         # what shares memory with a tensor that is written over is something else afterwards, too
-        over = {id(each) for each in written}
-        for each in written:
-            over |= set(self._sharing.get(_memory(each), ()))
+        over = {id(tensor) for tensor in written}
+        for tensor in written:
+            over |= set(self._sharing.get(_memory(tensor), ()))
         inputs += [(None, self._now[each]) for each in over if self._now[each] not in {value for _, value in inputs}]
         follows = any(self.values[value].follows for _, value in inputs)
         call = _Call(name, inputs, [], self._stack[-1], mutated, number)
@@ -353,8 +367,8 @@ class Flow(TorchFunctionMode):
             call.outputs.append(self._now[each])
         for out in outs:
             if id(out) not in self._now:
-                value = _Value(index, follows, out.is_floating_point() or out.is_complex(), self.trace.dims(out))
-                self._now[id(out)] = self._made(value)
+                real = out.is_floating_point() or out.is_complex()
+                self._now[id(out)] = self._made(_Value(index, follows, real, self.trace.dims(out)))
                 self._sharing.setdefault(_memory(out), []).append(id(out))
                 call.outputs.append(self._now[id(out)])
         if call.outputs or not outs:
@@ -382,11 +396,11 @@ class Flow(TorchFunctionMode):
             if not isinstance(module, torch.jit.ScriptModule):
                 self._hooks.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
                 self._hooks.append(module.register_forward_hook(self._leave, with_kwargs=True))
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         for hook in self._hooks:
             hook.remove()
 
@@ -395,7 +409,8 @@ class Flow(TorchFunctionMode):
         outer = self.visits[self._stack[-1]].inside
         own = () if path is None else [path.rsplit(".", cut)[0] for cut in range(path.count(".") + 1)]
         visit = _Visit(module, outer | {each for each in own if each}, arguments=len(args) + len(kwargs))
-        for key, value in (*enumerate(args), *kwargs.items()):
+        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for key, value in arguments:
             if isinstance(value, Tensor):
                 visit.tensors.append((key, self._value(value), self.trace.dims(value)))
         self._stack.append(len(self.visits))
@@ -403,9 +418,8 @@ class Flow(TorchFunctionMode):
             self._visits_of.setdefault(path, []).append(len(self.visits))
         self.visits.append(visit)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        visit = self.visits[self._stack.pop()]
-        visit.returns = self._structure(out)
+    def _leave(self, *given: Any) -> None:  # module, arguments, keyword arguments, result
+        self.visits[self._stack.pop()].returns = self._structure(given[-1])
 
     def _structure(self, out: Any) -> Any:
         """Values for tensors, within plain containers; `_Strange` for what is none."""
@@ -431,8 +445,8 @@ class Flow(TorchFunctionMode):
             call.alive = not call.outputs or any(
                 value.escapes or any(self.calls[each].alive for each in value.consumers) for value in values
             )
-        for value in self.values:
-            value.consumers = [each for each in value.consumers if self.calls[each].alive]
+        for each_value in self.values:
+            each_value.consumers = [each for each in each_value.consumers if self.calls[each].alive]
         self._total = Counter(path for call in self.calls if call.alive for path in self.visits[call.visit].inside)
         shared = {axis for each in self.model.parameters() for dim in self.trace.dims(each) for axis in _axes(dim)}
         branches = []
@@ -481,9 +495,7 @@ class Flow(TorchFunctionMode):
             value
             for each in cone
             for _, value in self.calls[each].inputs
-            if self.values[value].producer not in cone
-            and self.values[value].follows
-            and self.values[value].real
+            if self.values[value].producer not in cone and self.values[value].follows and self.values[value].real
         }
         stream = None
         for other in others:
@@ -565,7 +577,7 @@ class Flow(TorchFunctionMode):
             tail, last, asked = self._tail(cone, owner, term)
             same_shape = _same(self.values[term].dims, self.values[stream].dims)
             scalar = tail <= _PASS_ZERO and same_shape and not asked and term not in self.calls[index].mutated
-            forms = {path: self._form(path, cone, owner, scalar=scalar and path in last, last=last) for path in chosen}
+            forms = {path: self._form(path, owner, scalar=scalar and path in last, last=last) for path in chosen}
             strange = {path for path, form in forms.items() if form is None}
             if not strange:
                 order = [path for path in self.paths.values() if path in forms]
@@ -597,7 +609,7 @@ class Flow(TorchFunctionMode):
         return names, last, asked
 
     def _form(
-        self, path: str, cone: set[int], owner: Mapping[int, str | None], *, scalar: bool, last: set[str]
+        self, path: str, owner: Mapping[int, str | None], *, scalar: bool, last: set[str]
     ) -> dict[str, Any] | None:
         """What stays in place of a module, as a plan holds it; None where its results have no shape that is known."""
         visits = [self.visits[each] for each in self._visits_of.get(path, ())]
@@ -619,9 +631,9 @@ class Flow(TorchFunctionMode):
         form: dict[str, Any] = {"was": type(module).__name__, "input": argument}
         own = {axis for each in module.parameters() for dim in self.trace.dims(each) for axis in _axes(dim)}
         out = visit.returns
-        if not ends and isinstance(out, tuple) and visit.arguments == 1 and argument == 0:
-            if _same(out[1], dims) and not self._is_written(out[0], path, owner):
-                return {"was": form["was"], "returns": "input"}
+        alone = isinstance(out, tuple) and visit.arguments == 1 and argument == 0
+        if alone and not ends and _same(out[1], dims) and not self._is_written(out[0], owner):
+            return {"was": form["was"], "returns": "input"}
 
         def described(returns: Any) -> Any:
             if isinstance(returns, list):
@@ -636,7 +648,7 @@ class Flow(TorchFunctionMode):
             shape = [_explained(dim, at, dims, module, own) for at, dim in enumerate(its_dims)]
             if None in shape:
                 return _Strange
-            return {"zeros": [list(each) for each in shape if each], "whole": self._is_written(value, path, owner)}
+            return {"zeros": [list(each) for each in shape if each], "whole": self._is_written(value, owner)}
 
         form["returns"] = described(out)
         if _strange(form["returns"]):
@@ -647,7 +659,7 @@ class Flow(TorchFunctionMode):
             form |= {"cache": caches[0], "layer": int.__index__(layer)}
         return form
 
-    def _is_written(self, value: int, path: str, owner: Mapping[int, str | None]) -> bool:
+    def _is_written(self, value: int, owner: Mapping[int, str | None]) -> bool:
         """Whether a call outside the modules that leave writes over a value that one of them returns, or a view."""
         waiting, seen = [value], {value}
         while waiting:
@@ -696,7 +708,7 @@ def _same(first: Sequence[Expression], second: Sequence[Expression]) -> bool:
 
 
 def _explained(
-    dim: Expression, place: int, dims: Sequence[Expression], module: nn.Module, own: AbstractSet[Axis]
+    dim: Expression, place: int, dims: Sequence[Expression], module: nn.Module, own: set[Axis]
 ) -> tuple[int, int, int, int, int] | None:
     """How a dimension of a result follows from the input's; see `_Zeros`."""
     plain = (1, 0, 1)
@@ -734,10 +746,10 @@ def _convolved(module: nn.modules.conv._ConvNd, spatial: int, place: int) -> tup
 
 
 def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def _memory(tensor: Tensor) -> int:
     if tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return -id(tensor)
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)

@@ -69,7 +69,7 @@ class Coupling:
         frozen: ``{(name, dimension): reasons}`` of the dimensions of parameters of which nothing may leave.
         passes: which passes were watched: ``(number of the inputs, training)``.
         unknown: ``{function: calls}`` of the functions that have no rule.
-        branches: the residual `Branch`\ es, in the order in which they meet their stream.
+        branches: the residual branches (`Branch`), in the order in which they meet their stream.
     """
 
     def __init__(

@@ -189,9 +189,7 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
 def plan_without(branches: Iterable[Branch]) -> Plan:
     """What leaves with residual branches; of modules within others that leave, only the outer."""
     modules = {path: form for branch in branches for path, form in branch.modules.items()}
-    outer = {
-        path: form for path, form in modules.items() if not any(path.startswith(f"{other}.") for other in modules)
-    }
+    outer = {path: form for path, form in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
     return Plan({}, [], outer)
 
 
@@ -299,7 +297,9 @@ def _places(
         except AttributeError as error:
             raise ValueError(f"the model has no module {path}, which the plan takes out.") from error
         if not path or type(module).__name__ != form["was"]:
-            raise ValueError(f"{path or 'the model'} is a {type(module).__name__}; the plan was made for {form['was']}.")
+            raise ValueError(
+                f"{path or 'the model'} is a {type(module).__name__}; the plan was made for {form['was']}."
+            )
         stays[id(module)] = replacement(form).train(module.training)
     return [
         (parent, key, child, stays[id(child)])

@@ -57,12 +57,13 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
     plans = plans_of(shrunken)[len(plans_of(original)) :]
     if not plans:
         raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
-    probe = probe_of(original)
+    probe, stage = probe_of(original), copy.deepcopy(original)
     for plan in plans:
         for part in (Plan({}, [], plan.modules), Plan(plan.tensors, plan.numbers)) if plan.modules else (plan,):
-            words = _differs_by(probe, part, example_inputs)
+            words = _differs_by(probe, find_coupling(stage, example_inputs), part, example_inputs)
             if words is not None:
                 raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
+            carry_out(stage, part, None)
     smaller, copied = tensors_of(probe), probe_of(shrunken)
     mine = tensors_of(copied)
     if {name: each.shape for name, each in smaller.items()} != {name: each.shape for name, each in mine.items()}:
@@ -82,9 +83,8 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
             raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
 
 
-def _differs_by(probe: nn.Module, plan: Plan, inputs: Any) -> str | None:
+def _differs_by(probe: nn.Module, coupling: Coupling, plan: Plan, inputs: Any) -> str | None:
     """What differs between a model where all that a plan takes is zero and the same without it, as it is afterwards."""
-    coupling = find_coupling(probe, inputs)
     branches = [branch for branch in coupling.branches if branch.modules.keys() <= plan.modules.keys()]
     if other := sorted(plan.modules.keys() - plan_without(branches).modules.keys()):
         return f"{', '.join(other[:5])} left, and lies in no residual branch"

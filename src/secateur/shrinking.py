@@ -1,4 +1,4 @@
-"""Channels that leave: `shrink` takes coupled slices out of a model, which stays an ordinary module, but smaller.
+"""Channels and branches that leave: `shrink` takes them out of a model, which stays an ordinary module, but smaller.
 
 Law: the smaller model computes what the original computes with the removed entries zeroed, and a call that fails leaves
 the model as it was.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -20,15 +21,39 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
 from secateur.axes import Axis
+from secateur.branches import Branch
 from secateur.coupling import Coupling, Group, find_coupling, run
 from secateur.criteria import magnitude
+from secateur.depth import choose_branches, influences
 from secateur.masks import make_masks
-from secateur.plans import carry_out, plan_of
+from secateur.plans import Plan, carry_out, plan_of, plan_without
 from secateur.progress import track
 from secateur.proof import wrong_groups
 from secateur.selection import keep_largest
 
-__all__ = ["shrink"]
+__all__ = ["Shrunk", "shrink"]
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """What a call of `shrink` did.
+
+    Attributes:
+        branches: the residual branches that the model had.
+        stayed: ``{name: why}`` of branches that were not to leave, or could not.
+        coupling: the groups of channels of the model without the branches that left, and what is frozen, also by the
+            proof.
+        kept: which units stay, of the groups that lost some.
+        plans: what left, in order: branches, then channels.
+        multiply_adds: those of the example before and after, as far as they are contractions.
+    """
+
+    branches: Sequence[Branch]
+    stayed: Mapping[str, str]
+    coupling: Coupling
+    kept: Mapping[Axis, npt.NDArray[np.bool_]]
+    plans: Sequence[Plan]
+    multiply_adds: tuple[int, int]
 
 
 def shrink(
@@ -45,8 +70,11 @@ def shrink(
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
+    branches: float = 0.0,
+    rank_branches: str = "influence",
     optimizer: torch.optim.Optimizer | None = None,
     verify: bool = True,
+    report: Callable[[Shrunk], None] | None = None,
 ) -> nn.Module:
     """Take whole channels, heads and hidden units out of a model, in place; returns the same module, smaller.
 
@@ -57,7 +85,8 @@ def shrink(
     Args:
         model: any module; its parameters stay the same objects, with smaller data.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave.
+        sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave,
+            or, with ``branches``, nothing but these.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
         allocate: how many units each group keeps; `uniform` (the same fraction of each) by default. Names are groups'.
         include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
@@ -68,9 +97,14 @@ def shrink(
             them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
+        branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
+            at least. Channels make up what is missing to ``sparsity``.
+        rank_branches: which leave: those of the least ``"influence"`` on the examples, which have to be real ones then
+            (`secateur.depth.influences`), or of the least mean score by the ``"criterion"``.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
         verify: compare, on a copy with random weights in float64, with the original whose removed entries are zero.
             What does not agree is frozen, and the rest tried again.
+        report: called in the end with a `Shrunk`: what left, and what is frozen and why.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why.
@@ -96,11 +130,85 @@ def shrink(
         raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
     if round_to is not None and round_to < 1:
         raise ValueError(f"round_to must be at least 1, not {round_to}.")
+    if rank_branches not in ("influence", "criterion"):
+        raise ValueError(f"rank_branches must be 'influence' or 'criterion', not {rank_branches!r}.")
+    check_sparsity(branches)
     coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
     inputs = [example_inputs, *more_inputs]
+    every, known, work = coupling.branches, _names(coupling), coupling.multiply_adds({})
+    plans: list[Plan] = []
+    stayed: dict[str, str] = {}
+    undo: Callable[[], None] | None = None
+    rest = sparsity
+    if branches:
+        known |= {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+        _check_globs(known, include, keep)
+        chosen, stayed = choose_branches(
+            model,
+            coupling,
+            branches,
+            inputs,
+            score=influences if rank_branches == "influence" else _by_criterion(criterion, evidence or {}),
+            include=_globs(include),
+            keep=_globs(keep) or (),
+            verify=verify,
+        )
+        share_left = _share_left(model, coupling, example_inputs, target)
+        plans.append(plan_without(chosen))
+        undo = carry_out(model, plans[0], optimizer)
+    try:
+        if branches:
+            coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
+            rest = 0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share_left(coupling))
+        kept: dict[Axis, npt.NDArray[np.bool_]] = {}
+        if rest or not branches:
+            kept = _kept(
+                model,
+                coupling,
+                inputs,
+                rest,
+                criterion=criterion,
+                allocate=allocate,
+                include=include,
+                keep=keep,
+                known=known,
+                round_to=round_to,
+                target=target,
+                evidence=evidence,
+                verify=verify,
+            )
+            plans.append(plan_of(model, coupling, kept))
+            carry_out(model, plans[-1], optimizer)
+    except BaseException:
+        if undo is not None:
+            undo()
+        raise
+    if report is not None:
+        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+        report(Shrunk(every, stayed, coupling, kept, plans, (work, coupling.multiply_adds(counts))))
+    return model_given
+
+
+def _kept(
+    model: nn.Module,
+    coupling: Coupling,
+    inputs: Sequence[Any],
+    sparsity: float | None,
+    *,
+    criterion: Callable[..., Tensor],
+    allocate: Allocation,
+    include: str | Iterable[str] | None,
+    keep: str | Iterable[str] | None,
+    known: Collection[str],
+    round_to: int | None,
+    target: str,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None,
+    verify: bool,
+) -> dict[Axis, npt.NDArray[np.bool_]]:
+    """What stays of the channels' axes, proved; changes nothing but what the coupling has frozen."""
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
     while True:
-        groups = _chosen(coupling, include, keep)
+        groups = _chosen(coupling, include, keep, known)
         if sparsity is None:
             kept = _dead(model, coupling, groups)
         else:
@@ -112,7 +220,7 @@ def shrink(
                 criterion,
                 allocate,
                 evidence,
-                example_inputs=example_inputs,
+                example_inputs=inputs[0],
                 minimum=minimum,
                 round_to=round_to,
                 target=target,
@@ -124,11 +232,8 @@ def shrink(
             continue
         wrong = wrong_groups(model, coupling, groups, kept, inputs) if verify else []
         if not wrong:
-            break
+            return kept
         coupling.freeze(wrong, "the smaller model computed something else")
-    plan = plan_of(model, coupling, kept)
-    carry_out(model, plan, optimizer)
-    return model_given
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
@@ -136,14 +241,30 @@ def shrink(
 _TARGETS = ("params", "macs", "memory", "latency", "units")
 
 
-def _chosen(coupling: Coupling, include: str | Iterable[str] | None, keep: str | Iterable[str] | None) -> list[Group]:
-    included = None if include is None else [include] if isinstance(include, str) else list(include)
-    whole = [] if keep is None else [keep] if isinstance(keep, str) else list(keep)
+def _globs(given: str | Iterable[str] | None) -> list[str] | None:
+    return None if given is None else [given] if isinstance(given, str) else list(given)
+
+
+def _names(coupling: Coupling) -> set[str]:
+    """What a glob can match."""
     names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
-    names |= {group.name for group in coupling.groups}
-    for glob in (*(included or ()), *whole):
-        if not any(fnmatchcase(name, glob) for name in names):
+    return names | {group.name for group in coupling.groups}
+
+
+def _check_globs(known: Collection[str], *given: str | Iterable[str] | None) -> None:
+    for glob in (each for one in given for each in _globs(one) or ()):
+        if not any(fnmatchcase(name, glob) for name in known):
             raise ValueError(f"{glob!r} matches no tensor of the model.")
+
+
+def _chosen(
+    coupling: Coupling,
+    include: str | Iterable[str] | None,
+    keep: str | Iterable[str] | None,
+    known: Collection[str],
+) -> list[Group]:
+    _check_globs(known, include, keep)
+    included, whole = _globs(include), _globs(keep) or []
 
     def about(group: Group, globs: Sequence[str]) -> bool:
         names = {group.name, *(name for name, _ in group.members)}
@@ -267,6 +388,19 @@ def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Calla
     """The time of a forward pass over the model's own, in turn: the median of the ratios."""
     dense = copy.deepcopy(model).eval()
 
+    def ratio(counts: Mapping[Axis, int]) -> float:
+        smaller = copy.deepcopy(dense)
+        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
+        carry_out(smaller, plan_of(smaller, coupling, kept), None)
+        return _ratio_of_times(smaller, dense, example_inputs)
+
+    return ratio
+
+
+@torch.no_grad()
+def _ratio_of_times(smaller: nn.Module, dense: nn.Module, example_inputs: Any) -> float:
+    """The time of a forward pass over another's, in turn: the median of the ratios."""
+
     def seconds(module: nn.Module) -> float:
         begin = time.perf_counter()
         run(module, example_inputs)
@@ -274,20 +408,41 @@ def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Calla
             torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    @torch.no_grad()
-    def ratio(counts: Mapping[Axis, int]) -> float:
-        smaller = copy.deepcopy(dense)
-        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
-        carry_out(smaller, plan_of(smaller, coupling, kept), None)
-        seconds(smaller)
-        seconds(dense)
-        ratios: list[float] = []
-        begin = time.perf_counter()
-        while len(ratios) < 9 or (time.perf_counter() - begin < 0.3 and len(ratios) < 200):
-            ratios.append(seconds(smaller) / seconds(dense))
-        return float(np.median(ratios))
+    seconds(smaller)
+    seconds(dense)
+    ratios: list[float] = []
+    begin = time.perf_counter()
+    while len(ratios) < 9 or (time.perf_counter() - begin < 0.3 and len(ratios) < 200):
+        ratios.append(seconds(smaller) / seconds(dense))
+    return float(np.median(ratios))
 
-    return ratio
+
+def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target: str) -> Callable[[Coupling], float]:
+    """How much of the target is left of what the model has now, told later, when branches have left it."""
+    if target == "units":
+        return lambda _: 1.0  # a branch has none: the fraction is of those that stay
+    if target == "latency":
+        dense = copy.deepcopy(model).eval()
+        return lambda _: _ratio_of_times(copy.deepcopy(model).eval(), dense, example_inputs)
+    whole = _cost_of(model, before, example_inputs, target)({})
+    return lambda after: _cost_of(model, after, example_inputs, target)({}) / whole if whole else 1.0
+
+
+def _by_criterion(
+    criterion: Callable[..., Tensor], evidence: Mapping[str, Mapping[str, Tensor]]
+) -> Callable[[nn.Module, Coupling, Sequence[Any]], dict[Branch, float]]:
+    """Branches by the mean score of the entries of their matrices; of those that have none, of all."""
+
+    def score(model: nn.Module, coupling: Coupling, _: Sequence[Any]) -> dict[Branch, float]:
+        found = {}
+        for branch in track(coupling.branches, "scoring branches"):
+            members = {name: model.get_parameter(name).detach() for name in branch.parameters}
+            chosen = {name: each for name, each in members.items() if each.dim() > 1} or members
+            scores = [criterion(each, **evidence.get(name, {})).double().flatten() for name, each in chosen.items()]
+            found[branch] = float(torch.cat(scores).mean())
+        return found
+
+    return score
 
 
 def _scores(
