@@ -119,8 +119,8 @@ class Removed(nn.Module):
             if returns["zeros"] is None:
                 return None, None
             name = f"zeros_{sum(key.startswith('zeros_') for key in vars(self))}"
-            columns = zip(*returns["zeros"], strict=True) if returns["zeros"] else [()] * 5
-            setattr(self, name, _Zeros(*(tuple(map(int, each)) for each in columns), whole=bool(returns["whole"])))
+            at, sizes, times, plus, over = (tuple(int(row[n]) for row in returns["zeros"]) for n in range(5))
+            setattr(self, name, _Zeros(at, sizes, times, plus, over, bool(returns["whole"])))
             return None, name
         if isinstance(returns, Mapping):
             return {key: self._held(each) for key, each in returns["dict"].items()}
@@ -497,17 +497,7 @@ class Flow(TorchFunctionMode):
             for _, value in self.calls[each].inputs
             if self.values[value].producer not in cone and self.values[value].follows and self.values[value].real
         }
-        stream = None
-        for other in others:
-            for value in sorted(entering, key=lambda each: each != other):
-                around = self._depth(value, other)
-                if around is not None and around <= 1:
-                    through = self._depth(value, term, cone)
-                    if through is not None and through > around:
-                        stream = other
-                        break
-            if stream is not None:
-                break
+        stream = next((other for other in others if self._goes_around(entering, other, term, cone)), None)
         if stream is None:
             return None
         forms = self._forms(cone, index, term, stream)
@@ -521,6 +511,31 @@ class Flow(TorchFunctionMode):
         weights = Counter({path: sum(p.numel() for p in self.model.get_submodule(path).parameters()) for path in forms})
         entries = sum(parameter.numel() for parameter in {id(each): each for each in names.values()}.values())
         return Branch(weights.most_common(1)[0][0], forms, tuple(names), entries, {self.in_pass: at})
+
+    def _goes_around(self, entering: set[int], other: int, term: int, cone: set[int]) -> bool:
+        """Whether a term is what goes into another, on a way with fewer contractions: none, or one as of a shortcut."""
+        for value in sorted(entering, key=lambda each: each != other):
+            through = self._depth(value, term, cone)
+            if not through:
+                continue
+            for start in self._same_stream(value, other):
+                around = self._depth(start, other)
+                if around is not None and around < min(through, 2):
+                    return True
+        return False
+
+    def _same_stream(self, value: int, other: int) -> list[int]:
+        """A value, and those that it was made of without a contraction, back to the last sum: what is normalized."""
+        found, waiting = [value], [value]
+        while waiting and found[-1] != other:
+            producer = self.values[waiting.pop()].producer
+            if producer < 0 or self.calls[producer].number >= 0 or self.calls[producer].name in _CONTRACTIONS:
+                continue
+            for _, before in self.calls[producer].inputs:
+                if self.values[before].follows and self.values[before].real and before not in found:
+                    found.append(before)
+                    waiting.append(before)
+        return found
 
     def _cone(self, index: int, term: int) -> set[int]:
         """The calls whose results reach the outputs only through a term of a sum."""

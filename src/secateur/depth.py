@@ -19,7 +19,9 @@ from secateur.plans import plan_without
 from secateur.progress import track
 from secateur.proof import right_branches
 
-__all__ = ["choose_branches", "influences"]
+__all__ = ["KEPT", "choose_branches", "influences"]
+
+KEPT = "kept, as asked"
 
 
 def influences(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> dict[Branch, float]:
@@ -115,7 +117,7 @@ def choose_branches(
     if wrong := [branch.name for branch in every if math.isnan(scores[branch])]:
         raise ValueError(f"the score of the branch {wrong[0]} is NaN; mend the weights or the example first.")
     stayed = {
-        branch.name: "kept, as asked"
+        branch.name: KEPT
         for branch in every
         if (include is not None and not _about(branch, include)) or _about(branch, keep)
     }
@@ -141,12 +143,8 @@ def choose_branches(
 
 def _gone(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:
     """The branches that have nothing left when these leave: they, and those within them."""
-    paths = plan_without(chosen).modules
-
-    def left(name: str) -> bool:
-        return any(name.startswith(f"{path}.") for path in paths)
-
-    return [branch for branch in every if branch in chosen or all(map(left, branch.parameters))]
+    plan = plan_without(chosen)
+    return [branch for branch in every if plan.takes(branch)]
 
 
 def _about(branch: Branch, globs: Iterable[str]) -> bool:

@@ -63,6 +63,10 @@ class Plan:
     numbers: list[tuple[tuple[str | int, ...], int, int]]
     modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def takes(self, branch: Branch) -> bool:
+        """Whether nothing is left of a residual branch: all that has its parameters leaves."""
+        return all(any(name.startswith(f"{path}.") for path in self.modules) for name in branch.parameters)
+
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
         return {
