@@ -125,7 +125,7 @@ def choose_branches(
     while True:
         chosen: list[Branch] = []
         for branch in ranked:
-            if len(_gone([*chosen, branch], every)) <= target:
+            if branch not in _gone(chosen, every) and len(_gone([*chosen, branch], every)) <= target:
                 chosen.append(branch)
         if len(_gone(chosen, every)) < target:
             why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])

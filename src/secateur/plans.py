@@ -148,7 +148,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
         if read.get("format") != _FORMAT or read.get("version") not in _VERSIONS:
             raise ValueError(f"it is {read.get('format')!r} version {read.get('version')!r}")
         plans = [Plan.from_json(each) for each in read["plans"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{directory / 'plan.json'} is no plan that this version of secateur reads: {error}."
         ) from error
