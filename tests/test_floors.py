@@ -12,11 +12,12 @@ FLOORS = """
 axes encodings files origins progress shards version
 activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
 allocation batchnorm calibration compressed_files evidence factories inspection prune regrowth results terminal tracing
-axis_rules compressed_tensors_layout masks plots
+axis_rules branches compressed_tensors_layout masks plots
 checkpoint_sparsification coupling report sparsification storage
 plans storage_commands verification
 proof
-configurations
+configurations depth
+choosing
 shrinking
 checkpoint_shrinking regularization
 pruner
