@@ -418,11 +418,14 @@ def _set(model: nn.Module, place: Sequence[str | int], value: int) -> None:
 
 
 def _with(held: Any, keys: Sequence[str | int], value: int) -> Any:
-    """The same with a number at the place of these keys replaced: in place, but for tuples."""
+    """The same with a number at the place of these keys replaced: in place, but for tuples and lists.
+
+    A list that a configuration was made of is often that of other models, too.
+    """
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
-    if isinstance(held, tuple):
+    if isinstance(held, tuple | list):
         return type(held)([_with(each, rest, value) if at == key else each for at, each in enumerate(held)])
     inside = _inside(held)
     inside[key] = _with(inside[key], rest, value)
