@@ -11,13 +11,14 @@ import secateur
 FLOORS = """
 axes files progress shards version encodings
 activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
-allocation batchnorm compressed_files evidence factories inspection prune regrowth results terminal tracing
+allocation batchnorm calibration compressed_files evidence factories inspection prune regrowth results terminal tracing
 axis_rules compressed_tensors_layout masks plots
 checkpoint_sparsification coupling report sparsification storage
 plans storage_commands verification
 proof
+configurations
 shrinking
-regularization
+checkpoint_shrinking regularization
 pruner
 demo
 cli
