@@ -1,0 +1,252 @@
+"""Runs a model block by block with its own forward pass, which is cut short at the block that is wanted.
+
+Law: what a block receives is what the model's code gives it, masks, position embeddings and outputs of other blocks
+included; replaying every block ends in the outputs of the full forward pass.
+
+The model's forward function is called anew for every block and batch. Blocks that are finished are stand-ins that
+return their stored outputs, so a run costs the code between the blocks and one block. Which stored outputs the rest of
+the model still needs is found out: a stand-in whose output was dropped returns NaN, and a NaN that reaches a block's
+arguments shows that it is needed (an encoder's states, say, which every block of a decoder receives).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.batches import Forward, mapped, moved, run
+
+__all__ = ["LostOutput", "Outputs", "Replay"]
+
+Call = Callable[[], Any]
+Handler = Callable[[str, tuple[Any, ...], dict[str, Any], Call], None]
+
+
+class LostOutput(Exception):
+    """A block needs the output of an earlier one that was dropped."""
+
+
+class _Stop(BaseException):
+    """Ends a forward pass; no `Exception`, so that no model's own code takes it for an error."""
+
+
+class Outputs:
+    """What blocks returned, for each batch: in memory, or in files that are mapped into it.
+
+    >>> outputs = Outputs()
+    >>> outputs.save("blocks.0", 0, (torch.ones(2), None))
+    >>> outputs.load("blocks.0", 0)
+    (tensor([1., 1.]), None)
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._held: dict[str, dict[int, Any]] = {}
+        self._files: dict[str, list[Path]] = {}
+
+    def save(self, name: str, number: int, output: Any) -> None:
+        self._held.setdefault(name, {})[number] = mapped(output, lambda tensor: self._placed(name, tensor.detach()))
+
+    def load(self, name: str, number: int) -> Any:
+        return self._held[name][number]
+
+    def drop(self, name: str) -> None:
+        self._held.pop(name, None)
+        for path in self._files.pop(name, []):
+            path.unlink(missing_ok=True)
+
+    def names(self) -> list[str]:
+        return list(self._held)
+
+    def clear(self) -> None:
+        for name in self.names():
+            self.drop(name)
+
+    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+        if self.folder is None or not tensor.numel():
+            return tensor.cpu()
+        files = self._files.setdefault(name, [])
+        path = self.folder / f"{name}.{len(files)}.activations"
+        files.append(path)
+        # room for the file is asked for now: a full disk is an error here, and not a signal when a page is written
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, tensor.nbytes)
+        mapping = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        return mapping.view(tensor.shape).copy_(tensor)
+
+
+class Replay:
+    """The forward passes of a model over batches, one block at a time.
+
+    Args:
+        model: any module, in evaluation mode.
+        blocks: ``{name: module}`` of it.
+        outputs: where the outputs of finished blocks are.
+        forward: how a batch is run; see `secateur.batches.run`.
+        on_arrival: called with a module outside of the blocks that holds parameters of its own, before it is run.
+        device: where the model computes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Mapping[str, nn.Module],
+        *,
+        outputs: Outputs | None = None,
+        forward: Forward | None = None,
+        on_arrival: Callable[[nn.Module], None] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self.blocks = dict(blocks)
+        self.outputs = Outputs() if outputs is None else outputs
+        self.how = forward
+        self.on_arrival = on_arrival
+        self.device = device
+        self.done: list[str] = []
+        self.keep_all = False
+        self._shapes: dict[str, dict[int, Any]] = {}
+        self._poisoned: set[str] = set()
+        self._used_poison = False
+        self._at = 0
+        self._handler: Handler | None = None
+        self._reached: str | None = None
+        self._provisional: tuple[str, Any] | None = None
+        self._outside: set[nn.Module] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Puts the stand-ins in the blocks' places; they are taken away at the end."""
+        inside = {module for block in self.blocks.values() for module in block.modules()}
+        handles = [
+            module.register_forward_pre_hook(self._arrive)
+            for module in self.model.modules()
+            if module not in inside and any(True for _ in module.parameters(recurse=False))
+        ]
+        # fused attention of nn.TransformerEncoder reads the weights of its layers without running them
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        originals = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
+        try:
+            for name, block in self.blocks.items():
+                block.forward = self._stand_in(name, block.forward)
+            yield
+        finally:
+            for name, block in self.blocks.items():
+                if originals[name] is None:
+                    block.__dict__.pop("forward", None)
+                else:
+                    block.forward = originals[name]
+            torch.backends.mha.set_fastpath_enabled(fast)
+            for handle in handles:
+                handle.remove()
+
+    def run(self, number: int, batch: Any, handler: Handler) -> str | None:
+        """Runs a batch up to the first block that is not done, and calls the handler there with the block's name, its
+        arguments, and what computes its output; returns the name, or None where the forward pass came to its end.
+
+        Raises:
+            LostOutput: the block's arguments depend on an output that was dropped.
+            ValueError: the block's arguments are not numbers.
+        """
+        self._at, self._handler, self._reached, self._used_poison = number, handler, None, False
+        with contextlib.suppress(_Stop), torch.no_grad():
+            run(self.model, moved(batch, self.device), self.how)
+        return self._reached
+
+    def finish(self, name: str) -> None:
+        """From now on the block is a stand-in for its stored outputs; of those before, what is not needed goes."""
+        self.done.append(name)
+
+    def is_run_again(self, name: str, number: int, batch: Any, output: Any) -> bool:
+        """Whether the model runs a block a second time after it has returned ``output``, as ALBERT does."""
+        again: list[str] = []
+        self._provisional = (name, output)
+        try:
+            self.run(number, batch, lambda reached, *_: again.append(reached))
+        finally:
+            self._provisional = None
+        return again == [name]
+
+    def forget(self, number: int, batch: Any) -> None:
+        """Drops the stored outputs that the next block's arguments do not depend on."""
+        if self.keep_all:
+            return
+        for name in [name for name in self.outputs.names() if name in self.done[:-1]]:
+            self._poisoned.add(name)
+            try:
+                self.run(number, batch, lambda *_: None)
+            except LostOutput:
+                self._poisoned.discard(name)
+            else:
+                self.outputs.drop(name)
+
+    def restart(self) -> None:
+        """Back to before the first block, and from now on nothing is dropped."""
+        self.outputs.clear()
+        self.done.clear()
+        self._poisoned.clear()
+        self.keep_all = True
+
+    def save(self, name: str, number: int, output: Any) -> None:
+        """Stores what a block returned."""
+        self.outputs.save(name, number, output)
+        self._shapes.setdefault(name, {})[number] = mapped(output, lambda tensor: tensor.detach().to("meta"))
+
+    def _arrive(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
+        if self._provisional is not None and module not in self._outside:
+            raise _Stop  # past the blocks: the head is not needed to know that
+        self._outside.add(module)
+        if self.on_arrival is not None:
+            self.on_arrival(module)
+
+    def _stand_in(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if name in self.done:
+                return self._remembered(name)
+            if self._provisional is not None and self._provisional[0] == name and self._reached is None:
+                self._reached = name
+                return self._provisional[1]
+            self._check(name, args, kwargs)
+            self._reached = name
+            assert self._handler is not None
+            self._handler(name, args, kwargs, lambda: original(*args, **kwargs))
+            raise _Stop
+
+        return forward
+
+    def _remembered(self, name: str) -> Any:
+        if name in self._poisoned:
+            self._used_poison = True
+            device = self.device or torch.device("cpu")
+            return mapped(self._shapes[name][self._at], lambda tensor: _poison(tensor, device))
+        return moved(self.outputs.load(name, self._at), self.device)
+
+    def _check(self, name: str, args: Any, kwargs: Any) -> None:
+        found = False
+
+        def look(tensor: Tensor) -> Tensor:
+            nonlocal found
+            found = found or (tensor.is_floating_point() and bool(tensor.isnan().any()))
+            return tensor
+
+        mapped((args, kwargs), look)
+        if found and self._used_poison:
+            raise LostOutput(name)
+        if found:
+            raise ValueError(
+                f"what {name} receives in batch {self._at} holds NaN; look at the batch, or run the model in a wider "
+                "dtype (float16 overflows where bfloat16 does not)."
+            )
+
+
+def _poison(like: Tensor, device: torch.device) -> Tensor:
+    if like.is_floating_point():
+        return torch.full(like.shape, torch.nan, dtype=like.dtype, device=device)
+    return torch.zeros(like.shape, dtype=like.dtype, device=device)
