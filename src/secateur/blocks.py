@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["find_blocks", "left_alone_within"]
+__all__ = ["experts_owners", "find_blocks", "is_expert", "left_alone_within"]
 
 # Inside blocks; what lies outside of them is never touched.
 _ROUTERS = re.compile(r"(^|\.)(router|shared_expert_gate)(\.|$)")
@@ -119,6 +119,15 @@ def left_alone_within(block: nn.Module) -> dict[str, str]:
                 if parameter.dim() >= 2:
                     reasons[f"{prefix}.{name}"] = "router"
     return reasons
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter of a block belongs to one of several experts.
+
+    >>> is_expert("mlp.experts.3.up_proj.weight"), is_expert("mlp.shared_expert.up_proj.weight")
+    (True, False)
+    """
+    return any(_EXPERTS.match(part) for part in name.split("."))
 
 
 def experts_owners(block: nn.Module) -> list[nn.Module]:

@@ -82,6 +82,29 @@ class Statistics:
         if self.words & {"input_mean", "input_var"}:
             self.totals = _added(self.totals, wide.sum(0, dtype=torch.float64))
 
+    def add_over_ranks(self, device: torch.device) -> None:
+        """Every process's sums become the sums over all; one that saw nothing adds nothing."""
+        from torch import distributed
+
+        wanted = [
+            ("gram", (self.inputs, self.inputs), torch.float32, {"gram"}),
+            ("squares", (self.inputs,), torch.float64, {"input_norm", "input_var"}),
+            ("totals", (self.inputs,), torch.float64, {"input_mean", "input_var"}),
+        ]
+        count = torch.tensor(float(self.tokens), dtype=torch.float64, device=device)
+        distributed.all_reduce(count)
+        self.tokens = int(count)
+        for key, shape, dtype, words in wanted:
+            if self.words & words:
+                held = getattr(self, key)
+                tensor = torch.zeros(shape, dtype=dtype, device=device) if held is None else held
+                distributed.all_reduce(tensor)
+                setattr(self, key, tensor)
+        samples: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(samples, [part.cpu() for part in self.sample])
+        parts = [part.to(device) for rank in samples for part in rank]
+        self.sample = [torch.cat(parts)[:SAMPLE]] if parts else []
+
     def finish(self) -> None:
         """Mirrors the half of the Gram matrix that was not computed."""
         if self.gram is not None:
@@ -109,9 +132,9 @@ class Statistics:
                     found[word] = (self.squares / self.tokens - mean.square()).clamp_(min=0).float()[None]
         return found
 
-    def error(self, before: Tensor, after: Tensor) -> float | None:
-        """``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``: the squared relative error of the layer's outputs, on all tokens where there is
-        a Gram matrix, else on a sample of them; None where no token came."""
+    def error(self, before: Tensor, after: Tensor) -> tuple[float, float]:
+        """``‖X(W' - W)ᵀ‖²`` and ``‖XWᵀ‖²``: what a layer's outputs lost, and what they were; over all tokens where
+        there is a Gram matrix, else over a sample of them."""
         wide = torch.promote_types(before.dtype, torch.float32)
         old = before.to(wide)
         change = after.to(wide) - old
@@ -122,8 +145,8 @@ class Statistics:
             x = torch.cat(self.sample).to(wide)
             lost, whole = ((x @ m.T).square().sum().item() for m in (change, old))
         else:
-            return None
-        return max(lost, 0.0) / whole if whole > 0 else 0.0
+            return 0.0, 0.0
+        return max(lost, 0.0), max(whole, 0.0)
 
 
 def _added(held: Tensor | None, more: Tensor) -> Tensor:
@@ -250,6 +273,8 @@ class Products(TorchFunctionMode):
         elif func in _PRODUCTS:
             x, weight = _pick(args, kwargs, _PRODUCTS[func])
             self._meet(x, weight, transposed=True)
+            if isinstance(weight, Tensor) and weight.dim() >= 2:  # W @ x, as in Mamba: tokens are columns
+                self._meet(weight.mT, x, transposed=False)
         elif func in (torch.addmm, Tensor.addmm, torch.baddbmm):
             names = ("input", "batch1", "batch2") if func is torch.baddbmm else ("input", "mat1", "mat2")
             _, x, weight = _pick(args, kwargs, names)

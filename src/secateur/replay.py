@@ -187,12 +187,12 @@ class Replay:
             else:
                 self.outputs.drop(name)
 
-    def restart(self) -> None:
-        """Back to before the first block, and from now on nothing is dropped."""
+    def restart(self, *, keep_all: bool) -> None:
+        """Back to before the first block; with ``keep_all`` nothing is dropped from now on."""
         self.outputs.clear()
         self.done.clear()
         self._poisoned.clear()
-        self.keep_all = True
+        self.keep_all = keep_all
 
     def save(self, name: str, number: int, output: Any) -> None:
         """Stores what a block returned."""
