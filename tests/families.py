@@ -69,12 +69,12 @@ FAMILIES = {
         hf.Qwen2MoeForCausalLM,
         hf.Qwen2MoeConfig,
         SMALL
-        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, shared_expert_intermediate_size=20),
+        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24),
     ),
     "qwen3_moe": (
         hf.Qwen3MoeForCausalLM,
         hf.Qwen3MoeConfig,
-        SMALL | dict(head_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12),
+        SMALL | dict(head_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
     ),
     "mamba": (
         hf.MambaForCausalLM,

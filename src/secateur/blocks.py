@@ -99,7 +99,8 @@ def left_alone_within(block: nn.Module) -> dict[str, str]:
         routers = [
             name
             for name in dict(module.named_children())
-            if re.fullmatch("gate|wg|router|.*_router", name) and any(_EXPERTS.match(n) for n, _ in module.named_children())
+            if re.fullmatch("gate|wg|router|.*_router", name)
+            and any(_EXPERTS.match(n) for n, _ in module.named_children())
         ]
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{path}.{name}" if path else name

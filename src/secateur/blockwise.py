@@ -7,14 +7,14 @@ are solved, and are written down before the next block is read. Memory is one bl
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import inspect
-import itertools
+import json
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,18 +23,26 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
 from secateur.batches import Forward, device_of, mapped, unchanged, unwrapped
+from secateur.block_files import BlockFiles, build_on_meta
 from secateur.blocks import experts_owners, find_blocks, is_expert, left_alone_within
+from secateur.checkpoint_sparsification import RECORD
+from secateur.checkpoint_sparsification import _check_places as check_places
+from secateur.checkpoints import Checkpoint, open_checkpoint
 from secateur.criteria import magnitude
 from secateur.evidence import needs
+from secateur.files import write_whole
+from secateur.inspection import inspect_checkpoint
 from secateur.patterns import Pattern, Unstructured
 from secateur.products import Piece, Products, Statistics, Tokens, encoder_states, silenced
 from secateur.progress import track
 from secateur.replay import LostOutput, Outputs, Replay
+from secateur.resumable import Unfinished, unfinished
 from secateur.selection import LazyScores
 from secateur.solvers import Solver, from_criterion, sparsegpt
 from secateur.targets import _identity as identity_of
 from secateur.targets import _matched as matched
 from secateur.targets import stored_inputs_first
+from secateur.version import __version__
 
 __all__ = ["Layer", "OneShot", "oneshot"]
 
@@ -212,12 +220,16 @@ def oneshot(
             f"{getattr(solver, '__name__', solver)} asks for {', '.join(impossible)}; a walk over blocks gathers "
             f"{', '.join(sorted(GATHERED))} and no gradients."
         )
-    held = _held(batches)
+    started = time.monotonic()
     if not isinstance(model, nn.Module):
-        raise NotImplementedError
+        if out is None:
+            raise ValueError(f"{model} is a directory, which is not changed; name the one to write with out=.")
+        ask = _Ask(Path(model), Path(out), sparsity, solver, pattern, allocate, include, exclude, arguments or {})
+        outputs = None if activations is None else Path(activations)
+        return _prune_directory(ask, batches, words, forward, outputs, device, on_layer, started)
     if out is not None:
         raise ValueError("out= is for directories; a model in memory is changed in place. Save it yourself afterwards.")
-    started = time.monotonic()
+    held = _held(batches)
     inner = unwrapped(model)
     with unchanged(inner), prepared(inner), _blamed_on_blocks() as job_done:
         blocks = find_blocks(inner)
@@ -230,6 +242,218 @@ def oneshot(
             job.sparsities = shared_out(allocate, sparsity, pattern, targets, inner, replay, weights, held)
             walk(replay, weights, held, job)
     return finished(job, time.monotonic() - started, None)
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """What the bytes of a pruned directory depend on, but for the batches."""
+
+    source: Path
+    out: Path
+    sparsity: float | None
+    solver: Solver
+    pattern: Pattern
+    allocate: Allocation
+    include: str | Iterable[str] | None
+    exclude: str | Iterable[str] | None
+    arguments: Mapping[str, Any]
+
+    def request(self, checkpoint: Checkpoint, data: str) -> dict[str, Any]:
+        """As JSON: what a run that goes on must have in common with the one that was killed."""
+        return {
+            "source": {
+                "config": hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest()[:16],
+                "tensors": {
+                    str(file.relative_to(checkpoint.root)): [file.stat().st_size, _header_hash(file)]
+                    for file in checkpoint.files
+                },
+            },
+            "data": data,
+            "sparsity": self.sparsity,
+            "pattern": repr(self.pattern),
+            "solver": _described(self.solver),
+            "allocate": _described(self.allocate),
+            "include": _listed(self.include),
+            "exclude": _listed(self.exclude),
+            "processes": rank_and_world()[1],
+            "versions": _versions(),
+        }
+
+
+def _prune_directory(
+    ask: _Ask,
+    batches: Iterable[Any],
+    words: tuple[str, ...],
+    forward: Forward | None,
+    activations: Path | None,
+    device: torch.device | str | None,
+    on_layer: Callable[[Layer], None] | None,
+    started: float,
+) -> OneShot:
+    check_places(ask.source, ask.out)
+    checkpoint = open_checkpoint(ask.source)
+    every = batches if isinstance(batches, Sequence) else list(batches)
+    held = _held(every)
+    device = torch.device("cpu" if device is None else device)
+    model = build_on_meta(checkpoint)
+    for buffers in [module._buffers for module in model.modules()]:
+        buffers.update({key: None if buffer is None else buffer.to(device) for key, buffer in buffers.items()})
+    blocks = find_blocks(model)
+    targets, left_alone = choose_targets(model, blocks, ask.include, ask.exclude)
+    request = ask.request(checkpoint, digest(every))
+    rank, world = rank_and_world()
+    if rank:
+        _barrier(world)  # the first process has copied the source
+    with unfinished(ask.out, request, checkpoint, first=not rank) as run, prepared(model):
+        if not rank:
+            run.copy(ask.source)
+            _barrier(world)
+        files = BlockFiles(model, blocks, checkpoint, run.folder, device)
+        job = Job(ask.solver, ask.pattern, {}, words, on_layer, [], left_alone)
+        job.left_alone.update(run.facts.get("left_alone", {}))
+        job.layers.extend(_layer_from_json(layer) for block in run.blocks for layer in block["layers"])
+        weights = _InFiles(files, run, job)
+        outputs = Outputs(activations)
+        replay = Replay(model, blocks, outputs=outputs, forward=forward, on_arrival=weights.arrive, device=device)
+        with contextlib.closing(_Closing(outputs)), replay.installed(), torch.random.fork_rng(devices=[]):
+            if "sparsities" in run.facts:
+                job.sparsities = run.facts["sparsities"]
+            else:
+                job.sparsities = shared_out(
+                    ask.allocate, ask.sparsity, ask.pattern, targets, model, replay, weights, held
+                )
+                if not rank:
+                    run.learn(sparsities=job.sparsities)
+            walk(replay, weights, held, job, already=[block["name"] for block in run.blocks])
+        done = finished(job, time.monotonic() - started, ask.out)
+        if not rank:
+            write_record(run, done, ask, request)
+            run.publish()
+        _barrier(world)
+    return done
+
+
+class _InFiles:
+    """The weights are in files; the first process writes."""
+
+    def __init__(self, files: BlockFiles, run: Unfinished, job: Job) -> None:
+        self.files, self.run, self.job = files, run, job
+        self.load, self.unload, self.arrive = files.load, files.unload, files.arrive
+
+    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:
+        rank, world = rank_and_world()
+        if not rank:
+            written = self.files.write(block, new)
+            tensors = {name: 1 - values.count_nonzero().item() / values.numel() for name, values in written.items()}
+            self.run.facts["left_alone"] = self.job.left_alone
+            self.run.note({"name": block, "layers": [asdict(layer) for layer in layers], "tensors": tensors})
+        _barrier(world)
+        with torch.no_grad():  # the block is run once more with its new weights
+            for name, values in new.items():
+                self.files.blocks[block].get_parameter(name).copy_(values)
+
+
+def _layer_from_json(found: Mapping[str, Any]) -> Layer:
+    lists = {key: tuple(found[key]) for key in ("shape", "without_tokens", "warnings")}
+    return Layer(**{**found, **lists})
+
+
+def _barrier(world: int) -> None:
+    if world > 1:
+        from torch import distributed
+
+        distributed.barrier()
+
+
+def digest(batches: Iterable[Any]) -> str:
+    """The SHA-256 of all tensors in the batches: names, dtypes, shapes and values.
+
+    >>> digest([torch.tensor([1, 2])]) == digest([torch.tensor([1, 3])])
+    False
+    """
+    total = hashlib.sha256()
+
+    def add(batch: Any) -> None:
+        if isinstance(batch, Tensor):
+            whole = batch.detach().cpu().contiguous()
+            total.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
+            total.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+        elif isinstance(batch, Mapping):
+            for key in sorted(batch):
+                total.update(str(key).encode())
+                add(batch[key])
+        elif isinstance(batch, tuple | list):
+            total.update(b"(")
+            for part in batch:
+                add(part)
+        else:
+            total.update(repr(batch).encode())
+
+    for batch in batches:
+        add(batch)
+        total.update(b";")
+    return total.hexdigest()
+
+
+def _header_hash(file: Path) -> str:
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        return hashlib.sha256(opened.read(length)).hexdigest()[:16]
+
+
+def _described(function: Any) -> str:
+    """A callable's name, with what a partial gives it."""
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
+        return f"{_described(function.func)}({', '.join(given)})"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
+    return None if globs is None else [globs] if isinstance(globs, str) else list(globs)
+
+
+def _versions() -> dict[str, str]:
+    import transformers
+
+    return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str, Any]) -> None:
+    """``secateur.json``: no time and no path of our own, so that the same call on the same files writes the same bytes."""
+    path = run.folder / RECORD
+    previous = None
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            previous = json.loads(path.read_text("utf-8"))
+    pruned = {name: share for block in run.blocks for name, share in block["tensors"].items()}
+    record = {
+        "secateur": __version__,
+        "torch": torch.__version__,
+        "transformers": request["versions"]["transformers"],
+        "method": "oneshot",
+        "arguments": dict(ask.arguments),
+        "solver": request["solver"],
+        "pattern": request["pattern"],
+        "allocate": request["allocate"],
+        "data": {"sha256": request["data"]},
+        "sparsity": {"targets": done.sparsity, "model": inspect_checkpoint(run.folder).total().sparsity},
+        "pruned": pruned,
+        "layers": {
+            layer.name: {
+                "sparsity": layer.sparsity,
+                "error": layer.error,
+                "tokens": layer.tokens,
+                "without_tokens": list(layer.without_tokens),
+            }
+            for layer in done.layers
+        },
+        "warnings": list(done.warnings),
+        "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
+    }
+    if previous is not None:
+        record["previous"] = previous
+    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 class _Closing:
@@ -351,7 +575,9 @@ def choose_targets(
         for name in sorted(included):
             for reason in ("outside the blocks", "shared with another block"):
                 if name in left_alone.get(reason, ()):
-                    raise ValueError(f"{name} is {reason}, and only what is within blocks is pruned here; use sparsify.")
+                    raise ValueError(
+                        f"{name} is {reason}, and only what is within blocks is pruned here; use sparsify."
+                    )
     if not targets:
         said = ", ".join(f"{len(found)} {reason}" for reason, found in left_alone.items())
         raise ValueError(f"no matrix is left to prune ({said}).")
@@ -450,7 +676,9 @@ def _observe(
     for number, batch in enumerate(track(batches, f"calibrating {name}")):
         tokens = Tokens.of(batch)
         if replay.run(number, batch, observe) is None:
-            raise ValueError(f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind.")
+            raise ValueError(
+                f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
+            )
     if replay.is_run_again(name, 0, batches[0], first):
         raise ValueError(
             f"{name} runs more than once in a forward pass (weights shared between layers); pruning it block by block "
@@ -512,7 +740,9 @@ def _solve_pieces(
     removed = lost = whole = 0.0
     tokens, unseen, said = 0, [], []
     for number, piece in enumerate(pieces):
-        matrix = piece.of(parameter).clone(memory_format=torch.contiguous_format)  # a solver may write into its argument
+        matrix = piece.of(parameter).clone(
+            memory_format=torch.contiguous_format
+        )  # a solver may write into its argument
         sums = found.get(piece)
         try:
             with warnings.catch_warnings(record=True) as caught:

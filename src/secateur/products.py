@@ -319,7 +319,9 @@ class Products(TorchFunctionMode):
 
     def _kept(self, x: Tensor, sequence_first: bool) -> Tensor:
         """(tokens, inputs) without padding."""
-        of_encoder = self.states is not None and x.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr()
+        of_encoder = (
+            self.states is not None and x.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr()
+        )
         mask = self.tokens.other if of_encoder else self.tokens.own
         rows = x.reshape(-1, x.shape[-1])
         if mask is None:
