@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -170,7 +169,7 @@ def _converted(
         if any(pattern is None for _, pattern in found):
             continue
         converter = by_pattern[found[0][1] or ""]
-        read = _reader(loader, converter, target, found, model)
+        read = _reader(converter, target, found, model)
         meta = [torch.empty(checkpoint.entries[name].shape, device="meta") for name, _ in found]
         targets = tuple(read(meta))
         if all(name in mine for name in targets):
@@ -179,7 +178,7 @@ def _converted(
 
 
 def _reader(
-    loader: Any, converter: Any, target: str, found: Sequence[tuple[str, str | None]], model: Any
+    converter: Any, target: str, found: Sequence[tuple[str, str | None]], model: Any
 ) -> Callable[[Sequence[Tensor]], dict[str, Tensor]]:
     def read(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         own = copy.deepcopy(converter)
@@ -362,9 +361,3 @@ class BlockFiles:
         if raw.ctypes.data % max(entry.torch_dtype.itemsize, 1):
             return self.source[name]
         return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
-
-
-def block_number(name: str) -> int:
-    """The first number in a block's name, for sorting and for progressions."""
-    found = re.search(r"\d+", name)
-    return int(found.group()) if found else 0

@@ -43,8 +43,8 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
             blocks.update(stack)
     if not blocks:
         raise ValueError(
-            f"{type(model).__name__} has no repeated blocks: no ModuleList or Sequential of modules that hold matrices. "
-            "Prune it with sparsify, or put its blocks into a ModuleList."
+            f"{type(model).__name__} has no repeated blocks: no ModuleList or Sequential of modules that hold "
+            "matrices. Prune it with sparsify, or put its blocks into a ModuleList."
         )
     return blocks
 

@@ -12,63 +12,35 @@ import hashlib
 import json
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
-from secateur.batches import Forward, device_of, mapped, unchanged, unwrapped
+from secateur.batches import Forward, device_of, unchanged, unwrapped
 from secateur.block_files import BlockFiles, build_on_meta
-from secateur.blocks import experts_owners, find_blocks, is_expert, left_alone_within
+from secateur.blocks import find_blocks
 from secateur.checkpoint_sparsification import RECORD
 from secateur.checkpoint_sparsification import _check_places as check_places
 from secateur.checkpoints import Checkpoint, open_checkpoint
-from secateur.criteria import magnitude
+from secateur.dense_scores import shared_out
 from secateur.evidence import needs
 from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
 from secateur.patterns import Pattern, Unstructured
-from secateur.products import Piece, Products, Statistics, Tokens, encoder_states, silenced
-from secateur.progress import track
-from secateur.replay import LostOutput, Outputs, Replay
+from secateur.replay import Outputs, Replay
 from secateur.resumable import Unfinished, unfinished
-from secateur.selection import LazyScores
-from secateur.solvers import Solver, from_criterion, sparsegpt
-from secateur.targets import _identity as identity_of
-from secateur.targets import _matched as matched
-from secateur.targets import stored_inputs_first
+from secateur.solvers import sparsegpt
 from secateur.version import __version__
+from secateur.walk import Job, Layer, Solve, choose_targets, prepared, rank_and_world, walk
 
 __all__ = ["Layer", "OneShot", "oneshot"]
 
 GATHERED = frozenset(["gram", "input_norm", "input_mean", "input_var"])
-NOT_A_PRODUCT = "not a matrix that inputs are multiplied with"
-NEVER_RUN = "in a block that the batches never ran"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """What became of one weight.
-
-    ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in the
-    pruned model; None where no token did. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none
-    were sent to, which were pruned by magnitude.
-    """
-
-    name: str
-    block: str
-    shape: tuple[int, ...]
-    sparsity: float
-    error: float | None
-    tokens: int
-    seconds: float
-    without_tokens: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,63 +70,12 @@ class OneShot:
         return tuple(f"{layer.name}: {text}" for layer in self.layers for text in layer.warnings)
 
 
-class Weights(Protocol):
-    """Where a model's weights are: in the model, or in files, of which one block at a time is read into it."""
-
-    def load(self, block: str, *, finished: bool) -> None:
-        """The block's weights are there; those of a finished block are the pruned ones."""
-
-    def unload(self, block: str) -> None:
-        """They need not be there any more."""
-
-    def arrive(self, module: nn.Module) -> None:
-        """A module outside the blocks is about to run."""
-
-    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:
-        """The new weights by their names in the block; afterwards the block counts as finished."""
-
-
-class _InMemory:
-    """The weights are the model's own."""
-
-    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
-        self.blocks = blocks
-
-    def load(self, block: str, *, finished: bool) -> None:
-        pass
-
-    def unload(self, block: str) -> None:
-        pass
-
-    def arrive(self, module: nn.Module) -> None:
-        pass
-
-    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:  # noqa: ARG002
-        parameters = dict(self.blocks[block].named_parameters())
-        with torch.no_grad():
-            for name, values in new.items():
-                parameters[name].copy_(values)
-
-
-@dataclass
-class Job:
-    """What is asked of every block."""
-
-    solver: Solver
-    pattern: Pattern
-    sparsities: Mapping[str, float | None]  # of the targets, by full name
-    words: tuple[str, ...]
-    on_layer: Callable[[Layer], None] | None = None
-    layers: list[Layer] = field(default_factory=list)
-    left_alone: dict[str, list[str]] = field(default_factory=dict)
-
-
 def oneshot(
     model: nn.Module | Path | str,
     batches: Iterable[Any],
     sparsity: float | None = None,
     *,
-    solver: Solver = sparsegpt,
+    solver: Solve = sparsegpt,
     pattern: Pattern | None = None,
     allocate: Allocation = uniform,
     include: str | Iterable[str] | None = None,
@@ -174,10 +95,10 @@ def oneshot(
     matrices of a block are solved from one such run, as in the authors' code. Sums are over tokens, in float32 or
     wider, and leave out what an ``attention_mask`` calls padding; they do not depend on how tokens are batched.
 
-    Blocks are found by structure (`find_blocks`), their weights by watching the products in them: ``Linear``, ``Conv1D``,
-    each expert of a fused tensor, the parts of ``MultiheadAttention``. Embeddings, heads and all else outside the
-    blocks, and routers, normalizations and adapters inside them, are left alone. An expert that no token was sent to is
-    pruned by magnitude, and named in its layer's ``without_tokens``.
+    Blocks are found by structure (`find_blocks`), their weights by watching the products in them: ``Linear``,
+    ``Conv1D``, each expert of a fused tensor, the parts of ``MultiheadAttention``. Embeddings, heads and all else
+    outside the blocks, and routers, normalizations and adapters inside them, are left alone. An expert that no token
+    was sent to is pruned by magnitude, and named in its layer's ``without_tokens``.
 
     A model in memory is changed in place, block by block; if a block fails, those before it stay pruned. A directory
     is not changed: the result is written beside ``out`` and renamed at the end, and a run that was killed goes on where
@@ -225,8 +146,8 @@ def oneshot(
         if out is None:
             raise ValueError(f"{model} is a directory, which is not changed; name the one to write with out=.")
         ask = _Ask(Path(model), Path(out), sparsity, solver, pattern, allocate, include, exclude, arguments or {})
-        outputs = None if activations is None else Path(activations)
-        return _prune_directory(ask, batches, words, forward, outputs, device, on_layer, started)
+        folder = None if activations is None else Path(activations)
+        return _prune_directory(ask, batches, words, forward, folder, device, on_layer, started)
     if out is not None:
         raise ValueError("out= is for directories; a model in memory is changed in place. Save it yourself afterwards.")
     held = _held(batches)
@@ -241,7 +162,29 @@ def oneshot(
         with contextlib.closing(_Closing(outputs)), replay.installed():
             job.sparsities = shared_out(allocate, sparsity, pattern, targets, inner, replay, weights, held)
             walk(replay, weights, held, job)
-    return finished(job, time.monotonic() - started, None)
+    return _report(job, time.monotonic() - started, None)
+
+
+class _InMemory:
+    """The weights are the model's own."""
+
+    def __init__(self, blocks: Mapping[str, nn.Module]) -> None:
+        self.blocks = blocks
+
+    def load(self, block: str, *, finished: bool) -> None:
+        pass
+
+    def unload(self, block: str) -> None:
+        pass
+
+    def arrive(self, module: nn.Module) -> None:
+        pass
+
+    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:  # noqa: ARG002
+        parameters = dict(self.blocks[block].named_parameters())
+        with torch.no_grad():
+            for name, values in new.items():
+                parameters[name].copy_(values)
 
 
 @dataclass(frozen=True)
@@ -251,7 +194,7 @@ class _Ask:
     source: Path
     out: Path
     sparsity: float | None
-    solver: Solver
+    solver: Solve
     pattern: Pattern
     allocate: Allocation
     include: str | Iterable[str] | None
@@ -325,7 +268,7 @@ def _prune_directory(
                 if not rank:
                     run.learn(sparsities=job.sparsities)
             walk(replay, weights, held, job, already=[block["name"] for block in run.blocks])
-        done = finished(job, time.monotonic() - started, ask.out)
+        done = _report(job, time.monotonic() - started, ask.out)
         if not rank:
             write_record(run, done, ask, request)
             run.publish()
@@ -420,7 +363,7 @@ def _versions() -> dict[str, str]:
 
 
 def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str, Any]) -> None:
-    """``secateur.json``: no time and no path of our own, so that the same call on the same files writes the same bytes."""
+    """``secateur.json``; no time and no path of our own: the same call on the same files writes the same bytes."""
     path = run.folder / RECORD
     previous = None
     if path.exists():
@@ -477,7 +420,7 @@ def _blamed_on_blocks() -> Iterator[list[Layer]]:
         raise
 
 
-def finished(job: Job, seconds: float, out: Path | None) -> OneShot:
+def _report(job: Job, seconds: float, out: Path | None) -> OneShot:
     return OneShot(tuple(job.layers), {why: tuple(names) for why, names in job.left_alone.items()}, seconds, out)
 
 
@@ -501,421 +444,3 @@ def _held(batches: Iterable[Any]) -> Sequence[Any]:
     if len(held) < world:
         raise ValueError(f"{world} processes need at least as many batches; there are {len(held)}.")
     return held[rank::world]
-
-
-def rank_and_world() -> tuple[int, int]:
-    """(this process, how many there are)."""
-    from torch import distributed
-
-    if not distributed.is_available() or not distributed.is_initialized():
-        return 0, 1
-    return distributed.get_rank(), distributed.get_world_size()
-
-
-@contextlib.contextmanager
-def prepared(model: nn.Module) -> Iterator[None]:
-    """For replaying: evaluation mode, no key/value caches (a second run of a block would attend to its first), and
-    experts one after the other, so that each one's product is seen."""
-    model.eval()
-    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
-    changed: list[tuple[Any, str, Any]] = []
-    for config in configs.values():
-        for key, value in (("use_cache", False), ("_experts_implementation_internal", "eager")):
-            if hasattr(config, key) and getattr(config, key) not in (value, None):
-                changed.append((config, key, getattr(config, key)))
-                setattr(config, key, value)
-    try:
-        yield
-    finally:
-        for config, key, value in changed:
-            setattr(config, key, value)
-
-
-def choose_targets(
-    model: nn.Module,
-    blocks: Mapping[str, nn.Module],
-    include: str | Iterable[str] | None,
-    exclude: str | Iterable[str] | None,
-) -> tuple[dict[str, nn.Parameter], dict[str, list[str]]]:
-    """``{full name: parameter}`` of the matrices inside blocks that may be pruned, and ``{reason: names}`` of others."""
-    names = {name: parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
-    included, excluded = matched(include, names), matched(exclude, names) or set()
-    holders: dict[Any, set[str]] = {}
-    for name, parameter in names.items():
-        holders.setdefault(identity_of(parameter), set()).add(_block_of(name, blocks))
-    targets: dict[str, nn.Parameter] = {}
-    left_alone: dict[str, list[str]] = {}
-    reasons = {
-        f"{block}.{name}": reason
-        for block, module in blocks.items()
-        for name, reason in left_alone_within(module).items()
-    }
-    seen = set()
-    for name, parameter in names.items():
-        if parameter.dim() < 2 or not parameter.is_floating_point() or identity_of(parameter) in seen:
-            continue
-        seen.add(identity_of(parameter))
-        block = _block_of(name, blocks)
-        reason = None
-        if not block:
-            reason = "outside the blocks"
-        elif len(holders[identity_of(parameter)]) > 1:
-            reason = "shared with another block"
-        elif name in excluded:
-            reason = "excluded"
-        elif included is not None:
-            reason = None if name in included else "not included"
-        else:
-            reason = reasons.get(name)
-        if reason is None:
-            targets[name] = parameter
-        else:
-            left_alone.setdefault(reason, []).append(name)
-    if included is not None:
-        for name in sorted(included):
-            for reason in ("outside the blocks", "shared with another block"):
-                if name in left_alone.get(reason, ()):
-                    raise ValueError(
-                        f"{name} is {reason}, and only what is within blocks is pruned here; use sparsify."
-                    )
-    if not targets:
-        said = ", ".join(f"{len(found)} {reason}" for reason, found in left_alone.items())
-        raise ValueError(f"no matrix is left to prune ({said}).")
-    return targets, left_alone
-
-
-def _block_of(name: str, blocks: Mapping[str, nn.Module]) -> str:
-    parts = name.split(".")
-    for count in range(1, len(parts)):
-        if (path := ".".join(parts[:count])) in blocks:
-            return path
-    return ""
-
-
-# -------------------------------------------------------------------------------------------------------- the walk
-
-
-def walk(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, *, already: Sequence[str] = ()) -> None:
-    """Prunes block after block in the order in which the model runs them; those ``already`` pruned are only run."""
-    for name in track(already, "running finished blocks"):
-        _pass_through(replay, weights, batches, name)
-    left = len(replay.blocks) - len(already)
-    for _ in track(range(left), "pruning blocks"):
-        try:
-            name = _next(replay, weights, batches, job)
-        except LostOutput:
-            # an output of long ago is needed after all: the finished blocks are run again, and all outputs kept
-            done = list(replay.done)
-            replay.restart(keep_all=True)
-            for finished_block in done:
-                _pass_through(replay, weights, batches, finished_block)
-            name = _next(replay, weights, batches, job)
-        if name is None:
-            break
-    never = [name for name in replay.blocks if name not in replay.done]
-    for full in job.sparsities:
-        if _block_of(full, replay.blocks) in never:
-            job.left_alone.setdefault(NEVER_RUN, []).append(full)
-    if not job.layers and not already:
-        raise ValueError("nothing was pruned: the batches ran none of the blocks, or no product with their weights.")
-
-
-def _pass_through(replay: Replay, weights: Weights, batches: Sequence[Any], name: str) -> None:
-    weights.load(name, finished=True)
-    _store(replay, batches, name)
-    weights.unload(name)
-
-
-def _next(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job) -> str | None:
-    """Prunes the block that the model runs next; returns its name, or None where there is none."""
-    if replay.done:
-        replay.forget(0, batches[0])
-    reached: list[str] = []
-    if replay.run(0, batches[0], lambda name, *_: reached.append(name)) is None:
-        return None
-    name = reached[0]
-    block = replay.blocks[name]
-    weights.load(name, finished=False)
-    parameters = dict(block.named_parameters())
-    wanted = {local: p for local, p in parameters.items() if f"{name}.{local}" in job.sparsities}
-    if wanted:
-        products = _observe(replay, batches, name, wanted, job)
-        new, layers = _solve(name, block, wanted, products, job)
-        weights.commit(name, new, layers)
-        job.layers.extend(layers)
-    else:
-        weights.commit(name, {}, [])
-    _store(replay, batches, name)
-    weights.unload(name)
-    return name
-
-
-def _observe(
-    replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor], job: Job
-) -> dict[Piece, Statistics]:
-    block = replay.blocks[name]
-    products = Products(wanted, frozenset(job.words))
-    tokens, first = Tokens(), None
-
-    def observe(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
-        nonlocal first
-        assert reached == name, f"batch {number} ran {reached} where the first one ran {name}"
-        masks = tokens.for_block(block, args, kwargs, batch)
-        states = encoder_states(block, args, kwargs)
-        hooks = [owner.register_forward_pre_hook(silenced(masks.own), with_kwargs=True) for owner in owners]
-        try:
-            with products.watching(masks, states):
-                output = call()
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if number == 0:
-            first = mapped(output, lambda tensor: tensor.detach().clone())
-
-    owners = experts_owners(block)
-    for number, batch in enumerate(track(batches, f"calibrating {name}")):
-        tokens = Tokens.of(batch)
-        if replay.run(number, batch, observe) is None:
-            raise ValueError(
-                f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
-            )
-    if replay.is_run_again(name, 0, batches[0], first):
-        raise ValueError(
-            f"{name} runs more than once in a forward pass (weights shared between layers); pruning it block by block "
-            "would see its first run only. Use sparsify(model, criterion=criteria.wanda, batches=...)."
-        )
-    found = reduced(products)
-    for sums in {id(sums): sums for sums in found.values()}.values():
-        sums.finish()
-    return found
-
-
-def _store(replay: Replay, batches: Sequence[Any], name: str) -> None:
-    def store(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:  # noqa: ARG001
-        replay.save(name, number, call())
-
-    for number, batch in enumerate(track(batches, f"running {name}")):
-        replay.run(number, batch, store)
-    replay.finish(name)
-
-
-def _solve(
-    block: str, module: nn.Module, wanted: Mapping[str, Tensor], found: Mapping[Piece, Statistics], job: Job
-) -> tuple[dict[str, Tensor], list[Layer]]:
-    """New values of the block's weights, none written yet, and what there is to say about each."""
-    new: dict[str, Tensor] = {}
-    layers: list[Layer] = []
-    for local, parameter in wanted.items():
-        full = f"{block}.{local}"
-        pieces = _complete(sorted(piece for piece in found if piece.name == local), parameter)
-        if not pieces and is_expert(local) and isinstance(module.get_submodule(local.rpartition(".")[0]), nn.Linear):
-            pieces = [Piece(local, 0, (parameter.shape[0], parameter.shape[1]), parameter.stride())]  # an idle one
-        if not pieces:
-            job.left_alone.setdefault(NOT_A_PRODUCT, []).append(full)
-            continue
-        try:
-            job.pattern.pool(torch.empty(pieces[0].shape, device="meta"))
-        except ValueError as error:
-            job.left_alone.setdefault("of a shape that does not fit the pattern", []).append(f"{full} ({error})")
-            continue
-        started = time.monotonic()
-        values = parameter.detach().clone()
-        layers.append(_solve_pieces(full, block, parameter, values, pieces, found, job, started))
-        new[local] = values
-        if job.on_layer is not None:
-            job.on_layer(layers[-1])
-    return new, layers
-
-
-def _solve_pieces(
-    full: str,
-    block: str,
-    parameter: Tensor,
-    values: Tensor,
-    pieces: Sequence[Piece],
-    found: Mapping[Piece, Statistics],
-    job: Job,
-    started: float,
-) -> Layer:
-    removed = lost = whole = 0.0
-    tokens, unseen, said = 0, [], []
-    for number, piece in enumerate(pieces):
-        matrix = piece.of(parameter).clone(
-            memory_format=torch.contiguous_format
-        )  # a solver may write into its argument
-        sums = found.get(piece)
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                if sums is None or not sums.tokens:
-                    unseen.append(number)
-                    new, mask = from_criterion(magnitude)(matrix, job.sparsities[full], job.pattern)
-                else:
-                    tokens += sums.tokens
-                    evidence = sums.evidence(job.words)
-                    new, mask = job.solver(matrix, job.sparsities[full], job.pattern, **evidence)
-        except (ValueError, TypeError) as error:
-            raise type(error)(f"{full}: {error}") from error
-        said += [str(warning.message) for warning in caught]
-        if sums is not None:
-            parts = sums.error(matrix, new)
-            lost, whole = lost + parts[0], whole + parts[1]
-        removed += mask.numel() - int(mask.sum())
-        piece.of(values).copy_(new)
-    return Layer(
-        full,
-        block,
-        tuple(parameter.shape),
-        removed / parameter.numel(),
-        lost / whole if whole > 0 else (0.0 if tokens else None),
-        tokens,
-        time.monotonic() - started,
-        tuple(unseen) if len(pieces) > 1 else (),
-        tuple(dict.fromkeys(said)),
-    )
-
-
-def _complete(pieces: Sequence[Piece], parameter: Tensor) -> list[Piece]:
-    """All matrices of a parameter in the order of memory, given those that were seen; none where they do not tile it.
-
-    Experts that no token was sent to were not seen: they lie where the others' distance says.
-    """
-    if not pieces or sum(math.prod(piece.shape) for piece in pieces) == parameter.numel():
-        return list(pieces)
-    first = pieces[0]
-    places = range(0, parameter.numel(), math.prod(first.shape))
-    whole = [Piece(first.name, at, first.shape, first.strides) for at in places]
-    return whole if set(pieces) <= set(whole) and parameter.is_contiguous() else []
-
-
-def reduced(products: Products) -> dict[Piece, Statistics]:
-    """What all processes saw, the same on each; of one process, its own."""
-    rank, world = rank_and_world()
-    if world == 1:
-        return products.found()
-    from torch import distributed
-
-    mine = products.found()
-    device = next(iter(products.parameters.values()))[1].device
-    everyone: list[Any] = [None] * world
-    shared = {piece: products.shared.get(piece, piece) for piece in mine}
-    distributed.all_gather_object(everyone, shared)
-    leaders: dict[Piece, Piece] = {}
-    for other in everyone:
-        for piece, leader in other.items():
-            leaders[piece] = min(leader, leaders.get(piece, leader))
-    total: dict[Piece, Statistics] = {}
-    for leader in sorted(set(leaders.values())):
-        sums = products.sums.get(leader) or Statistics(products.words, leader.shape[1])
-        sums.add_over_ranks(device)
-        total[leader] = sums
-    return {piece: total[leader] for piece, leader in sorted(leaders.items())}
-
-
-# ----------------------------------------------------------------------------------------- sparsity for each weight
-
-
-def shared_out(
-    allocate: Allocation,
-    sparsity: float | None,
-    pattern: Pattern,
-    targets: Mapping[str, nn.Parameter],
-    model: nn.Module,
-    replay: Replay,
-    weights: Weights,
-    batches: Sequence[Any],
-) -> dict[str, float | None]:
-    """The sparsity of each weight. `uniform`: the same; else the counts that ``allocate`` gives for Wanda's scores."""
-    if allocate is uniform:
-        return dict.fromkeys(targets, sparsity)
-    if pattern.density is not None or sparsity is None:
-        raise ValueError(f"{pattern} keeps the same share of every weight; leave allocate out.")
-    dense = DenseScores(targets, model, replay, weights, batches)
-    scores = LazyScores(dense, lambda weight: weight)  # the scores themselves are what is read
-    counts = allocate(scores, sparsity, pattern)
-    shares: dict[str, float | None] = {}
-    for name in targets:
-        if name not in counts:
-            raise ValueError(f"the allocation gave no count for {name}; return {{name: units kept in each group}}.")
-        groups, units = pattern.pool(torch.empty(dense.shapes[name], device="meta")).shape
-        count = counts[name]
-        kept = count * groups if isinstance(count, int) else int(count.sum())
-        shares[name] = 1 - kept / (groups * units)
-    return shares
-
-
-class DenseScores(Mapping[str, Tensor]):
-    """Wanda's scores (arXiv:2306.11695) of the dense model, ``|w| · ‖x‖``, (outputs, inputs), read on access.
-
-    The first access runs the batches through the whole dense model; ``shapes`` runs nothing.
-    """
-
-    def __init__(
-        self,
-        targets: Mapping[str, nn.Parameter],
-        model: nn.Module,
-        replay: Replay,
-        weights: Weights,
-        batches: Sequence[Any],
-    ) -> None:
-        turned = set(stored_inputs_first(model, targets))
-        self.shapes = {
-            name: torch.Size(_rows_shape(tuple(p.shape), inputs_first=name in turned)) for name, p in targets.items()
-        }
-        self.replay, self.weights, self.batches = replay, weights, batches
-        self._norms: dict[str, dict[Piece, Tensor]] | None = None
-        self._loaded: str | None = None
-
-    def __getitem__(self, name: str) -> Tensor:
-        if self._norms is None:
-            self._norms = self._measured()
-        block = _block_of(name, self.replay.blocks)
-        local = name[len(block) + 1 :]
-        if self._loaded != block:
-            if self._loaded is not None:
-                self.weights.unload(self._loaded)
-            self.weights.load(block, finished=False)
-            self._loaded = block
-        parameter = self.replay.blocks[block].get_parameter(local)
-        norms = self._norms.get(name, {})
-        pieces = _complete(sorted(norms), parameter)
-        if not pieces:
-            return parameter.detach().abs().float().reshape(self.shapes[name])
-        rows = [piece.of(parameter).abs().float() * norms.get(piece, torch.zeros(1)) for piece in pieces]
-        return torch.cat(rows)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-    def _measured(self) -> dict[str, dict[Piece, Tensor]]:
-        """The norms of each weight's inputs, from one run of the dense model; the replay is as new afterwards."""
-        norms: dict[str, dict[Piece, Tensor]] = {}
-        magnitudes = Job(from_criterion(magnitude), Unstructured(), dict.fromkeys(self.shapes, 0.0), ("input_norm",))
-        replay = self.replay
-        for _ in track(range(len(replay.blocks)), "looking at the dense blocks"):
-            if replay.done:
-                replay.forget(0, self.batches[0])
-            reached: list[str] = []
-            if replay.run(0, self.batches[0], lambda name, *_, to=reached: to.append(name)) is None:
-                break
-            name = reached[0]
-            self.weights.load(name, finished=False)
-            wanted = {
-                local: p for local, p in replay.blocks[name].named_parameters() if f"{name}.{local}" in self.shapes
-            }
-            for piece, sums in _observe(replay, self.batches, name, wanted, magnitudes).items():
-                if sums.tokens:
-                    norms.setdefault(f"{name}.{piece.name}", {})[piece] = sums.evidence(["input_norm"])["input_norm"]
-            _store(replay, self.batches, name)
-            self.weights.unload(name)
-        replay.restart(keep_all=False)
-        return norms
-
-
-def _rows_shape(shape: tuple[int, ...], *, inputs_first: bool) -> tuple[int, ...]:
-    if len(shape) == 3:
-        return (shape[0] * shape[1], shape[2])
-    return shape[::-1] if inputs_first else shape

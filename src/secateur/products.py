@@ -82,27 +82,28 @@ class Statistics:
         if self.words & {"input_mean", "input_var"}:
             self.totals = _added(self.totals, wide.sum(0, dtype=torch.float64))
 
-    def add_over_ranks(self, device: torch.device) -> None:
+    def add_over_ranks(self, like: Tensor) -> None:
         """Every process's sums become the sums over all; one that saw nothing adds nothing."""
         from torch import distributed
 
+        wide = torch.promote_types(like.dtype, torch.float32)
         wanted = [
-            ("gram", (self.inputs, self.inputs), torch.float32, {"gram"}),
+            ("gram", (self.inputs, self.inputs), wide, {"gram"}),
             ("squares", (self.inputs,), torch.float64, {"input_norm", "input_var"}),
             ("totals", (self.inputs,), torch.float64, {"input_mean", "input_var"}),
         ]
-        count = torch.tensor(float(self.tokens), dtype=torch.float64, device=device)
+        count = torch.tensor(self.tokens, device=like.device)
         distributed.all_reduce(count)
         self.tokens = int(count)
         for key, shape, dtype, words in wanted:
             if self.words & words:
                 held = getattr(self, key)
-                tensor = torch.zeros(shape, dtype=dtype, device=device) if held is None else held
-                distributed.all_reduce(tensor)
-                setattr(self, key, tensor)
+                total = torch.zeros(shape, dtype=dtype, device=like.device) if held is None else held.to(dtype).clone()
+                distributed.all_reduce(total)
+                setattr(self, key, total)
         samples: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(samples, [part.cpu() for part in self.sample])
-        parts = [part.to(device) for rank in samples for part in rank]
+        parts = [part.to(like.device) for rank in samples for part in rank]
         self.sample = [torch.cat(parts)[:SAMPLE]] if parts else []
 
     def finish(self) -> None:
@@ -246,7 +247,7 @@ class Products(TorchFunctionMode):
     def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str]) -> None:
         super().__init__()
         self.words = words
-        self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items() if p.numel()}
+        self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items()}
         self.sums: dict[Piece, Statistics] = {}
         self.shared: dict[Piece, Piece] = {}  # a piece whose inputs are another's, tensor for tensor
         self.seen: dict[Any, tuple[Tensor, Piece]] = {}  # in this forward pass; the tensors are held, so none is new
@@ -297,17 +298,16 @@ class Products(TorchFunctionMode):
                 for number in range(weight.shape[0]):
                     self._meet(x[number], weight[number], transposed=transposed)
             return
-        rows = weight.T if transposed else weight
+        rows = (weight.T if transposed else weight).detach()
         offset = rows.storage_offset() - parameter.storage_offset()
-        piece = Piece(name, offset, (rows.shape[0], rows.shape[1]), (rows.stride(0), rows.stride(1)))
+        piece = Piece(name, int(offset), (rows.shape[0], rows.shape[1]), (rows.stride(0), rows.stride(1)))
         key = (x.data_ptr(), x.shape, x.stride(), x.dtype, x._version, sequence_first)
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
         self.counted.add((piece, key))
         first = self.seen.setdefault(key, (x, piece))[1]
-        if first != piece and piece not in self.sums:
-            if self.shared.setdefault(piece, first) == first:
-                return
+        if first != piece and piece not in self.sums and self.shared.setdefault(piece, first) == first:
+            return
         if piece in self.shared:
             raise ValueError(
                 f"{piece.name} and {self.shared[piece].name} had the same input in one batch and different ones in "
@@ -338,7 +338,7 @@ class Products(TorchFunctionMode):
         """The products inside nn.MultiheadAttention, whose inputs are (sequence, batch, features)."""
         bound = inspect.signature(func).bind(*args, **kwargs).arguments
         query, key, value = (bound[name] for name in ("query", "key", "value"))
-        together = bound.get("in_proj_weight")
+        together: Any = bound.get("in_proj_weight")
         if bound.get("use_separate_proj_weight"):
             names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
             parts = [(x, bound[name]) for x, name in zip((query, key, value), names, strict=True)]
@@ -355,6 +355,10 @@ class Products(TorchFunctionMode):
         bound["out_proj_bias"] = None
         attended = func(**bound)[0]  # what the attention would return with no output projection
         self._meet(attended, weight, transposed=False, sequence_first=batched)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _pick(args: Any, kwargs: Any, names: tuple[str, ...]) -> list[Any]:

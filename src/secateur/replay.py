@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from secateur.batches import Forward, mapped, moved, run
 
-__all__ = ["LostOutput", "Outputs", "Replay"]
+__all__ = ["LostOutputError", "Outputs", "Replay"]
 
 Call = Callable[[], Any]
 Handler = Callable[[str, tuple[Any, ...], dict[str, Any], Call], None]
 
 
-class LostOutput(Exception):
+class LostOutputError(Exception):
     """A block needs the output of an earlier one that was dropped."""
 
 
@@ -132,7 +132,7 @@ class Replay:
         # fused attention of nn.TransformerEncoder reads the weights of its layers without running them
         fast = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
-        originals = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
+        originals: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
         try:
             for name, block in self.blocks.items():
                 block.forward = self._stand_in(name, block.forward)
@@ -152,7 +152,7 @@ class Replay:
         arguments, and what computes its output; returns the name, or None where the forward pass came to its end.
 
         Raises:
-            LostOutput: the block's arguments depend on an output that was dropped.
+            LostOutputError: the block's arguments depend on an output that was dropped.
             ValueError: the block's arguments are not numbers.
         """
         self._at, self._handler, self._reached, self._used_poison = number, handler, None, False
@@ -182,7 +182,7 @@ class Replay:
             self._poisoned.add(name)
             try:
                 self.run(number, batch, lambda *_: None)
-            except LostOutput:
+            except LostOutputError:
                 self._poisoned.discard(name)
             else:
                 self.outputs.drop(name)
@@ -238,7 +238,7 @@ class Replay:
 
         mapped((args, kwargs), look)
         if found and self._used_poison:
-            raise LostOutput(name)
+            raise LostOutputError(name)
         if found:
             raise ValueError(
                 f"what {name} receives in batch {self._at} holds NaN; look at the batch, or run the model in a wider "
