@@ -4,32 +4,47 @@ import torch
 import transformers as hf
 from torch import nn
 
-SMALL = dict(
-    vocab_size=64,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-)
-MIXED = dict(head_dim=4, layer_types=["sliding_attention", "full_attention", "sliding_attention"], sliding_window=4)
-GPT2 = dict(vocab_size=64, n_embd=16, n_layer=3, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)
-ENCODER_DECODER = dict(vocab_size=64, d_model=16, pad_token_id=0, eos_token_id=2, decoder_start_token_id=1)
-T5 = dict(d_kv=4, d_ff=24, num_layers=2, num_decoder_layers=2, num_heads=4, relative_attention_num_buckets=8)
-BART = dict(
-    encoder_layers=2,
-    decoder_layers=2,
-    encoder_attention_heads=4,
-    decoder_attention_heads=4,
-    encoder_ffn_dim=24,
-    decoder_ffn_dim=24,
-    max_position_embeddings=64,
-    forced_eos_token_id=None,
-)
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MIXED = {"head_dim": 4, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 4}
+GPT2 = {
+    "vocab_size": 64,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ENCODER_DECODER = {"vocab_size": 64, "d_model": 16, "pad_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 1}
+T5 = {
+    "d_kv": 4,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+}
+BART = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 64,
+    "forced_eos_token_id": None,
+}
 
 
 def without(settings, *names):
@@ -38,24 +53,24 @@ def without(settings, *names):
 
 FAMILIES = {
     "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, SMALL),
-    "mistral": (hf.MistralForCausalLM, hf.MistralConfig, SMALL | dict(sliding_window=4)),
+    "mistral": (hf.MistralForCausalLM, hf.MistralConfig, SMALL | {"sliding_window": 4}),
     "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, SMALL),
-    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, SMALL | dict(head_dim=4)),
-    "gemma2": (hf.Gemma2ForCausalLM, hf.Gemma2Config, SMALL | MIXED | dict(query_pre_attn_scalar=4)),
-    "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, SMALL | MIXED | dict(query_pre_attn_scalar=4)),
+    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, SMALL | {"head_dim": 4}),
+    "gemma2": (hf.Gemma2ForCausalLM, hf.Gemma2Config, SMALL | MIXED | {"query_pre_attn_scalar": 4}),
+    "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, SMALL | MIXED | {"query_pre_attn_scalar": 4}),
     "phi3": (hf.Phi3ForCausalLM, hf.Phi3Config, SMALL),
     "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, GPT2),
     "gpt_neox": (hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, without(SMALL, "num_key_value_heads")),
     "opt": (
         hf.OPTForCausalLM,
         hf.OPTConfig,
-        without(SMALL, "num_key_value_heads", "intermediate_size") | dict(ffn_dim=24, word_embed_proj_dim=16),
+        without(SMALL, "num_key_value_heads", "intermediate_size") | {"ffn_dim": 24, "word_embed_proj_dim": 16},
     ),
-    "bloom": (hf.BloomForCausalLM, hf.BloomConfig, dict(vocab_size=64, hidden_size=16, n_layer=3, n_head=4)),
+    "bloom": (hf.BloomForCausalLM, hf.BloomConfig, {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 4}),
     "falcon": (
         hf.FalconForCausalLM,
         hf.FalconConfig,
-        without(SMALL, "num_key_value_heads", "intermediate_size") | dict(alibi=False, ffn_hidden_size=24),
+        without(SMALL, "num_key_value_heads", "intermediate_size") | {"alibi": False, "ffn_hidden_size": 24},
     ),
     "bert": (hf.BertForMaskedLM, hf.BertConfig, without(SMALL, "num_key_value_heads")),
     "t5": (hf.T5ForConditionalGeneration, hf.T5Config, ENCODER_DECODER | T5),
@@ -63,23 +78,35 @@ FAMILIES = {
     "mixtral": (
         hf.MixtralForCausalLM,
         hf.MixtralConfig,
-        SMALL | dict(num_local_experts=4, num_experts_per_tok=2),
+        SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "qwen2_moe": (
         hf.Qwen2MoeForCausalLM,
         hf.Qwen2MoeConfig,
         SMALL
-        | dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, shared_expert_intermediate_size=24),
+        | {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+        },
     ),
     "qwen3_moe": (
         hf.Qwen3MoeForCausalLM,
         hf.Qwen3MoeConfig,
-        SMALL | dict(head_dim=4, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16),
+        SMALL | {"head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     ),
     "mamba": (
         hf.MambaForCausalLM,
         hf.MambaConfig,
-        dict(vocab_size=64, hidden_size=16, num_hidden_layers=3, state_size=4, pad_token_id=0, eos_token_id=2),
+        {
+            "vocab_size": 64,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "state_size": 4,
+            "pad_token_id": 0,
+            "eos_token_id": 2,
+        },
     ),
 }
 ENCODER_DECODERS = {"t5", "bart"}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
-from secateur.batches import Forward, device_of, unchanged, unwrapped
+from secateur.batches import Forward, device_of, moved, run, unchanged, unwrapped
 from secateur.block_files import BlockFiles, build_on_meta
 from secateur.blocks import find_blocks
 from secateur.checkpoint_sparsification import RECORD
@@ -32,7 +32,7 @@ from secateur.evidence import needs
 from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
 from secateur.patterns import Pattern, Unstructured
-from secateur.replay import Outputs, Replay
+from secateur.replay import RUNS_AGAIN, Outputs, Replay
 from secateur.resumable import Unfinished, unfinished
 from secateur.solvers import sparsegpt
 from secateur.version import __version__
@@ -155,6 +155,7 @@ def oneshot(
     with unchanged(inner), prepared(inner), _blamed_on_blocks() as job_done:
         blocks = find_blocks(inner)
         targets, left_alone = choose_targets(inner, blocks, include, exclude)
+        _refuse_repeated(inner, blocks, held[0], forward)
         weights = _InMemory(blocks)
         outputs = Outputs(None if activations is None else Path(activations))
         replay = Replay(inner, blocks, outputs=outputs, forward=forward, device=device_of(inner))
@@ -247,31 +248,31 @@ def _prune_directory(
     rank, world = rank_and_world()
     if rank:
         _barrier(world)  # the first process has copied the source
-    with unfinished(ask.out, request, checkpoint, first=not rank) as run, prepared(model):
+    with unfinished(ask.out, request, checkpoint, first=not rank) as begun, prepared(model):
         if not rank:
-            run.copy(ask.source)
+            begun.copy(ask.source)
             _barrier(world)
-        files = BlockFiles(model, blocks, checkpoint, run.folder, device)
+        files = BlockFiles(model, blocks, checkpoint, begun.folder, device)
         job = Job(ask.solver, ask.pattern, {}, words, on_layer, [], left_alone)
-        job.left_alone.update(run.facts.get("left_alone", {}))
-        job.layers.extend(_layer_from_json(layer) for block in run.blocks for layer in block["layers"])
-        weights = _InFiles(files, run, job)
+        job.left_alone.update(begun.facts.get("left_alone", {}))
+        job.layers.extend(_layer_from_json(layer) for block in begun.blocks for layer in block["layers"])
+        weights = _InFiles(files, begun, job)
         outputs = Outputs(activations)
         replay = Replay(model, blocks, outputs=outputs, forward=forward, on_arrival=weights.arrive, device=device)
         with contextlib.closing(_Closing(outputs)), replay.installed(), torch.random.fork_rng(devices=[]):
-            if "sparsities" in run.facts:
-                job.sparsities = run.facts["sparsities"]
+            if "sparsities" in begun.facts:
+                job.sparsities = begun.facts["sparsities"]
             else:
                 job.sparsities = shared_out(
                     ask.allocate, ask.sparsity, ask.pattern, targets, model, replay, weights, held
                 )
                 if not rank:
-                    run.learn(sparsities=job.sparsities)
-            walk(replay, weights, held, job, already=[block["name"] for block in run.blocks])
+                    begun.learn(sparsities=job.sparsities)
+            walk(replay, weights, held, job, already=[block["name"] for block in begun.blocks])
         done = _report(job, time.monotonic() - started, ask.out)
         if not rank:
-            write_record(run, done, ask, request)
-            run.publish()
+            write_record(begun, done, ask, request)
+            begun.publish()
         _barrier(world)
     return done
 
@@ -397,6 +398,25 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     if previous is not None:
         record["previous"] = previous
     write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def _refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:
+    """A block that runs twice in a forward pass is an error before anything changes.
+
+    In a directory it is found when it happens, and nothing is published; a model in memory would be half pruned.
+    """
+    calls: list[str] = []
+    hooks = [
+        block.register_forward_pre_hook(lambda *_, name=name: calls.append(name)) for name, block in blocks.items()
+    ]
+    try:
+        with torch.no_grad():
+            run(model, moved(batch, device_of(model)), forward)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if repeated := [name for name in blocks if calls.count(name) > 1]:
+        raise ValueError(RUNS_AGAIN.format(name=repeated[0]))
 
 
 class _Closing:

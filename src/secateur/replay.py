@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,12 @@ from torch import Tensor, nn
 
 from secateur.batches import Forward, mapped, moved, run
 
-__all__ = ["LostOutputError", "Outputs", "Replay"]
+__all__ = ["RUNS_AGAIN", "LostOutputError", "Outputs", "Replay"]
+
+RUNS_AGAIN = (
+    "{name} runs more than once in a forward pass (its weights are shared between layers or inputs); pruning it block "
+    "by block would see its first run only. Use sparsify(model, criterion=criteria.wanda, batches=...)."
+)
 
 Call = Callable[[], Any]
 Handler = Callable[[str, tuple[Any, ...], dict[str, Any], Call], None]
@@ -48,31 +53,39 @@ class Outputs:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
         self._held: dict[str, dict[int, Any]] = {}
-        self._files: dict[str, list[Path]] = {}
+        self._files: dict[tuple[str, int], list[Path]] = {}
 
     def save(self, name: str, number: int, output: Any) -> None:
-        self._held.setdefault(name, {})[number] = mapped(output, lambda tensor: self._placed(name, tensor.detach()))
+        self._held.setdefault(name, {})[number] = mapped(
+            output, lambda tensor: self._placed(name, number, tensor.detach())
+        )
 
     def load(self, name: str, number: int) -> Any:
         return self._held[name][number]
 
-    def drop(self, name: str) -> None:
-        self._held.pop(name, None)
-        for path in self._files.pop(name, []):
+    def drop(self, name: str, number: int) -> None:
+        self._held[name].pop(number, None)
+        if not self._held[name]:
+            del self._held[name]
+        for path in self._files.pop((name, number), []):
             path.unlink(missing_ok=True)
+
+    def has(self, name: str, number: int) -> bool:
+        return number in self._held.get(name, ())
 
     def names(self) -> list[str]:
         return list(self._held)
 
     def clear(self) -> None:
-        for name in self.names():
-            self.drop(name)
+        for name, held in list(self._held.items()):
+            for number in list(held):
+                self.drop(name, number)
 
-    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+    def _placed(self, name: str, number: int, tensor: Tensor) -> Tensor:
         if self.folder is None or not tensor.numel():
             return tensor.cpu()
-        files = self._files.setdefault(name, [])
-        path = self.folder / f"{name}.{len(files)}.activations"
+        files = self._files.setdefault((name, number), [])
+        path = self.folder / f"{name}.{number}.{len(files)}.activations"
         files.append(path)
         # room for the file is asked for now: a full disk is an error here, and not a signal when a page is written
         with open(path, "wb") as file:
@@ -118,6 +131,8 @@ class Replay:
         self._handler: Handler | None = None
         self._reached: str | None = None
         self._provisional: tuple[str, Any] | None = None
+        self._calls: set[str] = set()
+        self._within = False
         self._outside: set[nn.Module] = set()
 
     @contextlib.contextmanager
@@ -129,9 +144,6 @@ class Replay:
             for module in self.model.modules()
             if module not in inside and any(True for _ in module.parameters(recurse=False))
         ]
-        # fused attention of nn.TransformerEncoder reads the weights of its layers without running them
-        fast = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)
         originals: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
         try:
             for name, block in self.blocks.items():
@@ -143,7 +155,6 @@ class Replay:
                     block.__dict__.pop("forward", None)
                 else:
                     block.forward = originals[name]
-            torch.backends.mha.set_fastpath_enabled(fast)
             for handle in handles:
                 handle.remove()
 
@@ -156,36 +167,64 @@ class Replay:
             ValueError: the block's arguments are not numbers.
         """
         self._at, self._handler, self._reached, self._used_poison = number, handler, None, False
+        self._calls.clear()
         with contextlib.suppress(_Stop), torch.no_grad():
             run(self.model, moved(batch, self.device), self.how)
         return self._reached
 
-    def finish(self, name: str) -> None:
-        """From now on the block is a stand-in for its stored outputs; of those before, what is not needed goes."""
+    def store(self, name: str, batches: Iterable[Any]) -> None:
+        """Runs a block on all batches and stores what it returns; from now on it is a stand-in that returns that.
+
+        What the next block does not need of the blocks before is dropped on the way, batch by batch.
+        """
+        unneeded: list[str] = []
+        for number, batch in enumerate(batches):
+            self.run(number, batch, self._keep)
+            if number == 0 and not self.keep_all:
+                unneeded = self._unneeded(name, batch)
+            for other in unneeded:
+                self.outputs.drop(other, number)
         self.done.append(name)
 
-    def is_run_again(self, name: str, number: int, batch: Any, output: Any) -> bool:
-        """Whether the model runs a block a second time after it has returned ``output``, as ALBERT does."""
+    def is_run_again(self, name: str, batch: Any, output: Any) -> bool:
+        """Whether the model runs a block a second time after it has returned ``output`` for the first batch, as ALBERT
+        does."""
         again: list[str] = []
         self._provisional = (name, output)
         try:
-            self.run(number, batch, lambda reached, *_: again.append(reached))
+            with self._not_past_the_blocks():
+                self.run(0, batch, lambda reached, *_: again.append(reached))
         finally:
             self._provisional = None
         return again == [name]
 
-    def forget(self, number: int, batch: Any) -> None:
-        """Drops the stored outputs that the next block's arguments do not depend on."""
-        if self.keep_all:
-            return
-        for name in [name for name in self.outputs.names() if name in self.done[:-1]]:
-            self._poisoned.add(name)
-            try:
-                self.run(number, batch, lambda *_: None)
-            except LostOutputError:
-                self._poisoned.discard(name)
-            else:
-                self.outputs.drop(name)
+    def _unneeded(self, name: str, batch: Any) -> list[str]:
+        """The blocks whose outputs do not reach the arguments of the block after ``name``, for the first batch."""
+        found = []
+        self.done.append(name)
+        try:
+            for other in [other for other in self.outputs.names() if other != name]:
+                self._poisoned.add(other)
+                try:
+                    with self._not_past_the_blocks():
+                        self.run(0, batch, lambda *_: None)
+                except LostOutputError:
+                    self._poisoned.discard(other)
+                else:
+                    found.append(other)
+        finally:
+            self.done.remove(name)
+            self._poisoned.difference_update(found)  # of the other batches they are still there
+        return found
+
+    @contextlib.contextmanager
+    def _not_past_the_blocks(self) -> Iterator[None]:
+        """Ends a run at the first module outside the blocks that was not run so far, such as a head."""
+        self._within = True
+        try:
+            yield
+        finally:
+            self._within = False
 
     def restart(self, *, keep_all: bool) -> None:
         """Back to before the first block; with ``keep_all`` nothing is dropped from now on."""
@@ -194,14 +233,14 @@ class Replay:
         self._poisoned.clear()
         self.keep_all = keep_all
 
-    def save(self, name: str, number: int, output: Any) -> None:
-        """Stores what a block returned."""
+    def _keep(self, name: str, args: Any, kwargs: Any, call: Call) -> None:  # noqa: ARG002
+        number, output = self._at, call()
         self.outputs.save(name, number, output)
         self._shapes.setdefault(name, {})[number] = mapped(output, lambda tensor: tensor.detach().to("meta"))
 
     def _arrive(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
-        if self._provisional is not None and module not in self._outside:
-            raise _Stop  # past the blocks: the head is not needed to know that
+        if self._within and module not in self._outside:
+            raise _Stop
         self._outside.add(module)
         if self.on_arrival is not None:
             self.on_arrival(module)
@@ -209,6 +248,9 @@ class Replay:
     def _stand_in(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             if name in self.done:
+                if name in self._calls:
+                    raise ValueError(RUNS_AGAIN.format(name=name))
+                self._calls.add(name)
                 return self._remembered(name)
             if self._provisional is not None and self._provisional[0] == name and self._reached is None:
                 self._reached = name
@@ -222,7 +264,7 @@ class Replay:
         return forward
 
     def _remembered(self, name: str) -> Any:
-        if name in self._poisoned:
+        if name in self._poisoned or not self.outputs.has(name, self._at):
             self._used_poison = True
             device = self.device or torch.device("cpu")
             return mapped(self._shapes[name][self._at], lambda tensor: _poison(tensor, device))

@@ -24,7 +24,7 @@ from secateur.criteria import magnitude
 from secateur.patterns import Pattern
 from secateur.products import Piece, Products, Statistics, Tokens, encoder_states, silenced
 from secateur.progress import track
-from secateur.replay import LostOutputError, Replay
+from secateur.replay import RUNS_AGAIN, LostOutputError, Replay
 from secateur.solvers import from_criterion
 from secateur.targets import _identity as identity_of
 from secateur.targets import _matched as matched
@@ -112,8 +112,11 @@ def rank_and_world() -> tuple[int, int]:
 @contextlib.contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
     """For replaying: evaluation mode, no key/value caches (a second run of a block would attend to its first), and
-    experts one after the other, so that each one's product is seen."""
+    experts one after the other, so that each one's product is seen. The fused attention of nn.TransformerEncoder reads
+    the weights of its layers without running them, and is off."""
     model.eval()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     changed: list[tuple[Any, str, Any]] = []
     for config in configs.values():
@@ -124,6 +127,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
         for config, key, value in changed:
             setattr(config, key, value)
 
@@ -230,9 +234,7 @@ def _pass_through(replay: Replay, weights: Weights, batches: Sequence[Any], name
 
 
 def find_next(replay: Replay, batches: Sequence[Any]) -> str | None:
-    """The block that the model runs next, or None where it comes to its end; drops outputs that it does not need."""
-    if replay.done:
-        replay.forget(0, batches[0])
+    """The block that the model runs next, or None where it comes to its end."""
     return replay.run(0, batches[0], lambda *_: None)
 
 
@@ -293,11 +295,8 @@ def observe(
             raise ValueError(
                 f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
             )
-    if replay.is_run_again(name, 0, batches[0], first):
-        raise ValueError(
-            f"{name} runs more than once in a forward pass (weights shared between layers); pruning it block by block "
-            "would see its first run only. Use sparsify(model, criterion=criteria.wanda, batches=...)."
-        )
+    if replay.is_run_again(name, batches[0], first):
+        raise ValueError(RUNS_AGAIN.format(name=name))
     found = reduced(products)
     for sums in {id(sums): sums for sums in found.values()}.values():
         sums.finish()
@@ -306,13 +305,7 @@ def observe(
 
 def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
     """Runs a block with the weights that it has now, and stores what it returns; it is finished then."""
-
-    def keep(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:  # noqa: ARG001
-        replay.save(name, number, call())
-
-    for number, batch in enumerate(track(batches, f"running {name}")):
-        replay.run(number, batch, keep)
-    replay.finish(name)
+    replay.store(name, track(batches, f"running {name}"))
 
 
 def _solve(
