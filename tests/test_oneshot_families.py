@@ -4,9 +4,9 @@ import json
 
 import pytest
 import torch
-from families import ENCODER_DECODERS, FAMILIES, Encoder, batches, make
 from torch import nn
 
+from families import ENCODER_DECODERS, FAMILIES, Encoder, batches, make
 from secateur import Unstructured, criteria
 from secateur.batches import device_of, mapped, run
 from secateur.blocks import find_blocks

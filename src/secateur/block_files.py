@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -282,6 +282,49 @@ class BlockFiles:
             with open(self.work / path.relative_to(self.source.root), "rb") as file:
                 os.fsync(file.fileno())
         return written
+
+    def taken_apart(self, block: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the block's shapes, such as masks, as the tensors in files that they belong to."""
+        found: dict[str, Tensor] = {}
+        fulls = {f"{block}.{local}": tensor.cpu() for local, tensor in tensors.items()}
+        groups = {id(group): group for name in fulls if (group := self._group(name)) is not None}
+        for group in groups.values():
+            made = {
+                name: fulls[alias] if (alias := self._alias(name, fulls)) else self._resting_like(name)
+                for name in group.targets
+            }
+            found.update(group.write(made))
+        return found
+
+    def _resting_like(self, name: str) -> Tensor:
+        resting = self._resting_parameter(name)
+        assert resting is not None
+        return torch.ones(resting.shape, dtype=torch.bool)
+
+    def stands_alone(self, name: str) -> bool:
+        """Whether a tensor in a file is one tensor of the model."""
+        return any(group.sources == (name,) and len(group.targets) == 1 for group in self.group_of.values())
+
+    def left_alone(self, pruned: Iterable[str], reasons: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+        """``{reason: names in files}`` of what was not pruned, given the reasons by names in the model."""
+        why = {name: reason for reason, names in reasons.items() for name in names}
+        chosen = set(pruned)
+        found: dict[str, list[str]] = {}
+        reason_of: dict[str, str] = {}
+        for group in self.group_of.values():
+            known = [why[name] for target in group.targets for name in self._also(target) if name in why]
+            if known:
+                reason_of.update(dict.fromkeys(group.sources, known[0]))
+        for name, entry in self.source.entries.items():
+            if name in chosen:
+                continue
+            reason = "vectors and scalars" if len(entry.shape) < 2 else "of no use to the model"
+            found.setdefault(reason_of.get(name, reason), []).append(name)
+        return found
+
+    def _also(self, name: str) -> list[str]:
+        parameter = self._resting_parameter(name)
+        return [name] if parameter is None else [name, *self.aliases.get(id(parameter), [])]
 
     def _alias(self, name: str, fulls: Mapping[str, Tensor]) -> str | None:
         if name in fulls:

@@ -31,12 +31,12 @@ from secateur.dense_scores import shared_out
 from secateur.evidence import needs
 from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
-from secateur.patterns import Pattern, Unstructured
+from secateur.patterns import NM, Pattern, Rows, Unstructured
 from secateur.replay import RUNS_AGAIN, Outputs, Replay
 from secateur.resumable import Unfinished, unfinished
 from secateur.solvers import sparsegpt
 from secateur.version import __version__
-from secateur.walk import Job, Layer, Solve, choose_targets, prepared, rank_and_world, walk
+from secateur.walk import Job, Layer, Solve, Solved, choose_targets, prepared, rank_and_world, walk
 
 __all__ = ["Layer", "OneShot", "oneshot"]
 
@@ -181,11 +181,11 @@ class _InMemory:
     def arrive(self, module: nn.Module) -> None:
         pass
 
-    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:  # noqa: ARG002
+    def commit(self, block: str, new: Mapping[str, Solved], layers: Sequence[Layer]) -> None:  # noqa: ARG002
         parameters = dict(self.blocks[block].named_parameters())
         with torch.no_grad():
-            for name, values in new.items():
-                parameters[name].copy_(values)
+            for name, solved in new.items():
+                parameters[name].copy_(solved.values)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def _prune_directory(
             walk(replay, weights, held, job, already=[block["name"] for block in begun.blocks])
         done = _report(job, time.monotonic() - started, ask.out)
         if not rank:
-            write_record(begun, done, ask, request)
+            write_record(begun, done, ask, request, files)
             begun.publish()
         _barrier(world)
     return done
@@ -284,17 +284,24 @@ class _InFiles:
         self.files, self.run, self.job = files, run, job
         self.load, self.unload, self.arrive = files.load, files.unload, files.arrive
 
-    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:
+    def commit(self, block: str, new: Mapping[str, Solved], layers: Sequence[Layer]) -> None:
         rank, world = rank_and_world()
         if not rank:
-            written = self.files.write(block, new)
-            tensors = {name: 1 - values.count_nonzero().item() / values.numel() for name, values in written.items()}
+            written = self.files.write(block, {name: solved.values for name, solved in new.items()})
+            masks = self.files.taken_apart(block, {name: solved.mask for name, solved in new.items()})
+            tensors = {
+                name: {
+                    "sparsity": (values.numel() - int(values.count_nonzero())) / values.numel(),
+                    "removed": values.numel() - int(masks[name].count_nonzero()),
+                }
+                for name, values in written.items()
+            }
             self.run.facts["left_alone"] = self.job.left_alone
             self.run.note({"name": block, "layers": [asdict(layer) for layer in layers], "tensors": tensors})
         _barrier(world)
         with torch.no_grad():  # the block is run once more with its new weights
-            for name, values in new.items():
-                self.files.blocks[block].get_parameter(name).copy_(values)
+            for name, solved in new.items():
+                self.files.blocks[block].get_parameter(name).copy_(solved.values)
 
 
 def _layer_from_json(found: Mapping[str, Any]) -> Layer:
@@ -363,14 +370,19 @@ def _versions() -> dict[str, str]:
     return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str, Any]) -> None:
-    """``secateur.json``; no time and no path of our own: the same call on the same files writes the same bytes."""
+def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str, Any], files: BlockFiles) -> None:
+    """``secateur.json``; no time and no path of our own: the same call on the same files writes the same bytes.
+
+    Names are those of the tensors in files, but under ``layers``, where they are the model's. ``removed`` leaves out
+    what stands in several tensors of the file and competed as one, where the pattern counts units.
+    """
     path = run.folder / RECORD
     previous = None
     if path.exists():
         with contextlib.suppress(ValueError):
             previous = json.loads(path.read_text("utf-8"))
-    pruned = {name: share for block in run.blocks for name, share in block["tensors"].items()}
+    pruned = {name: found for block in run.blocks for name, found in block["tensors"].items()}
+    alone = {name for name in pruned if isinstance(ask.pattern, Unstructured | Rows | NM) or files.stands_alone(name)}
     record = {
         "secateur": __version__,
         "torch": torch.__version__,
@@ -382,7 +394,8 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
         "allocate": request["allocate"],
         "data": {"sha256": request["data"]},
         "sparsity": {"targets": done.sparsity, "model": inspect_checkpoint(run.folder).total().sparsity},
-        "pruned": pruned,
+        "pruned": {name: found["sparsity"] for name, found in pruned.items()},
+        "removed": {name: found["removed"] for name, found in pruned.items() if name in alone},
         "layers": {
             layer.name: {
                 "sparsity": layer.sparsity,
@@ -393,7 +406,7 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
             for layer in done.layers
         },
         "warnings": list(done.warnings),
-        "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
+        "left_alone": files.left_alone(pruned, done.left_alone),
     }
     if previous is not None:
         record["previous"] = previous

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ __all__ = [
     "Job",
     "Layer",
     "Solve",
+    "Solved",
     "Weights",
     "block_of",
     "choose_targets",
@@ -71,6 +72,13 @@ class Layer:
     warnings: tuple[str, ...] = ()
 
 
+class Solved(NamedTuple):
+    """A weight's new values and its mask, True = kept, both of its shape."""
+
+    values: Tensor
+    mask: Tensor
+
+
 class Weights(Protocol):
     """Where a model's weights are: in the model, or in files, of which one block at a time is read into it."""
 
@@ -83,7 +91,7 @@ class Weights(Protocol):
     def arrive(self, module: nn.Module) -> None:
         """A module outside the blocks is about to run."""
 
-    def commit(self, block: str, new: Mapping[str, Tensor], layers: Sequence[Layer]) -> None:
+    def commit(self, block: str, new: Mapping[str, Solved], layers: Sequence[Layer]) -> None:
         """The new weights by their names in the block; afterwards the block counts as finished."""
 
 
@@ -310,9 +318,9 @@ def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
 
 def _solve(
     block: str, module: nn.Module, wanted: Mapping[str, Tensor], found: Mapping[Piece, Statistics], job: Job
-) -> tuple[dict[str, Tensor], list[Layer]]:
+) -> tuple[dict[str, Solved], list[Layer]]:
     """New values of the block's weights, none written yet, and what there is to say about each."""
-    new: dict[str, Tensor] = {}
+    new: dict[str, Solved] = {}
     layers: list[Layer] = []
     rank, world = rank_and_world()
     for local, parameter in wanted.items():
@@ -329,25 +337,25 @@ def _solve(
         except ValueError:
             job.left_alone.setdefault(DOES_NOT_FIT, []).append(full)
             continue
-        values = parameter.detach().clone()
+        solved = Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
         owner = len(layers) % world  # each process solves its share
         layer: Layer | Exception | None = None
         if owner == rank:
             try:
-                layer = _solve_pieces(full, block, parameter, values, pieces, found, job)
+                layer = _solve_pieces(full, block, parameter, solved, pieces, found, job)
             except (ValueError, TypeError, RuntimeError) as error:
                 if world == 1:
                     raise
                 layer = error
-        layer = _handed_out(layer, values, owner)
+        layer = _handed_out(layer, solved, owner)
         layers.append(layer)
-        new[local] = values
+        new[local] = solved
         if job.on_layer is not None:
             job.on_layer(layer)
     return new, layers
 
 
-def _handed_out(layer: Any, values: Tensor, owner: int) -> Layer:
+def _handed_out(layer: Any, solved: Solved, owner: int) -> Layer:
     """What one process solved, on all of them; an error of one is raised on all."""
     if rank_and_world()[1] > 1:
         from torch import distributed
@@ -356,7 +364,8 @@ def _handed_out(layer: Any, values: Tensor, owner: int) -> Layer:
         distributed.broadcast_object_list(said, src=owner)
         layer = said[0]
         if not isinstance(layer, Exception):
-            distributed.broadcast(values, src=owner)
+            distributed.broadcast(solved.values, src=owner)
+            distributed.broadcast(solved.mask.view(torch.uint8), src=owner)
     if isinstance(layer, Exception):
         raise layer
     assert isinstance(layer, Layer)
@@ -367,7 +376,7 @@ def _solve_pieces(
     full: str,
     block: str,
     parameter: Tensor,
-    values: Tensor,
+    solved: Solved,
     pieces: Sequence[Piece],
     found: Mapping[Piece, Statistics],
     job: Job,
@@ -396,7 +405,8 @@ def _solve_pieces(
             parts = sums.error(matrix, new)
             lost, whole = lost + parts[0], whole + parts[1]
         removed += mask.numel() - int(mask.sum())
-        piece.of(values).copy_(new)
+        piece.of(solved.values).copy_(new)
+        piece.of(solved.mask).copy_(mask)
     return Layer(
         full,
         block,
