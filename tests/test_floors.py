@@ -31,6 +31,7 @@ FLOORS = [
         "batchnorm",
         "block_files",
         "evidence",
+        "factories",
         "inspection",
         "least_squares",
         "prune",
@@ -38,6 +39,7 @@ FLOORS = [
         "replay",
         "results",
         "resumable",
+        "terminal",
         "tracing",
     ],
     ["axis_rules", "masks", "plots", "solvers"],
@@ -51,7 +53,13 @@ FLOORS = [
 ]
 FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
 EVERYWHERE = {"torch", "numpy"}
-AT_THE_TOP = {"cli": {"typer", "rich", "click"}, "progress": {"rich"}, "checkpoints": {"safetensors"}}
+AT_THE_TOP = {
+    "cli": {"typer", "rich", "click"},
+    "oneshot_command": {"typer", "rich"},
+    "terminal": {"typer", "rich"},
+    "progress": {"rich"},
+    "checkpoints": {"safetensors"},
+}
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
 
 
