@@ -233,6 +233,22 @@ class BlockFiles:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self.aliases.setdefault(id(parameter), []).append(name)
 
+    def check(self) -> None:
+        """Whether the files hold what the blocks want, before anything is read.
+
+        Raises:
+            CheckpointError: a tensor is missing, or has another shape.
+        """
+        for block in self.blocks.values():
+            for module in block.modules():
+                for key, parameter in module._parameters.items():
+                    if parameter is not None:
+                        full = f"{self.names[module]}.{key}"
+                        group = self._wanted(full, parameter)
+                        entries = [self.source.entries[name] for name in group.sources]
+                        made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])
+                        self._check_shape(full, made.get(full, next(iter(made.values()))), parameter)
+
     def load(self, block: str, *, finished: bool) -> None:
         """Puts a block's weights in place, from the source, or from the pruned copy."""
         self._fill(self.blocks[block].modules(), pruned=finished)
@@ -269,12 +285,10 @@ class BlockFiles:
                     "can't be taken apart again by this version of transformers; load the model and pass it."
                 )
             changed = {
-                name: fulls[alias].to("cpu", values.dtype) if (alias := self._alias(name, fulls)) else values
+                name: _changed(values, fulls[alias].cpu()) if (alias := self._alias(name, fulls)) else values
                 for name, values in made.items()
             }
             for name, values in group.write(changed).items():
-                old = before[name]
-                values = values.to(old.dtype)
                 path = self.work / self.source.entries[name].path.relative_to(self.source.root)
                 write_tensor(path, replace(self.source.entries[name], path=path), values)
                 written[name] = values
@@ -352,14 +366,9 @@ class BlockFiles:
                 if resting is None and module._buffers.get(key) is None:
                     continue
                 full = f"{path}.{key}" if path else key
-                group = self._group(full)
-                if group is None:
-                    if resting is None:
-                        continue  # a buffer that no file holds was made with the model
-                    raise CheckpointError(
-                        f"{self.source.root}: {full}, of shape {tuple(resting.shape)}, is in no shard; the directory "
-                        "is incomplete, or of another model than its config.json says."
-                    )
+                if resting is None and self._group(full) is None:
+                    continue  # a buffer that no file holds was made with the model
+                group = self._wanted(full, resting)
                 if full not in made:
                     lookup = isinstance(module, nn.Embedding) and len(group.sources) == 1
                     tensors = [self._mapped(group.sources[0])] if lookup else self._tensors(group, pruned=pruned)
@@ -373,15 +382,28 @@ class BlockFiles:
         resting = self.resting.get((module, key))
         expected = resting if resting is not None else module._buffers[key]
         assert expected is not None
+        self._check_shape(full, values, expected)
+        if resting is None:
+            module._buffers[key] = values.to(self.device, expected.dtype)
+        else:
+            module._parameters[key] = nn.Parameter(values.to(self.device, expected.dtype), requires_grad=False)
+
+    def _wanted(self, full: str, like: Tensor | None) -> Group:
+        group = self._group(full)
+        if group is None:
+            shape = "" if like is None else f", of shape {tuple(like.shape)},"
+            raise CheckpointError(
+                f"{self.source.root}: {full}{shape} is in no shard; the directory is incomplete, or of another model "
+                "than its config.json says."
+            )
+        return group
+
+    def _check_shape(self, full: str, values: Tensor, expected: Tensor) -> None:
         if values.shape != expected.shape:
             raise CheckpointError(
                 f"{self.source.root}: {full} has shape {tuple(values.shape)}, and its config.json asks for "
                 f"{tuple(expected.shape)}."
             )
-        if resting is None:
-            module._buffers[key] = values.to(self.device, expected.dtype)
-        else:
-            module._parameters[key] = nn.Parameter(values.to(self.device, expected.dtype), requires_grad=False)
 
     def _tensors(self, group: Group, *, pruned: bool) -> list[Tensor]:
         checkpoint = self._copy if pruned else self.source
@@ -404,3 +426,9 @@ class BlockFiles:
         if raw.ctypes.data % max(entry.torch_dtype.itemsize, 1):
             return self.source[name]
         return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
+
+
+def _changed(stored: Tensor, new: Tensor) -> Tensor:
+    """The new values in the stored dtype; what did not change, seen in the dtype of the new ones, stays as stored."""
+    same = new.eq(stored.to(new.dtype)) & new.ne(0)
+    return torch.where(same, stored, new.to(stored.dtype))

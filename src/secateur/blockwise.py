@@ -33,7 +33,7 @@ from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
 from secateur.patterns import NM, Pattern, Rows, Unstructured
 from secateur.replay import RUNS_AGAIN, Outputs, Replay
-from secateur.resumable import Unfinished, unfinished
+from secateur.resumable import Unfinished, unfinished, unfinished_folder
 from secateur.solvers import sparsegpt
 from secateur.version import __version__
 from secateur.walk import Job, Layer, Solve, Solved, choose_targets, prepared, rank_and_world, walk
@@ -244,6 +244,8 @@ def _prune_directory(
         buffers.update({key: None if buffer is None else buffer.to(device) for key, buffer in buffers.items()})
     blocks = find_blocks(model)
     targets, left_alone = choose_targets(model, blocks, ask.include, ask.exclude)
+    files = BlockFiles(model, blocks, checkpoint, unfinished_folder(ask.out), device)
+    files.check()
     request = ask.request(checkpoint, digest(every))
     rank, world = rank_and_world()
     if rank:
@@ -252,7 +254,6 @@ def _prune_directory(
         if not rank:
             begun.copy(ask.source)
             _barrier(world)
-        files = BlockFiles(model, blocks, checkpoint, begun.folder, device)
         job = Job(ask.solver, ask.pattern, {}, words, on_layer, [], left_alone)
         job.left_alone.update(begun.facts.get("left_alone", {}))
         job.layers.extend(_layer_from_json(layer) for block in begun.blocks for layer in block["layers"])
@@ -376,11 +377,9 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     Names are those of the tensors in files, but under ``layers``, where they are the model's. ``removed`` leaves out
     what stands in several tensors of the file and competed as one, where the pattern counts units.
     """
-    path = run.folder / RECORD
     previous = None
-    if path.exists():
-        with contextlib.suppress(ValueError):
-            previous = json.loads(path.read_text("utf-8"))
+    with contextlib.suppress(OSError, ValueError):  # of the source: in the copy it may be our own
+        previous = json.loads((ask.source / RECORD).read_text("utf-8"))
     pruned = {name: found for block in run.blocks for name, found in block["tensors"].items()}
     alone = {name for name in pruned if isinstance(ask.pattern, Unstructured | Rows | NM) or files.stands_alone(name)}
     record = {
@@ -410,7 +409,7 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     }
     if previous is not None:
         record["previous"] = previous
-    write_whole(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def _refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:

@@ -19,7 +19,7 @@ from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, printab
 from secateur.files import write_whole
 from secateur.progress import track
 
-__all__ = ["Unfinished", "unfinished"]
+__all__ = ["Unfinished", "unfinished", "unfinished_folder"]
 
 PRIVATE = ".secateur"
 JOURNAL = "journal.json"
@@ -34,7 +34,7 @@ class Unfinished:
 
     def __init__(self, out: Path, request: Mapping[str, Any]) -> None:
         self.out = out
-        self.folder = out.with_name(f"{out.name}.unfinished")
+        self.folder = unfinished_folder(out)
         self.private = self.folder / PRIVATE
         self.request = json.loads(json.dumps(request))
         self.blocks: list[dict[str, Any]] = []
@@ -100,6 +100,15 @@ class Unfinished:
     def _write(self) -> None:
         found = {"request": self.request, "blocks": self.blocks, "facts": self.facts}
         write_whole(self.private / JOURNAL, json.dumps(found, indent=1, ensure_ascii=False))
+
+
+def unfinished_folder(out: Path) -> Path:
+    """Where a directory is until it is complete.
+
+    >>> unfinished_folder(Path("models/sparse")).name
+    'sparse.unfinished'
+    """
+    return out.with_name(f"{out.name}.unfinished")
 
 
 @contextlib.contextmanager
