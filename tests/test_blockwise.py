@@ -6,8 +6,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import traceback
+import warnings
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from families import batches, make
-from secateur import NM, Block, Channels, Rows, Unstructured, allocation, criteria
+from secateur import NM, Block, Channels, Rows, Unstructured, allocation, block_files, criteria, resumable
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
 from secateur.blockwise import digest, oneshot
@@ -357,8 +357,6 @@ def test_a_failure_in_a_later_block_says_which_are_pruned():
 
 
 def test_warnings_of_solvers_are_in_the_report():
-    import warnings
-
     def warning(weight, sparsity, pattern, *, gram):
         warnings.warn("the damping was raised", stacklevel=1)
         return MAGNITUDE(weight, sparsity, pattern)
@@ -440,55 +438,57 @@ def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
     assert record["layers"]["model.layers.0.mlp.down_proj.weight"]["tokens"] == 60
 
 
-PROGRAM = """
-import os, signal, sys
-import torch
-from secateur import blockwise, block_files, resumable
-moment, source, out, data = sys.argv[1:]
-events = []
-def dying(function, name):
-    def call(*arguments, **keywords):
-        events.append(name)
-        if f"{name}:{events.count(name)}" == moment:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*arguments, **keywords)
-    return call
-block_files.write_tensor = dying(block_files.write_tensor, "write")
-resumable.Unfinished._write = dying(resumable.Unfinished._write, "journal")
-resumable.copy_tree = dying(resumable.copy_tree, "copy")
-resumable.Unfinished.publish = dying(resumable.Unfinished.publish, "publish")
-done = blockwise.oneshot(source, torch.load(data), 0.5, out=out)
-print(events.count("write"), len(done.layers))
-"""
+def forked(body):
+    """The exit status of a copy of this process that runs ``body``; a fork, since importing transformers takes long."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # newer Pythons warn of threads, of which the child uses none
+        child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            body()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitpid(child, 0)[1]
 
 
-def start(moment, source, out):
-    torch.save(batches("llama"), source.with_name("data.pt"))
-    return subprocess.run(
-        [sys.executable, "-c", PROGRAM, moment, str(source), str(out), str(source.with_name("data.pt"))],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+def dying(moment, source, out):
+    """`oneshot` in a process that is killed at the n-th call of a function; writes down how many tensors it wrote."""
+    events = []
+
+    def before(function, name):
+        def call(*arguments, **keywords):
+            events.append(name)
+            if f"{name}:{events.count(name)}" == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        return call
+
+    block_files.write_tensor = before(block_files.write_tensor, "write")
+    resumable.copy_tree = before(resumable.copy_tree, "copy")
+    resumable.Unfinished._write = before(resumable.Unfinished._write, "journal")
+    resumable.Unfinished.publish = before(resumable.Unfinished.publish, "publish")
+    done = oneshot(source, batches("llama"), 0.5, out=out)
+    out.with_name("counts.json").write_text(json.dumps([events.count("write"), len(done.layers)]))
 
 
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):
-    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "whole")
-    out = tmp_path / "out"
-    written = 0
-    # in the first block, before the first journal entry of a block, in the second block, before the final name
-    for moment in ("write:3", "journal:2", "publish:1"):
-        died = start(moment, llama, out)
-        assert died.returncode == -signal.SIGKILL, died.stderr
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert forked(lambda: dying("never", llama, whole)) == 0
+    # while copying, before the journal says so; in the first block; written, but not yet in the journal; in the second
+    # block; before the record; at the end
+    for moment in ("copy:1", "journal:1", "write:3", "journal:2", "write:4", "publish:1"):
+        assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
         assert not out.exists()
         assert (tmp_path / "out.unfinished" / PRIVATE).is_dir()
-    ended = start("never:1", llama, out)
-    assert ended.returncode == 0, ended.stderr
-    written, layers = map(int, ended.stdout.split())
-    assert written == 0, "finished blocks are not written again"
-    assert layers == 14
-    assert contents(out) == contents(tmp_path / "whole")
+    assert forked(lambda: dying("never", llama, out)) == 0
+    assert json.loads((tmp_path / "counts.json").read_text()) == [0, 14], "what is finished is not written again"
+    assert contents(out) == contents(whole)
     assert not (tmp_path / "out.unfinished").exists()
 
 
@@ -565,8 +565,6 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
 
 
 def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
-    from secateur import block_files
-
     original, writes = block_files.write_tensor, []
 
     def full(path, entry, tensor):
