@@ -26,7 +26,7 @@ FLOORS = [
     ],
     ["allocation", "batchnorm", "evidence", "inspection", "least_squares", "prune", "regrowth", "results", "tracing"],
     ["axis_rules", "masks", "plots", "solvers"],
-    ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
+    ["checkpoint_sparsification", "coupling", "mask_search", "pruner", "report", "sparsification"],
     ["plans"],
     ["proof"],
     ["shrinking"],
