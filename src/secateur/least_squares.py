@@ -14,10 +14,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["SolverWarning", "checked", "factor", "once_for", "output_error", "scale_of"]
+__all__ = [
+    "SolverWarning",
+    "checked",
+    "conjugate_gradients",
+    "correlation",
+    "factor",
+    "finished",
+    "not_a_gram",
+    "once_for",
+    "output_error",
+    "refit",
+    "scale_of",
+]
 
 _Result = TypeVar("_Result")
 
+DEAD = 1e-6  # the scale of a dead input, beside those of live ones: its weights rank behind all others
 MOST_DAMPING = 1.0  # of the mean diagonal entry; a true Gram matrix in float32 never needs as much
 
 
@@ -92,8 +105,7 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]])
     """
-    if not 0 <= damping <= MOST_DAMPING:
-        raise ValueError(f"damping is a fraction of the mean diagonal entry, in [0, {MOST_DAMPING:g}]; got {damping}.")
+    _check_damping(damping)
     wide = gram.detach() if gram.dtype in (torch.float32, torch.float64) else gram.detach().float()
     dead = wide.diagonal() == 0
     turned = wide.flip(0, 1).div_(scale_of(wide))
@@ -108,11 +120,7 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
             break
         damping = max(damping * 10, 1e-4)
         if damping > MOST_DAMPING:
-            raise ValueError(
-                f"the Gram matrix of shape {tuple(gram.shape)} is not positive semidefinite: even with the mean of its "
-                "diagonal added to the diagonal it has no Cholesky factor. It has to be X'X, symmetric, summed in "
-                "float32 or wider."
-            )
+            raise not_a_gram(gram)
     if damping != asked:
         warnings.warn(
             f"damping of the Gram matrix of shape {tuple(gram.shape)} was raised from {asked:g} to {damping:g} of its "
@@ -121,6 +129,37 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
             stacklevel=3,
         )
     return lower.flip(0, 1), dead
+
+
+def correlation(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+    """``S⁻¹ (G / s + damping · I) S⁻¹`` with ones on its diagonal, and the scales S of the inputs; s as in `factor`.
+
+    A dead input is uncorrelated with all others, and its scale is `DEAD` times the least that damping leaves to a live
+    one, so that its weights count for nothing, and rank among themselves by magnitude.
+
+    >>> H, scale = correlation(torch.tensor([[4.0, 1.0], [1.0, 4.0]]), 0.0)
+    >>> H, scale
+    (tensor([[1.0000, 0.2500],
+            [0.2500, 1.0000]]), tensor([1., 1.]))
+    """
+    _check_damping(damping)
+    H = gram.detach().to(torch.promote_types(gram.dtype, torch.float32)) / scale_of(gram)
+    dead = H.diagonal() == 0
+    H.diagonal().add_(damping)
+    scale = torch.where(dead, 1.0, H.diagonal()).sqrt()
+    H /= scale
+    H /= scale[:, None]
+    H.masked_fill_(dead[:, None] | dead, 0)
+    H.fill_diagonal_(1)
+    return H, torch.where(dead, DEAD * scale.amin(), scale)
+
+
+def not_a_gram(matrix: Tensor) -> ValueError:
+    """The error for a matrix that no damping makes positive definite."""
+    return ValueError(
+        f"the Gram matrix of shape {tuple(matrix.shape)} is not positive semidefinite: however much is added to its "
+        "diagonal, it has no Cholesky factor. It has to be X'X, symmetric, summed in float32 or wider."
+    )
 
 
 def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
@@ -140,6 +179,117 @@ def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
     change = old - checked(new_weight)
     wide = gram.to(old.dtype) / scale_of(gram).to(old.dtype)
     return (change @ wide).mul_(change).sum().clamp_(min=0) / (old @ wide).mul_(old).sum().clamp_(min=0)
+
+
+def refit(
+    weight: Tensor,
+    mask: Tensor,
+    *,
+    gram: Tensor,
+    start: Tensor | None = None,
+    iterations: int = 20,
+    tolerance: float = 1e-3,
+) -> Tensor:
+    """``argmin tr((W - W') G (W - W')ᵀ)`` over the W' that are 0 outside the mask: least squares for any mask.
+
+    Conjugate gradients on the kept weights, all rows at once, with the diagonal as preconditioner (as ALPS does,
+    Meng et al. 2024, arXiv:2406.07831): one product with the Gram matrix an iteration. Each iteration lowers the error
+    of each row or leaves it, and no matrix is factored or inverted, so that a singular Gram matrix is no trouble:
+    directions that no token has are left as they start. What an input that is always 0 carries stays as it is.
+
+    Args:
+        weight: the dense weight, (outputs, inputs), any real floating dtype; the outputs to come near to.
+        mask: bool, of the same shape, True = kept.
+        gram: ``XᵀX``, (inputs, inputs).
+        start: where to begin, such as what SparseGPT left; by default the dense weight under the mask.
+        iterations: at most this many.
+        tolerance: end when an iteration lowers the error by less than this fraction of what is left.
+
+    Returns:
+        The new weight, in the dense one's dtype, exactly 0 where the mask is False.
+
+    Raises:
+        TypeError: the mask is not bool.
+        ValueError: a shape does not fit, or an entry is NaN or infinite.
+
+    >>> gram = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> refit(torch.tensor([[1.0, 3.0]]), torch.tensor([[False, True]]), gram=gram)
+    tensor([[0.0000, 3.5000]])
+    """
+    dense = checked(weight, gram)
+    if mask.dtype != torch.bool:
+        raise TypeError(f"a mask is bool, True = kept; this one is {mask.dtype}.")
+    if mask.shape != weight.shape:
+        raise ValueError(f"the mask has shape {tuple(mask.shape)}, and the weight {tuple(weight.shape)}.")
+    if start is not None and start.shape != weight.shape:
+        raise ValueError(f"the start has shape {tuple(start.shape)}, and the weight {tuple(weight.shape)}.")
+    if iterations < 0:
+        raise ValueError(f"iterations is how many steps to take at most, 0 or more; got {iterations}.")
+    if not dense.numel():
+        return weight.detach().clone()
+    H = gram.detach().to(dense.dtype) / scale_of(gram).to(dense.dtype)
+    scale = H.diagonal().sqrt()
+    scale = torch.where(scale > 0, scale, 1.0)
+    H /= scale
+    H /= scale[:, None]
+    begin = dense if start is None else checked(start).to(dense.dtype)
+    new = conjugate_gradients(H, dense * scale, begin * mask * scale, mask, iterations, tolerance)
+    return finished(new / scale, mask, weight)
+
+
+def conjugate_gradients(
+    matrix: Tensor, target: Tensor, start: Tensor, mask: Tensor, iterations: int, tolerance: float
+) -> Tensor:
+    """``argmin tr((X - target) M (X - target)ᵀ)`` over X that are 0 outside the mask, row by row, all rows at once.
+
+    Args:
+        matrix: M, symmetric, with ones on the diagonal, so that the diagonal needs no division.
+        target: (rows, n).
+        start: (rows, n), 0 outside the mask.
+        mask: bool, (rows, n).
+        iterations: at most this many.
+        tolerance: end when an iteration lowers the sum of the rows' errors by less than this fraction of it.
+    """
+    kept = mask.to(matrix.dtype)
+    X = start.clone()
+    missing = target - X
+    residual = missing @ matrix
+    error = (residual * missing).sum()
+    residual *= kept
+    direction = residual.clone()
+    square = residual.square().sum(1, keepdim=True)
+    tiny = torch.finfo(matrix.dtype).tiny
+    for _ in range(iterations):
+        product = direction @ matrix
+        curvature = (product * direction).sum(1, keepdim=True)
+        length = torch.where(curvature > 0, square / curvature.clamp(min=tiny), 0.0)
+        X.addcmul_(direction, length)
+        residual.addcmul_(product.mul_(kept), length, value=-1)
+        lowered = (length * square).sum()
+        error -= lowered
+        if bool(lowered <= tolerance * error):
+            break
+        before, square = square, residual.square().sum(1, keepdim=True)
+        direction.mul_(square / before.clamp(min=tiny)).add_(residual)
+    return X
+
+
+def finished(values: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+    """The values where the mask is True and +0 elsewhere, in the dtype and memory order of the weight.
+
+    Raises:
+        ValueError: a value is beyond what the weight's dtype holds.
+
+    >>> finished(torch.tensor([[1.5, -2.0]]), torch.tensor([[True, False]]), torch.zeros(1, 2))
+    tensor([[1.5000, 0.0000]])
+    """
+    new = torch.empty_like(weight, requires_grad=False).copy_(values).masked_fill_(~mask, 0)
+    if new.numel() and not _is_finite(new):
+        raise ValueError(
+            f"the repaired weight of shape {tuple(weight.shape)} does not fit {weight.dtype}; use more damping, or a "
+            "wider dtype."
+        )
+    return new
 
 
 _shared: tuple[weakref.ref[Tensor], int, dict[Hashable, Any]] | None = None
@@ -170,6 +320,11 @@ def _forget(dead: weakref.ref[Tensor]) -> None:
     global _shared
     if _shared is not None and _shared[0] is dead:
         _shared = None
+
+
+def _check_damping(damping: float) -> None:
+    if not 0 <= damping <= MOST_DAMPING:
+        raise ValueError(f"damping is a fraction of the mean diagonal entry, in [0, {MOST_DAMPING:g}]; got {damping}.")
 
 
 def _check_gram(weight: Tensor, gram: Tensor) -> None:

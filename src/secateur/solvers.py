@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import check_sparsity
-from secateur.least_squares import checked, factor, once_for
+from secateur.least_squares import DEAD, checked, factor, finished, once_for, refit
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 
-__all__ = ["Solver", "best_mask", "finished", "from_criterion", "sparsegpt"]
+__all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
 
 BLOCK = 128  # columns whose mask is chosen at once
 STEP = 16  # columns between two products inside a block
-DEAD = 1e-12  # the factor of a dead input's scores: behind every live one's, and ranked by magnitude among themselves
 
 
 class Solver(Protocol):
@@ -53,12 +52,8 @@ def from_criterion(criterion: Callable[..., Tensor]) -> Solver:
         mask = best_mask(criterion(weight.detach(), **evidence), sparsity, pattern)
         return finished(weight.detach(), mask, weight), mask
 
-    named: Any = solve
-    own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
     asked = [p for p in _parameters(criterion) if p.kind is p.KEYWORD_ONLY]
-    named.__signature__ = inspect.Signature([*own, *asked])
-    named.__name__ = named.__qualname__ = f"from_criterion({getattr(criterion, '__name__', repr(criterion))})"
-    return solve
+    return _named(solve, f"from_criterion({_name(criterion)})", asked)
 
 
 def sparsegpt(
@@ -107,7 +102,7 @@ def sparsegpt(
     R, dead = once_for(gram, ("factor", damping), lambda: factor(gram, damping))
     R = R.to(dense.dtype)
     importance = R.diagonal().square()  # 1 / [H⁻¹]_jj of the columns not yet seen
-    importance = torch.where(dead, importance * DEAD, importance)[:, None]
+    importance = torch.where(dead, importance * DEAD**2, importance)[:, None]
 
     W = dense.T.contiguous()  # (inputs, outputs): a column is contiguous
     inputs = W.shape[0]
@@ -138,6 +133,91 @@ def sparsegpt(
     return finished(W.T, mask, weight), mask
 
 
+def dsnot(
+    weight: Tensor,
+    sparsity: float | None,
+    pattern: Pattern,
+    *,
+    input_norm: Tensor,
+    input_mean: Tensor,
+    input_var: Tensor,
+    cycles: int = 50,
+    threshold: float = 5e-5,
+    power: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Wanda's mask, where weights change places until the mean output is the dense one's: DSnoT (Zhang et al. 2023,
+    arXiv:2310.08915). Kept weights do not change.
+
+    What a row has lost is ``e = Σ w_j E[x_j]`` over its removed weights. In each cycle the removed weight with the
+    largest ``w_j E[x_j] / Var[x_j]^power`` of the sign of e comes back, and in its stead the kept weight goes that
+    has the smallest Wanda score among those whose going moves e towards 0 (of n:m: the smallest of the same group).
+    A weight changes places once. A row is done when ``|e|`` is at most the threshold, or nothing of the right sign is
+    left; with n:m also before a change that would turn the sign of e, as in the authors' code.
+
+    Args:
+        weight: (outputs, inputs), any real floating dtype.
+        sparsity: fraction of units to remove; None for n:m.
+        pattern: `Rows` (the paper's), `Unstructured`, or `NM` along the inputs: changes stay within a row.
+        input_norm: (1, inputs), the L2 norm of each input over all tokens.
+        input_mean: (1, inputs), its mean.
+        input_var: (1, inputs), its variance.
+        cycles: at most this many changes in a row.
+        threshold: of the change of the mean output; the authors' 0.1 is of sums over 2048 tokens.
+        power: of the variance; 0 leaves it out.
+
+    Returns:
+        The weight with what is removed set to 0, and its mask.
+
+    Raises:
+        ValueError: the pattern is another one, or a shape does not fit.
+
+    >>> one = torch.ones(1, 3)
+    >>> dsnot(torch.tensor([[2.0, -3.0, -4.0]]), 0.3, Rows(), input_norm=one, input_mean=one, input_var=one)
+    (tensor([[ 2.,  0., -4.]]), tensor([[ True, False,  True]]))
+    """
+    dense = checked(weight)
+    along_inputs = type(pattern) is NM and pattern.axis % 2 == 1
+    if type(pattern) not in (Unstructured, Rows) and not along_inputs:
+        raise ValueError(f"dsnot exchanges weights within a row: use Rows(), Unstructured() or n:m, not {pattern}.")
+    for word, evidence in {"input_norm": input_norm, "input_mean": input_mean, "input_var": input_var}.items():
+        if evidence.shape not in ((1, dense.shape[1]), (dense.shape[1],)):
+            raise ValueError(
+                f"{word} has shape {tuple(evidence.shape)}; a weight of shape {tuple(weight.shape)} needs "
+                f"(1, {dense.shape[1]})."
+            )
+    scores = dense.abs() * input_norm.to(dense.dtype)
+    mask = best_mask(scores, sparsity, pattern)
+    if dense.numel():
+        means = dense * input_mean.to(dense.dtype)
+        spread = input_var.to(dense.dtype).clamp(min=torch.finfo(dense.dtype).tiny) ** power
+        group = pattern.m if isinstance(pattern, NM) else None
+        _exchange(mask, scores, means, means / spread, cycles, threshold, group)
+    return finished(weight.detach(), mask, weight), mask
+
+
+def with_refit(solver: Solver, *, iterations: int = 20, tolerance: float = 1e-3) -> Solver:
+    """The solver, and then least squares for its mask, from the weights that it left: `secateur.least_squares.refit`.
+
+    It names the evidence that the solver names, and the Gram matrix.
+
+    >>> from secateur.criteria import magnitude
+    >>> solve = with_refit(from_criterion(magnitude))
+    >>> solve(torch.tensor([[1.0, 3.0]]), 0.5, Rows(), gram=torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
+    """
+    asked = [p for p in _parameters(solver) if p.kind is p.KEYWORD_ONLY]
+    uses_gram = any(p.name == "gram" for p in asked)
+
+    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+        gram = evidence["gram"]
+        own = evidence if uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
+        new, mask = solver(weight, sparsity, pattern, **own)
+        return refit(weight, mask, gram=gram, start=new, iterations=iterations, tolerance=tolerance), mask
+
+    gram = [] if uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
+    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram])
+
+
 def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:
     """The mask that keeps the best units of each group: as many as the pattern or the sparsity says, exactly.
 
@@ -148,28 +228,12 @@ def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tenso
     return _spread_best(scores, pattern, _kept_of(pattern, sparsity, units))
 
 
-def finished(values: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
-    """The values where the mask is True and +0 elsewhere, in the dtype and memory order of the weight.
-
-    Raises:
-        ValueError: a value is beyond what the weight's dtype holds.
-
-    >>> finished(torch.tensor([[1.5, -2.0]]), torch.tensor([[True, False]]), torch.zeros(1, 2))
-    tensor([[1.5000, 0.0000]])
-    """
-    new = torch.empty_like(weight).copy_(values).masked_fill_(~mask, 0)
-    if new.numel() and not bool(new.abs().amax() < torch.inf):
-        raise ValueError(
-            f"the repaired weight of shape {tuple(weight.shape)} does not fit {weight.dtype}; use more damping, or a "
-            "wider dtype."
-        )
-    return new
-
-
 # ---- helpers -------------------------------------------------------------------------------------------------------
 
 
-def _sweep(now: Tensor, removed: Tensor, inverse: Tensor, importance: Tensor, groups: int | None, kept_in_group: int) -> None:
+def _sweep(
+    now: Tensor, removed: Tensor, inverse: Tensor, importance: Tensor, groups: int | None, kept_in_group: int
+) -> None:
     """Columns of one block, in place: what is removed becomes 0, and later columns make up for it.
 
     Args:
@@ -252,6 +316,57 @@ def _spread_best(scores: Tensor, pattern: Pattern, kept: int) -> Tensor:
         what = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{pattern}.spread returned {what}, not a bool mask of shape {tuple(scores.shape)}.")
     return mask
+
+
+def _exchange(
+    mask: Tensor,
+    scores: Tensor,
+    means: Tensor,
+    weighed: Tensor,
+    cycles: int,
+    threshold: float,
+    group: int | None,
+) -> None:
+    """The cycles of `dsnot`, on all rows at once; writes to the mask."""
+    fresh = torch.ones_like(mask)  # has not changed places
+    error = torch.where(mask, 0.0, means).sum(1, keepdim=True)
+    active = torch.ones_like(error, dtype=torch.bool)
+    for _ in range(cycles):
+        sign = error.sign()
+        ahead = torch.where(~mask & fresh & (means * sign > 0), weighed * sign, -torch.inf)
+        gain, back = ahead.max(1, keepdim=True)
+        can_go = mask & fresh
+        if group is None:
+            can_go &= means * sign < 0
+        else:
+            places = torch.arange(mask.shape[1], device=mask.device)
+            can_go &= places // group == back // group
+        loss, gone = torch.where(can_go, scores, torch.inf).min(1, keepdim=True)
+        after = error - means.gather(1, back) + means.gather(1, gone)
+        active &= (error.abs() > threshold) & (gain > -torch.inf) & (loss < torch.inf)
+        if group is not None:
+            active &= after.sign() == sign
+        if not bool(active.any()):
+            break
+        for place, value in ((back, True), (gone, False)):
+            mask.scatter_(1, place, torch.where(active, value, mask.gather(1, place)))
+            fresh.scatter_(1, place, fresh.gather(1, place) & ~active)
+        error = torch.where(active, after, error)
+
+
+def _named(solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter]) -> Solver:
+    """The function under a name, with a signature that shows which evidence it asks for."""
+    own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
+    asked = sorted(asked, key=lambda parameter: parameter.name)
+    shown: Any = solve
+    shown.__signature__ = inspect.Signature([*own, *asked])
+    shown.__name__ = shown.__qualname__ = name
+    named: Solver = shown
+    return named
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", repr(function)))
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
