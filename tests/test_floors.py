@@ -10,13 +10,15 @@ import secateur
 
 FLOORS = """
 axes files progress shards version encodings
-activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
-allocation batchnorm compressed_files evidence factories inspection prune regrowth results terminal tracing
-axis_rules compressed_tensors_layout masks plots
-checkpoint_sparsification coupling report sparsification storage
-plans storage_commands verification
-proof
-shrinking
+activations batches blocks checkpoints criteria layouts masked_weight owners patterns products \
+schedules selection sizes targets
+allocation batchnorm block_files calibration compressed_files evidence factories inspection least_squares \
+prune regrowth replay results resumable terminal tracing
+axis_rules compressed_tensors_layout masks plots solvers
+checkpoint_sparsification coupling mask_search report sparsification storage walk
+dense_scores plans storage_commands verification
+blockwise proof
+oneshot_command shrinking
 regularization
 pruner
 demo
@@ -28,6 +30,7 @@ EVERYWHERE = {"torch", "numpy"}
 AT_THE_TOP = {
     "checkpoints": {"safetensors"},
     "cli": {"typer", "rich", "click"},
+    "oneshot_command": {"typer", "rich"},
     "progress": {"rich"},
     "storage_commands": {"typer"},
     "terminal": {"typer", "rich"},

@@ -44,9 +44,7 @@ class Allocate(enum.StrEnum):
 
 
 def oneshot(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")
-    ],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
     data: Annotated[
         str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
     ],
