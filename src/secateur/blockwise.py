@@ -113,7 +113,8 @@ def oneshot(
             for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``.
         pattern: `Unstructured` by default. Experts, and other matrices that share a tensor, compete apart.
         allocate: how the sparsity is shared out among the weights; see `secateur.allocation`. `uniform` gives all the
-            same; any other is asked about Wanda's scores on the dense model, which costs one more run.
+            same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
+            them.
         include, exclude: globs over parameter names, as `find_targets` takes them; include can ask for routers.
         out: for a directory, the one to write, which must not exist.
         forward: ``(model, batch) -> outputs``; see `secateur.batches.run`.

@@ -20,7 +20,7 @@ import torch
 import typer
 from rich.markup import escape
 
-from secateur import allocation, criteria, patterns, solvers
+from secateur import allocation, criteria, mask_search, patterns, solvers
 from secateur.blockwise import Layer, OneShot
 from secateur.blockwise import oneshot as prune_blocks
 from secateur.calibration import read_calibration
@@ -31,7 +31,10 @@ __all__ = ["Allocate", "Method", "oneshot"]
 
 
 class Method(enum.StrEnum):
+    admm = "admm"
+    alps = "alps"
     sparsegpt = "sparsegpt"
+    dsnot = "dsnot"
     wanda = "wanda"
     ria = "ria"
     magnitude = "magnitude"
@@ -55,7 +58,7 @@ def oneshot(
     pattern: Annotated[
         str, typer.Option("--pattern", "-p", help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels.")
     ] = "unstructured",
-    solver: Annotated[Method, typer.Option(help="What chooses the weights, and mends the others.")] = Method.sparsegpt,
+    solver: Annotated[Method, typer.Option(help="What chooses the weights, and mends the others.")] = Method.admm,
     allocate: Annotated[
         Allocate, typer.Option(help="The same sparsity for each weight, by outliers, or more with depth.")
     ] = Allocate.uniform,
@@ -102,6 +105,8 @@ def oneshot(
             "exclude": exclude or [],
         }
         _join_processes(device)
+        if chosen.density is not None and allocate is not Allocate.uniform:
+            raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
         batches = read_calibration(
             data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
         )
@@ -112,8 +117,8 @@ def oneshot(
             solver=_solver(solver),
             pattern=chosen,
             allocate=getattr(allocation, allocate),
-            include=include,
-            exclude=exclude,
+            include=include or None,
+            exclude=exclude or None,
             out=out,
             activations=activations,
             device=device,
@@ -135,8 +140,9 @@ def _resumable() -> Iterator[None]:
 
 
 def _solver(method: Method) -> Any:
-    if method is Method.sparsegpt:
-        return solvers.sparsegpt
+    for module in (solvers, mask_search):
+        if (found := getattr(module, method, None)) is not None:
+            return found
     return solvers.from_criterion(getattr(criteria, method))
 
 
