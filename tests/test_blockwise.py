@@ -21,6 +21,7 @@ from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
 from secateur.blockwise import digest, oneshot
 from secateur.checkpoints import CheckpointError
+from secateur.mask_search import admm
 from secateur.products import Products, Tokens
 from secateur.replay import Outputs
 from secateur.resumable import PRIVATE
@@ -428,7 +429,7 @@ def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
     record = json.loads(after["secateur.json"])
     assert record["method"] == "oneshot"
     assert record["arguments"] == {"command": "secateur oneshot"}
-    assert record["solver"] == "sparsegpt"
+    assert record["solver"] == "admm"
     assert record["data"] == {"sha256": digest(batches("llama"))}
     assert record["sparsity"]["targets"] == done.sparsity == 0.5
     assert set(record["pruned"].values()) == {0.5}
@@ -505,7 +506,7 @@ def test_a_run_goes_on_only_with_the_same_request(llama, tmp_path, monkeypatch):
     unfinished = tmp_path / "out.unfinished"
     for keywords, difference in (
         ({"sparsity": 0.6}, "sparsity 0.5, not 0.6"),
-        ({"solver": functools.partial(sparsegpt, damping=0.1)}, r'solver "sparsegpt", not "sparsegpt\(damping=0.1\)"'),
+        ({"solver": functools.partial(admm, damping=0.1)}, r'solver "admm", not "admm\(damping=0.1\)"'),
         ({"pattern": Rows()}, r"pattern "),
         ({"batches": batches("llama", count=2)}, "data "),
         ({"exclude": "*q_proj*"}, r'exclude null, not \["\*q_proj\*"\]'),

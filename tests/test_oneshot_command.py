@@ -15,27 +15,7 @@ from secateur.verification import verify_checkpoint
 app = typer.Typer(pretty_exceptions_enable=False)
 app.command()(oneshot)
 
-WORDS = [
-    "the",
-    "secateur",
-    "is",
-    "a",
-    "small",
-    "shear",
-    "a",
-    "gardener",
-    "prunes",
-    "roses",
-    "with",
-    "and",
-    "the",
-    "hedge",
-    "is",
-    "cut",
-    "by",
-    "another",
-    "tool",
-]
+WORDS = """the secateur is a small shear a gardener prunes roses with and the hedge is cut by another tool""".split()  # noqa: SIM905
 
 
 @pytest.fixture
@@ -83,6 +63,8 @@ def test_a_pruned_directory_loads_and_verifies(folder, words):
     record = json.loads((folder / "sparse/secateur.json").read_text())
     assert record["arguments"]["command"].startswith("secateur oneshot ")
     assert record["arguments"]["samples"] == 8
+    masks_only = "wanda" in words or "magnitude" in words
+    assert record["kept_weights"] == ("unchanged" if masks_only else "updated")
     verification = verify_checkpoint(folder / "sparse", folder / "dense")
     assert not verification.problems
     assert not verification.unchecked

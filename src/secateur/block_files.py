@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
 
-__all__ = ["BlockFiles", "Group", "build_on_meta", "groups_of"]
+__all__ = ["BlockFiles", "Group", "Written", "build_on_meta", "groups_of"]
 
 
 def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
@@ -200,6 +200,14 @@ def _writer(loader: Any, model: Any) -> Callable[[Mapping[str, Tensor]], dict[st
 # ------------------------------------------------------------------------------------------------ reading and writing
 
 
+class Written(NamedTuple):
+    """Of a tensor in a file: its entries, those that are not 0, and whether these have the source's values."""
+
+    numel: int
+    nonzero: int
+    kept_as_they_were: bool
+
+
 class BlockFiles:
     """The weights of a model on the meta device, in two copies of one checkpoint: as it was, and as it becomes.
 
@@ -264,14 +272,14 @@ class BlockFiles:
         if any(p is not None and p.device.type == "meta" for p in module._parameters.values()):
             self._fill([module], pruned=False)
 
-    def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Written]:
         """Writes new values, by their names in the block, into the copy; returns what was written, by names in files.
 
         Entries that did not change keep their bytes, also where a file stores another dtype than the model computes in.
         """
         fulls = {f"{block}.{local}": values for local, values in new.items()}
         groups = {id(self._group(name)): self._group(name) for name in fulls}
-        written: dict[str, Tensor] = {}
+        written: dict[str, Written] = {}
         for group in groups.values():
             assert group is not None
             before = dict(zip(group.sources, self._tensors(group, pruned=False), strict=True))
@@ -291,7 +299,8 @@ class BlockFiles:
             for name, values in group.write(changed).items():
                 path = self.work / self.source.entries[name].path.relative_to(self.source.root)
                 write_tensor(path, replace(self.source.entries[name], path=path), values)
-                written[name] = values
+                same = torch.equal(values, before[name].where(values.ne(0), 0))
+                written[name] = Written(values.numel(), int(values.count_nonzero()), same)
         for path in {self.source.entries[name].path for name in written}:
             with open(self.work / path.relative_to(self.source.root), "rb") as file:
                 os.fsync(file.fileno())

@@ -31,10 +31,10 @@ from secateur.dense_scores import shared_out
 from secateur.evidence import needs
 from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
+from secateur.mask_search import admm
 from secateur.patterns import NM, Pattern, Rows, Unstructured
 from secateur.replay import RUNS_AGAIN, Outputs, Replay
 from secateur.resumable import Unfinished, unfinished, unfinished_folder
-from secateur.solvers import sparsegpt
 from secateur.version import __version__
 from secateur.walk import Job, Layer, Solve, Solved, choose_targets, prepared, rank_and_world, walk
 
@@ -75,7 +75,7 @@ def oneshot(
     batches: Iterable[Any],
     sparsity: float | None = None,
     *,
-    solver: Solve = sparsegpt,
+    solver: Solve = admm,
     pattern: Pattern | None = None,
     allocate: Allocation = uniform,
     include: str | Iterable[str] | None = None,
@@ -87,8 +87,8 @@ def oneshot(
     arguments: Mapping[str, Any] | None = None,
     on_layer: Callable[[Layer], None] | None = None,
 ) -> OneShot:
-    """Prunes a model of repeated blocks with calibration data, block by block: SparseGPT (Frantar & Alistarh 2023,
-    arXiv:2301.00774), Wanda and their kin, on a model in memory or on a directory larger than memory.
+    """Prunes a model of repeated blocks with calibration data, block by block, as SparseGPT does (Frantar & Alistarh
+    2023, arXiv:2301.00774) and Wanda (Sun et al. 2023, arXiv:2306.11695): in memory, or a directory larger than it.
 
     For each block in the order in which the model runs them: run the batches up to it through the pruned blocks before
     it, sum what each of its matrices is multiplied with, solve all of them, and run it again with its new weights. All
@@ -109,7 +109,8 @@ def oneshot(
         batches: tensors, tuples that begin with the input, or mappings of keyword arguments; see `secateur.batches`.
             Gone through several times; an iterator is put into a list.
         sparsity: fraction of each weight that is removed; none for a pattern that fixes it, such as ``NM(2, 4)``.
-        solver: ``(weight, sparsity, pattern, *, <evidence>) -> (new weight, mask)``; see `secateur.solvers`. It may ask
+        solver: ``(weight, sparsity, pattern, *, <evidence>) -> (new weight, mask)``, by default `admm`; others are in
+            `secateur.solvers` and `secateur.mask_search`, and `from_criterion` makes one of any criterion. It may ask
             for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``.
         pattern: `Unstructured` by default. Experts, and other matrices that share a tensor, compete apart.
         allocate: how the sparsity is shared out among the weights; see `secateur.allocation`. `uniform` gives all the
@@ -293,10 +294,11 @@ class _InFiles:
             masks = self.files.taken_apart(block, {name: solved.mask for name, solved in new.items()})
             tensors = {
                 name: {
-                    "sparsity": (values.numel() - int(values.count_nonzero())) / values.numel(),
-                    "removed": values.numel() - int(masks[name].count_nonzero()),
+                    "sparsity": (found.numel - found.nonzero) / found.numel,
+                    "removed": found.numel - int(masks[name].count_nonzero()),
+                    "kept_as_they_were": found.kept_as_they_were,
                 }
-                for name, values in written.items()
+                for name, found in written.items()
             }
             self.run.facts["left_alone"] = self.job.left_alone
             self.run.note({"name": block, "layers": [asdict(layer) for layer in layers], "tensors": tensors})
@@ -390,6 +392,7 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
         "method": "oneshot",
         "arguments": dict(ask.arguments),
         "solver": request["solver"],
+        "kept_weights": "unchanged" if all(found["kept_as_they_were"] for found in pruned.values()) else "updated",
         "pattern": request["pattern"],
         "allocate": request["allocate"],
         "data": {"sha256": request["data"]},
