@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from families import batches, make
-from secateur import NM, Block, Channels, Rows, Unstructured, allocation, block_files, criteria, resumable
+from secateur import NM, Block, Channels, Rows, Unstructured, allocation, block_files, criteria, prune, resumable
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
 from secateur.blockwise import digest, oneshot
@@ -337,6 +337,43 @@ def test_errors_of_a_model_in_memory():
         with pytest.raises(kind, match=message):
             oneshot(model, **arguments)
         assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items()), message
+
+
+def test_models_that_are_not_ready():
+    with pytest.raises(ValueError, match=r"enter\.weight is on the meta device"):
+        oneshot(stack().to("meta"), data(), 0.5)
+    model = stack()
+    prune.l1_unstructured(model.layers[1].up, "weight", 0.5)
+    with pytest.raises(ValueError, match=r"layers\.1\.up\.weight_orig: a mask is attached"):
+        oneshot(model, data(), 0.5)
+    model = stack()
+    with torch.no_grad():
+        model.layers[1].up.weight[0, 0] = torch.nan
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.up\.weight: the weight of shape \(12, 8\) has entries that are NaN"
+    ):
+        oneshot(model, data(), 0.5)
+
+
+def test_in_inference_mode():
+    one, other = stack(), stack()
+    oneshot(one, data(), 0.5)
+    with torch.inference_mode():
+        oneshot(other, data(), 0.5)
+        born_there = stack()
+        oneshot(born_there, data(), 0.5)
+    assert torch.equal(born_there.layers[2].up.weight, one.layers[2].up.weight)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_weights_that_are_shared():
+    model = stack(width=12)
+    model.layers[1].down.weight = model.layers[1].up.weight  # one matrix with the inputs of both
+    model.layers[2].up.weight = model.layers[0].up.weight
+    done = oneshot(model, data(), 0.5)
+    tokens = {layer.name: layer.tokens for layer in done.layers}
+    assert tokens == {"layers.0.down.weight": 24, "layers.1.up.weight": 48, "layers.2.down.weight": 24}
+    assert done.left_alone["shared with another block"] == ("layers.0.up.weight",)
 
 
 def test_a_failure_in_a_later_block_says_which_are_pruned():

@@ -154,7 +154,9 @@ def oneshot(
         raise ValueError("out= is for directories; a model in memory is changed in place. Save it yourself afterwards.")
     held = _held(batches)
     inner = unwrapped(model)
-    with unchanged(inner), prepared(inner), _blamed_on_blocks() as job_done:
+    _refuse_unready(inner)
+    inference = any(parameter.is_inference() for parameter in inner.parameters())  # may be written to in this mode only
+    with unchanged(inner), torch.inference_mode(inference), prepared(inner), _blamed_on_blocks() as job_done:
         blocks = find_blocks(inner)
         targets, left_alone = choose_targets(inner, blocks, include, exclude)
         _refuse_repeated(inner, blocks, held[0], forward)
@@ -414,6 +416,17 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     if previous is not None:
         record["previous"] = previous
     write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+
+def _refuse_unready(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ValueError(f"{name} is on the meta device and has no values; load the model, or pass its directory.")
+        if name.endswith("_orig"):
+            raise ValueError(
+                f"{name}: a mask is attached, and what the model multiplies with is no parameter; make it permanent "
+                "with prune.remove, or take it off with detach."
+            )
 
 
 def _refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:

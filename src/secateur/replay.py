@@ -281,7 +281,7 @@ class Replay:
         mapped((args, kwargs), look)
         if found and self._used_poison:
             raise LostOutputError(name)
-        if found:
+        if found and not self._within:
             raise ValueError(
                 f"what {name} receives in batch {self._at} holds NaN; look at the batch, or run the model in a wider "
                 "dtype (float16 overflows where bfloat16 does not)."
