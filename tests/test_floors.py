@@ -18,8 +18,9 @@ axis_rules compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage walk
 dense_scores plans storage_commands verification
 blockwise proof
-oneshot_command shrinking
-regularization
+configurations oneshot_command
+shrinking
+checkpoint_shrinking regularization
 pruner
 demo
 cli
@@ -32,7 +33,7 @@ AT_THE_TOP = {
     "cli": {"typer", "rich", "click"},
     "oneshot_command": {"typer", "rich"},
     "progress": {"rich"},
-    "storage_commands": {"typer"},
+    "storage_commands": {"typer", "rich"},
     "terminal": {"typer", "rich"},
 }
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))

@@ -13,7 +13,7 @@ from secateur.blocks import find_blocks
 from secateur.blockwise import oneshot
 from secateur.checkpoints import open_checkpoint
 from secateur.replay import Replay
-from secateur.solvers import from_criterion
+from secateur.solvers import from_criterion, sparsegpt
 from secateur.walk import find_next, prepared, store
 
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
@@ -64,8 +64,8 @@ def test_a_directory_becomes_what_the_model_in_memory_becomes(family, tmp_path):
     kind, data = FAMILIES[family][0], batches(family)
     dense = kind.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
     model = kind.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
-    done = oneshot(model, data, 0.5)
-    streamed = oneshot(tmp_path / "dense", data, 0.5, out=tmp_path / "sparse")
+    done = oneshot(model, data, 0.5, solver=sparsegpt)
+    streamed = oneshot(tmp_path / "dense", data, 0.5, solver=sparsegpt, out=tmp_path / "sparse")
     assert [(layer.name, layer.error) for layer in done.layers] == [(x.name, x.error) for x in streamed.layers]
     found, loading = kind.from_pretrained(tmp_path / "sparse", dtype=torch.bfloat16, output_loading_info=True)
     assert not loading["missing_keys"]

@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,18 @@ from torch import Tensor, nn
 
 import secateur.axis_rules  # noqa: F401  the rules register themselves
 from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved
-from secateur.sizes import Attribute, Outcome, Polynomial, axes_of, evaluated, is_frozen, representative, settle
+from secateur.sizes import (
+    Attribute,
+    Equation,
+    Outcome,
+    Polynomial,
+    axes_of,
+    evaluated,
+    is_frozen,
+    parts_of,
+    representative,
+    settle,
+)
 from secateur.tracing import Trace, Unseen, numbers_that_remember
 
 __all__ = [
@@ -45,8 +57,8 @@ class Group:
     """Units that live and die together: index i of the axis is the same slices of all members.
 
     ``name`` is that of the first tensor whose outputs they are (another group of the same is numbered); ``members`` are
-    ``(name of a tensor, dimension)``; groups with the same ``tied`` keep equally many; ``notes`` say what changes
-    beside the slices: statistics over the axis.
+    ``(name of a tensor, dimension)``; groups with the same ``tied`` keep the same share of their units, equally many of
+    equally many; ``notes`` say what changes beside the slices: statistics over the axis.
     """
 
     name: str
@@ -77,15 +89,42 @@ class Coupling:
         self.unknown = dict(trace.unknown)
         self.passes = passes
         self._attributes: dict[Attribute, Polynomial] = {}
+        self._alike: dict[Axis, Axis] = {}  # of those that keep the same share, a chain to the first of them
         self.groups: list[Group] = []
         self.frozen: dict[tuple[str, int], str] = {}
         self._settle()
 
     def freeze(self, groups: Iterable[Group], why: str) -> None:
         """Nothing of these may leave."""
-        for group in groups:
-            freeze(representative(group.axis), why)
+        frozen = {group.tied for group in groups}
+        for group in self.groups:
+            if group.tied in frozen:
+                freeze(representative(group.axis), why)
         self._settle()
+
+    def tie(self, sets: Iterable[Iterable[Group]]) -> None:
+        """Groups of one set keep the same share of their units; where one has to stay, all do."""
+        for each in sets:
+            first, *others = [self._first_of(group.axis) for group in each]
+            for other in others:
+                if self._first_of(other) is not self._first_of(first):
+                    self._alike[self._first_of(other)] = self._first_of(first)
+        self._settle()
+
+    def used(self) -> dict[Attribute, Polynomial]:
+        """The integers of modules that the passes made use of, in counts of axes; a constant where one stays."""
+        found = {
+            part: self._attributes.get(part, {(): Fraction(part.value)})
+            for each in self._trace.equations
+            if isinstance(each, Equation)
+            for part in parts_of(each)
+            if isinstance(part, Attribute)
+        }
+        return {each: value for each, value in found.items() if value}
+
+    def names(self) -> list[str]:
+        """The tensors of the model."""
+        return list(self._dims)
 
     def dims(self, name: str) -> list[Expression]:
         """The dimensions of a tensor of the model, as expressions of axes."""
@@ -154,7 +193,7 @@ class Coupling:
         for flag in self._trace.flagged:
             for axis in leaves(flag.dim):
                 notes.setdefault(axis, []).append(f"{flag.name} over it")
-        numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(representative, members)))}
+        numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(self._first_of, members)))}
         names = Counter[str]()
         self.groups = [
             Group(
@@ -162,11 +201,18 @@ class Coupling:
                 axis,
                 axis.size,
                 tuple(places),
-                numbers[representative(axis)],
+                numbers[self._first_of(axis)],
                 tuple(dict.fromkeys(notes.get(axis, ()))),
             )
             for axis, places in members.items()
         ]
+
+    def _first_of(self, axis: Axis) -> Axis:
+        """The axis that stands for all that keep the same share."""
+        axis = representative(axis)
+        while axis in self._alike:
+            axis = self._alike[axis]
+        return axis
 
     def _named(self, places: Sequence[tuple[str, int]], taken: Counter[str]) -> str:
         """A weight's outputs if it has some, rather than its inputs or a bias; another of the same is numbered."""

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.coupling import Coupling, Kept, tensors_of
 from secateur.files import write_whole
 
-__all__ = ["Plan", "carry_out", "load_shrunken", "plan_of", "plans_of", "save_shrunken", "zero"]
+__all__ = ["Plan", "carry_out", "load_shrunken", "number_at", "plan_of", "plans_of", "save_shrunken", "text_of", "zero"]
 
 _FORMAT = "secateur shrink plan"
 _VERSION = 1
@@ -108,10 +108,14 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
         raise ValueError("this model was not shrunken; save its state_dict instead.")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
     write_whole(directory / "model.safetensors", save(tensors, {"format": "pt"}))
-    write_whole(directory / "plan.json", text)
+    write_whole(directory / "plan.json", text_of(plans))
+
+
+def text_of(plans: Sequence[Plan]) -> str:
+    """What ``plan.json`` holds."""
+    return json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
 
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -197,8 +201,8 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
                 states.append((state, key, _sliced(value, kept)))
     for place, old, _ in plan.numbers:
-        if _get(model, place) != old:
-            raise ValueError(f"{_spelled(place)} is {_get(model, place)}; the plan was made for {old}.")
+        if number_at(model, place) != old:
+            raise ValueError(f"{_spelled(place)} is {number_at(model, place)}; the plan was made for {old}.")
     before = {name: (tensors[name].data, tensors[name].grad) for name in smaller}
     changed = {id(tensors[name]) for name in smaller}
     printed = [
@@ -265,7 +269,8 @@ def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:
     tensor.grad = grad
 
 
-def _get(model: nn.Module, place: Sequence[str | int]) -> int:
+def number_at(model: nn.Module, place: Sequence[str | int]) -> int:
+    """The integer that a module holds at a place: the path of the module, then names, keys and indices."""
     try:
         held: Any = model.get_submodule(str(place[0]))
         for key in place[1:]:

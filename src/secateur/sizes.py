@@ -31,6 +31,7 @@ __all__ = [
     "evaluated",
     "formula_of",
     "is_frozen",
+    "parts_of",
     "representative",
     "settle",
 ]
@@ -316,7 +317,7 @@ def evaluated(polynomial: Polynomial, counts: Mapping[Axis, int]) -> int:
 def _defined(equations: list[Equation]) -> dict[Attribute, Polynomial]:
     """What attributes are, by the equations in which each stands alone."""
     values: dict[Attribute, Polynomial] = {}
-    waiting = [each for each in equations if any(isinstance(part, Attribute) for part in _parts(each))]
+    waiting = [each for each in equations if any(isinstance(part, Attribute) for part in parts_of(each))]
     found = True
     while found:
         found = False
@@ -417,7 +418,7 @@ def _freeze_all(variables: Iterable[Variable], why: str) -> bool:
 
 def _variables(equation: Equation | Outcome, values: Mapping[Attribute, Polynomial]) -> set[Variable]:
     found: set[Variable] = set()
-    for part in _parts(equation):
+    for part in parts_of(equation):
         if isinstance(part, Attribute):
             found |= {variable for term in values.get(part, {}) for variable in term}
         else:
@@ -425,7 +426,7 @@ def _variables(equation: Equation | Outcome, values: Mapping[Attribute, Polynomi
     return found
 
 
-def _parts(equation: Equation | Outcome) -> Iterator[Attribute | Expression]:
+def parts_of(equation: Equation | Outcome) -> Iterator[Attribute | Expression]:
     """The attributes and dimensions in it."""
     waiting: list[Any] = [equation.left, equation.right]
     while waiting:
