@@ -24,8 +24,7 @@ from secateur.allocation import Allocation, check_sparsity, uniform
 from secateur.batches import Forward, device_of, moved, run, unchanged, unwrapped
 from secateur.block_files import BlockFiles, build_on_meta
 from secateur.blocks import find_blocks
-from secateur.checkpoint_sparsification import RECORD
-from secateur.checkpoint_sparsification import _check_places as check_places
+from secateur.checkpoint_sparsification import RECORD, check_places
 from secateur.checkpoints import Checkpoint, open_checkpoint
 from secateur.dense_scores import shared_out
 from secateur.evidence import needs
@@ -144,6 +143,7 @@ def oneshot(
             f"{', '.join(sorted(GATHERED))} and no gradients."
         )
     started = time.monotonic()
+    include, exclude = _listed(include), _listed(exclude)
     if not isinstance(model, nn.Module):
         if out is None:
             raise ValueError(f"{model} is a directory, which is not changed; name the one to write with out=.")
@@ -202,8 +202,8 @@ class _Ask:
     solver: Solve
     pattern: Pattern
     allocate: Allocation
-    include: str | Iterable[str] | None
-    exclude: str | Iterable[str] | None
+    include: list[str] | None
+    exclude: list[str] | None
     arguments: Mapping[str, Any]
 
     def request(self, checkpoint: Checkpoint, data: str) -> dict[str, Any]:
@@ -221,8 +221,8 @@ class _Ask:
             "pattern": repr(self.pattern),
             "solver": _described(self.solver),
             "allocate": _described(self.allocate),
-            "include": _listed(self.include),
-            "exclude": _listed(self.exclude),
+            "include": self.include,
+            "exclude": self.exclude,
             "processes": rank_and_world()[1],
             "versions": _versions(),
         }
