@@ -177,10 +177,27 @@ def test_slices_are_those_of_index_select(tmp_path_factory, data, piece):
         if data.draw(st.booleans()):
             cuts[at] = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1))))
             tensor = tensor.index_select(at, torch.from_numpy(cuts[at]))
+    factors = []
+    if dtype.is_floating_point and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(shape) - 1))
+        factors.append(
+            (
+                at,
+                np.array(
+                    data.draw(
+                        st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=tensor.shape[at], max_size=tensor.shape[at])
+                    )
+                ),
+            )
+        )
+        tensor = tensor * torch.from_numpy(factors[0][1]).to(dtype).reshape(
+            [-1 if d == at else 1 for d in range(len(shape))]
+        )
     (folder / "out").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint_shrinking, "_PIECE", piece)
-        assert set(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts})) == {"it", "first"}
+        written = set(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts}, {"it": factors}))
+    assert written == {"it", "first"}
     found = load_file(folder / "out" / "model.safetensors")
     assert torch.equal(found["it"], tensor)
     assert torch.equal(found["first"], torch.ones(3))

@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = """
-axes files progress shards version encodings
+axes encodings files origins progress shards version
 activations batches blocks checkpoints criteria layouts masked_weight owners patterns products \
 schedules selection sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inspection least_squares \

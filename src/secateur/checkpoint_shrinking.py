@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, check_sparsity, uniform
+from secateur.allocation import Allocation, check_sparsity
 from secateur.checkpoint_sparsification import NO_WEIGHTS, OTHER_WEIGHTS, RECORD, check_places
 from secateur.checkpoints import (
     Checkpoint,
@@ -35,7 +35,7 @@ from secateur.checkpoints import (
 from secateur.configurations import Configured, Place, role_of, with_fields
 from secateur.coupling import Coupling, Group, Kept, find_coupling, tensors_of
 from secateur.criteria import magnitude
-from secateur.plans import Plan, plan_of, text_of
+from secateur.plans import Factors, Plan, factors_of, multiplied, plan_of, text_of
 from secateur.progress import track
 from secateur.proof import wrong_groups
 from secateur.shrinking import TARGETS, choose, rows_at_once
@@ -84,7 +84,7 @@ def shrink_checkpoint(
     model: nn.Module | None = None,
     example_inputs: Any = None,
     criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = uniform,
+    allocate: Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -162,6 +162,8 @@ def shrink_checkpoint(
     plan = plan_of(model, coupling, kept)
     fields = configured.fields({axis: int(mask.sum()) for axis, mask in kept.items()}) or {}
     cuts = {file: plan.tensors[mine][1] for file, mine in files.items() if mine in plan.tensors}
+    scales = factors_of(plan)
+    factors = {file: scales[mine] for file, mine in files.items() if mine in scales}
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     others = {path.relative_to(source) for path in source.rglob("*") if path.suffix in OTHER_WEIGHTS}
     left_out = sorted(path for path in others - weights if path.name not in NO_WEIGHTS)
@@ -188,7 +190,7 @@ def shrink_checkpoint(
     with new_directory(out) as temporary:
         for _ in track(copy_tree(source, temporary, skip={*weights, *left_out}), "copying"):
             pass
-        for _ in track(_sliced_files(checkpoint, temporary, cuts), "slicing", total=len(shapes)):
+        for _ in track(_sliced_files(checkpoint, temporary, cuts, factors), "slicing", total=len(shapes)):
             pass
         _write_index(checkpoint, temporary, planned)
         (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
@@ -367,7 +369,7 @@ def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None
         0.5,
         dict(small.named_parameters()),
         criterion=magnitude,
-        allocate=uniform,
+        allocate=None,
         evidence=None,
         include=None,
         keep=None,
@@ -387,8 +389,10 @@ def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def _sliced_files(checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts]) -> Iterator[str]:
-    """Write all files of a checkpoint with the tensors cut; yields each tensor's name."""
+def _sliced_files(
+    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts], factors: Mapping[str, Factors]
+) -> Iterator[str]:
+    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
     for file in checkpoint.files:
         entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
         shapes = {entry.name: _shape(entry, cuts.get(entry.name, {})) for entry in entries}
@@ -400,7 +404,7 @@ def _sliced_files(checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts
         with open(path, "wb", buffering=0) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
-                _write_cut(written, checkpoint, entry, cuts.get(entry.name, {}))
+                _write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
                 yield entry.name
 
 
@@ -412,13 +416,13 @@ def _nbytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
     return entry.nbytes if shape == entry.shape else entry.nbytes // entry.numel * math.prod(shape)
 
 
-def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: _Cuts) -> None:
-    """What stays of one tensor, read and written piece by piece."""
+def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: _Cuts, factors: Factors) -> None:
+    """What stays of one tensor, scaled, read and written piece by piece."""
     if not cuts:
         for start in range(0, entry.nbytes, _PIECE):
             _write(written, checkpoint.raw(entry.name, start, min(start + _PIECE, entry.nbytes)))
         return
-    first = 0
+    first = done = 0
     for piece in _rows(checkpoint, entry, max(1, _PIECE // (entry.nbytes // entry.shape[0]))):
         last = first + len(piece)
         for at, indices in cuts.items():
@@ -426,6 +430,9 @@ def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cu
                 low, high = np.searchsorted(indices, [first, last])
                 indices = indices[low:high] - first
             piece = piece.index_select(at, torch.from_numpy(indices))
+        rows = slice(done, done + len(piece))
+        piece = multiplied(piece, [(at, each[rows] if at == 0 else each) for at, each in factors])
+        done = rows.stop
         _write(written, piece.contiguous().reshape(-1).view(torch.uint8))
         first = last
 

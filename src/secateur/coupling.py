@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import secateur.axis_rules  # noqa: F401  the rules register themselves
-from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved
+from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved, size_of
 from secateur.sizes import (
     Attribute,
     Equation,
@@ -85,6 +85,7 @@ class Coupling:
     def __init__(self, trace: Trace, tensors: Mapping[str, Tensor], passes: Sequence[tuple[int, bool]]) -> None:
         self._trace = trace
         self._tensors = dict(tensors)
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
         self._dims: dict[str, list[Expression]] = {name: trace.dims(tensor) for name, tensor in self._tensors.items()}
         self.unknown = dict(trace.unknown)
         self.passes = passes
@@ -143,6 +144,15 @@ class Coupling:
         by_representative = {representative(axis): count for axis, count in counts.items()}
         values = {each: evaluated(polynomial, by_representative) for each, polynomial in self._attributes.items()}
         return {attribute: value for attribute, value in values.items() if value != attribute.value}
+
+    def scales(self, counts: Mapping[Axis, int]) -> list[tuple[str, int, npt.NDArray[np.int64], float]]:
+        """``(name of a parameter, dimension, indices, factor)``: what makes up for attention that its width scales."""
+        found = []
+        for rows, dim in self._trace.scaled:
+            factor = math.sqrt(_count(dim, counts) / size_of(dim))
+            if factor != 1:
+                found += [(self._names[key], at, indices, factor) for (key, at), indices in rows.items()]
+        return found
 
     def contradicted(self, counts: Mapping[Axis, int]) -> list[Group]:
         """The groups of which a comparison in the code depends that would come out otherwise with these counts."""
@@ -243,6 +253,7 @@ def find_coupling(
     trace = Trace()
     for tensor in tensors.values():
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
+    trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
     used: set[int] = set()
     passes: list[tuple[int, bool]] = []
     for number, inputs in enumerate((example_inputs, *more_inputs)):

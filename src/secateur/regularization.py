@@ -185,6 +185,7 @@ class Penalty:
         self._model = model
         self._optimizers = optimizers
         self._parameters = dict(model.named_parameters())
+        self._sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}  # before they shrink
         self._places: list[Mapping[str, Tensor]] = [self._parameters]
         if sharded := [name for name, parameter in self._parameters.items() if is_sharded(parameter)]:
             raise ValueError(f"{sharded[0]} is sharded: a unit's entries lie on several ranks; regularize before.")
@@ -222,10 +223,10 @@ class Penalty:
     @property
     def leaving(self) -> float:
         """The fraction of the model's parameters that leave with the units that are chosen, or zero by the lasso."""
-        kept = {name: float(parameter.numel()) for name, parameter in self._parameters.items()}
+        kept = {name: float(size) for name, size in self._sizes.items()}
         for (name, _), mask in self._leaving.items():
             kept[name] *= 1 - mask.count_nonzero().item() / len(mask)
-        return 1 - sum(kept.values()) / max(sum(parameter.numel() for parameter in self._parameters.values()), 1)
+        return 1 - sum(kept.values()) / sum(self._sizes.values())
 
     @torch.no_grad()
     def after_step(self, step: int, *, counted: bool) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
-from secateur.axes import Axis, size_of
+from secateur.axes import Axis, Expression, Product, leaves, resolved, size_of
 from secateur.configurations import Configured, Place, tie_roles
 from secateur.coupling import Coupling, Group, Kept, find_coupling, run
 from secateur.criteria import magnitude
@@ -41,7 +41,7 @@ def shrink(
     sparsity: float | None = None,
     *,
     criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = uniform,
+    allocate: Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -64,7 +64,9 @@ def shrink(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each group keeps; `uniform` (the same fraction of each) by default. Names are groups'.
+        allocate: how many units each group keeps; names are groups'. By default the same fraction of each, but where
+            units of two groups multiply, as heads and what is within a head, only the inner ones leave as long as that
+            is enough. An allocation that is given, such as `uniform`, decides about all groups.
         include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
             64 units or more, since other counts run no faster; 1 leaves them as they are.
@@ -158,7 +160,7 @@ def choose(
     weights: Mapping[str, Tensor],
     *,
     criterion: Callable[..., Tensor],
-    allocate: Allocation,
+    allocate: Allocation | None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None,
     include: str | Iterable[str] | None,
     keep: str | Iterable[str] | None,
@@ -240,7 +242,7 @@ def _ranked(
     groups: Sequence[Group],
     sparsity: float,
     every: Mapping[Axis, Tensor],
-    allocate: Allocation,
+    allocate: Allocation | None,
     *,
     example_inputs: Any,
     minimum: Mapping[Axis, int],
@@ -251,10 +253,13 @@ def _ranked(
     """The best units of each group, as few as leave ``sparsity`` of the target."""
     scores = {group.name: every[group.axis] for group in groups}
     tied = [_Tied(each, round_to, minimum) for each in _by_tie(groups)]
+    outer = _outer(coupling, groups) if allocate is None and target != "units" else set()
+    whole = {group.name for group in groups if group.tied in outer}
 
     def counts_at(share: float) -> dict[Axis, int]:
-        masks = make_masks(scores, share, criterion=lambda weight: weight, allocate=allocate)
-        counts = {group.axis: int(masks[group.name].sum()) for group in groups}
+        ranked = {name: each for name, each in scores.items() if name not in whole}
+        masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=allocate or uniform)
+        counts = {group.axis: int(masks[group.name].sum()) if group.name in masks else group.size for group in groups}
         found: dict[Axis, int] = {}
         for each in tied:
             mean = each.mean(counts)
@@ -271,6 +276,8 @@ def _ranked(
         cost = _cost_of(model, coupling, example_inputs, target)
         goal = (1 - sparsity) * cost({})
         low, high = 0.0, 1.0
+        if cost(counts_at(high)) > goal:
+            whole = set()  # heads have to leave, too
         if cost(counts_at(high)) > goal:
             most = max(0.0, 1 - cost(counts_at(high)) / cost({}))
             raise ValueError(
@@ -331,6 +338,34 @@ def _made_possible(
             if raised != counts and possible(raised):
                 return raised
     return counts
+
+
+def _outer(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
+    """Which groups have, wherever they are, another that leaves within them: heads around the widths of heads.
+
+    Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left
+    with all heads was right more often (`benchmarks/RESULTS.md`).
+    """
+    free = {group.axis for group in groups}
+    alone: set[Axis] = set()
+
+    def look(expression: Expression, *, around: bool) -> None:
+        dim = resolved(expression)
+        if isinstance(dim, Axis):
+            if not around:
+                alone.add(dim)
+        elif isinstance(dim, Product):
+            for at, factor in enumerate(dim.factors):
+                within = (axis for each in dim.factors[at + 1 :] for axis in leaves(each))
+                look(factor, around=around or not free.isdisjoint(within))
+        else:
+            for segment in dim.segments:
+                look(segment, around=around)
+
+    for group in groups:
+        for name, at in group.members:
+            look(coupling.dims(name)[at], around=False)
+    return {group.tied for group in groups} - {group.tied for group in groups if group.axis in alone}
 
 
 def _handed_back(
