@@ -621,6 +621,17 @@ def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def test_a_name_that_is_taken_in_the_meantime_costs_no_work(llama, tmp_path):
+    out = tmp_path / "out"
+    with pytest.raises(CheckpointError, match="was created by somebody else in the meantime; move it"):
+        oneshot(llama, batches("llama"), 0.5, out=out, on_layer=lambda _: out.mkdir(exist_ok=True))
+    out.rmdir()
+    solved = []
+    oneshot(llama, batches("llama"), 0.5, out=out, on_layer=solved.append)
+    assert not solved
+    assert (out / "secateur.json").exists()
+
+
 def test_two_processes_do_not_work_on_one_directory(llama, tmp_path):
     def second(layer):
         with pytest.raises(CheckpointError, match="another process is at work here"):

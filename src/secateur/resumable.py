@@ -79,22 +79,21 @@ class Unfinished:
         for path in self.folder.iterdir():
             if path.name != PRIVATE:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for _ in track(copy_tree(source, self.folder), "copying"):
-            pass
+        for path in track(copy_tree(source, self.folder), "copying"):
+            _synchronise(self.folder / path)
         self.copied = True
         self._write()
 
     def publish(self) -> None:
         """Gives the directory its final name."""
-        shutil.rmtree(self.private)
         for directory, _, files in os.walk(self.folder):
             for name in files:
-                with open(Path(directory) / name, "rb") as file:
-                    os.fsync(file.fileno())  # some file systems say only now that the disk is full
+                _synchronise(Path(directory) / name)
         if os.path.lexists(self.out):
             raise CheckpointError(
-                f"{self.out}: was created by somebody else in the meantime; the result is in {self.folder}."
+                f"{self.out}: was created by somebody else in the meantime; move it, and run the same command again."
             )
+        shutil.rmtree(self.private)
         self.folder.rename(self.out)
 
     def _write(self) -> None:
@@ -171,6 +170,12 @@ def _locked(run: Unfinished) -> Iterator[None]:
         except OSError:
             raise CheckpointError(f"{run.folder}: another process is at work here; wait for it.") from None
         yield
+
+
+def _synchronise(path: Path) -> None:
+    """Some file systems say only now that the disk is full."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:
