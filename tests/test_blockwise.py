@@ -11,7 +11,7 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -96,6 +96,7 @@ def test_the_error_is_that_of_the_layer_s_outputs():
         assert done.error == pytest.approx(sum(layer.error for layer in done.layers) / 6)
 
 
+@settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 23), max_size=5), words=st.sampled_from(["gram", "input_norm", "input_var"]))
 def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
     torch.manual_seed(0)
