@@ -131,7 +131,7 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     return lower.flip(0, 1), dead
 
 
-def correlation(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+def correlation(gram: Tensor, damping: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """``S⁻¹ (G / s + damping · I) S⁻¹`` with ones on its diagonal, and the scales S of the inputs; s as in `factor`.
 
     A dead input is uncorrelated with all others, and its scale is `DEAD` times the least that damping leaves to a live
@@ -143,7 +143,8 @@ def correlation(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
             [0.2500, 1.0000]]), tensor([1., 1.]))
     """
     _check_damping(damping)
-    H = gram.detach().to(torch.promote_types(gram.dtype, torch.float32)) / scale_of(gram)
+    H = gram.detach().to(dtype)
+    H = H / scale_of(H)
     dead = H.diagonal() == 0
     H.diagonal().add_(damping)
     scale = torch.where(dead, 1.0, H.diagonal()).sqrt()
@@ -177,7 +178,8 @@ def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
     """
     old = checked(weight, gram)
     change = old - checked(new_weight)
-    wide = gram.to(old.dtype) / scale_of(gram).to(old.dtype)
+    wide = gram.to(old.dtype)
+    wide = wide / scale_of(wide)
     return (change @ wide).mul_(change).sum().clamp_(min=0) / (old @ wide).mul_(old).sum().clamp_(min=0)
 
 
@@ -227,7 +229,8 @@ def refit(
         raise ValueError(f"iterations is how many steps to take at most, 0 or more; got {iterations}.")
     if not dense.numel():
         return weight.detach().clone()
-    H = gram.detach().to(dense.dtype) / scale_of(gram).to(dense.dtype)
+    H = gram.detach().to(dense.dtype)
+    H = H / scale_of(H)
     scale = H.diagonal().sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     H /= scale

@@ -151,8 +151,8 @@ def dsnot(
     What a row has lost is ``e = Σ w_j E[x_j]`` over its removed weights. In each cycle the removed weight with the
     largest ``w_j E[x_j] / Var[x_j]^power`` of the sign of e comes back, and in its stead the kept weight goes that
     has the smallest Wanda score among those whose going moves e towards 0 (of n:m: the smallest of the same group).
-    A weight changes places once. A row is done when ``|e|`` is at most the threshold, or nothing of the right sign is
-    left; with n:m also before a change that would turn the sign of e, as in the authors' code.
+    A weight changes places once. A row is done when ``|e|`` is at most the threshold, nothing of the right sign is
+    left, or the next change would not lower ``|e|`` (the authors' code goes on, past 0 and back).
 
     Args:
         weight: (outputs, inputs), any real floating dtype.
@@ -343,9 +343,7 @@ def _exchange(
             can_go &= places // group == back // group
         loss, gone = torch.where(can_go, scores, torch.inf).min(1, keepdim=True)
         after = error - means.gather(1, back) + means.gather(1, gone)
-        active &= (error.abs() > threshold) & (gain > -torch.inf) & (loss < torch.inf)
-        if group is not None:
-            active &= after.sign() == sign
+        active &= (error.abs() > threshold) & (gain > -torch.inf) & (loss < torch.inf) & (after.abs() < error.abs())
         if not bool(active.any()):
             break
         for place, value in ((back, True), (gone, False)):
@@ -357,7 +355,6 @@ def _exchange(
 def _named(solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter]) -> Solver:
     """The function under a name, with a signature that shows which evidence it asks for."""
     own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
-    asked = sorted(asked, key=lambda parameter: parameter.name)
     shown: Any = solve
     shown.__signature__ = inspect.Signature([*own, *asked])
     shown.__name__ = shown.__qualname__ = name
