@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import check_sparsity
-from secateur.least_squares import DEAD, checked, factor, finished, once_for, refit
+from secateur.least_squares import BLOCK, DEAD, checked, factor, finished, inverse_of_triangle, once_for, refit
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 
 __all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
 
-BLOCK = 128  # columns whose mask is chosen at once
 STEP = 16  # columns between two products inside a block
 
 
@@ -106,7 +105,7 @@ def sparsegpt(
 
     W = dense.T.contiguous()  # (inputs, outputs): a column is contiguous
     inputs = W.shape[0]
-    change = torch.empty_like(W)  # W - W', as far as the sweep has come
+    change = torch.zeros_like(W)  # W - W' of columns that the sweep has passed; of later ones, what they are owed
     removed = torch.empty(W.shape, dtype=torch.bool, device=W.device)
     groups = pattern.m if isinstance(pattern, NM) and pattern.axis % 2 else None
     width = _columns_at_once(pattern)
@@ -115,11 +114,9 @@ def sparsegpt(
     for start in range(0, inputs, width or BLOCK):
         block = slice(start, min(start + (width or BLOCK), inputs))
         corner = R[block, block]
-        U = torch.linalg.solve_triangular(corner, torch.eye(*corner.shape, out=torch.empty_like(corner)), upper=True)
-        now = W[block].clone()
-        if start:
-            # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
-            now.addmm_(U.T, R[:start, block].T @ change[:start])
+        U = inverse_of_triangle(corner)
+        # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
+        now = torch.addmm(W[block], U.T, change[block])
         if width is not None and groups is None:
             scores = (now.square() * importance[block]).T
             kept = _kept_in_columns(pattern, sparsity, dense.shape, block)
@@ -128,6 +125,7 @@ def sparsegpt(
             now, removed[block], U, importance[block], groups, kept_in_group=_kept_of(pattern, sparsity, groups or 0)
         )
         torch.sub(W[block], now, out=change[block])
+        change[block.stop :].addmm_(R[block, block.stop :].T, change[block])
     W -= change
     mask = removed.T.logical_not().contiguous()
     return finished(W.T, mask, weight), mask
@@ -246,7 +244,8 @@ def _sweep(
     """
     ratios = inverse / inverse.diagonal()[:, None]
     errors = torch.empty_like(now)
-    columns = now.shape[0]
+    rows, errors_of, removed_of = now.unbind(), errors.unbind(), removed.unbind()
+    columns = len(rows)
     step = STEP if groups is None else groups * max(1, STEP // groups)
     for start in range(0, columns, step):
         end = min(start + step, columns)
@@ -255,9 +254,11 @@ def _sweep(
         for column in range(start, end):
             if groups is not None and column % groups == 0:
                 group = slice(column, column + groups)
-                removed[group] = _best_along_first(now[group].square() * importance[group], kept_in_group).logical_not()
-            error = torch.mul(now[column], removed[column], out=errors[column])
-            now[column] -= error
+                removed[group] = _best_along_first(
+                    now[group].square() * importance[group], kept_in_group
+                ).logical_not_()
+            error = torch.mul(rows[column], removed_of[column], out=errors_of[column])
+            rows[column].sub_(error)
             if column + 1 < end:
                 now[column + 1 : end].addr_(ratios[column, column + 1 : end], error, alpha=-1)
 
@@ -267,9 +268,13 @@ def _best_along_first(scores: Tensor, kept: int) -> Tensor:
     m = scores.shape[0]
     if m > 8:
         return keep_largest(scores.T, kept).T
-    ahead = (scores[None] > scores[:, None]).sum(1, dtype=torch.uint8)  # how many are larger
-    for later in range(1, m):
-        ahead[later] += (scores[:later] == scores[later]).sum(0, dtype=torch.uint8)
+    ahead = torch.zeros(scores.shape, dtype=torch.int8, device=scores.device)  # how many come before each
+    for first in range(m - 1):
+        beats = (scores[first] >= scores[first + 1 :]).to(torch.int8)
+        ahead[first + 1 :] += beats
+        ahead[first] += m - 1 - first
+        for beaten in beats:
+            ahead[first] -= beaten
     return ahead < kept
 
 
