@@ -37,7 +37,7 @@ def admm(
     gram: Tensor,
     damping: float = 0.01,
     penalties: tuple[float, ...] = (0.08, 0.4, 0.8, 1.7),
-    steps: tuple[int, ...] = (2, 3, 4, 8),
+    steps: tuple[int, ...] = (2, 3, 3, 7),
     iterations: int = 8,
 ) -> tuple[Tensor, Tensor]:
     """ADMM over four penalties in the metric of what removing a weight costs, then least squares.

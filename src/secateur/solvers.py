@@ -247,6 +247,7 @@ def _sweep(
     rows, errors_of, removed_of = now.unbind(), errors.unbind(), removed.unbind()
     columns = len(rows)
     step = STEP if groups is None else groups * max(1, STEP // groups)
+    pairs, won = _tournament(groups or 1, now)
     for start in range(0, columns, step):
         end = min(start + step, columns)
         if start:
@@ -254,28 +255,32 @@ def _sweep(
         for column in range(start, end):
             if groups is not None and column % groups == 0:
                 group = slice(column, column + groups)
-                removed[group] = _best_along_first(
-                    now[group].square() * importance[group], kept_in_group
-                ).logical_not_()
+                scores = now[group].square() * importance[group]
+                removed[group] = _best_along_first(scores, kept_in_group, pairs, won).logical_not_()
             error = torch.mul(rows[column], removed_of[column], out=errors_of[column])
             rows[column].sub_(error)
             if column + 1 < end:
                 now[column + 1 : end].addr_(ratios[column, column + 1 : end], error, alpha=-1)
 
 
-def _best_along_first(scores: Tensor, kept: int) -> Tensor:
-    """True for the ``kept`` largest of each column of (m, outputs), of equal ones the first."""
+def _best_along_first(scores: Tensor, kept: int, pairs: Tensor, won: Tensor) -> Tensor:
+    """True for the ``kept`` largest of each column of (m, outputs), of equal ones the first.
+
+    Each pair plays once, and the earlier wins a tie: what has won at least m - kept times is kept.
+    """
+    first, second = scores[pairs[0]], scores[pairs[1]]
+    earlier_wins = torch.ge(first, second, out=torch.empty_like(first))
     m = scores.shape[0]
-    if m > 8:
-        return keep_largest(scores.T, kept).T
-    ahead = torch.zeros(scores.shape, dtype=torch.int8, device=scores.device)  # how many come before each
-    for first in range(m - 1):
-        beats = (scores[first] >= scores[first + 1 :]).to(torch.int8)
-        ahead[first + 1 :] += beats
-        ahead[first] += m - 1 - first
-        for beaten in beats:
-            ahead[first] -= beaten
-    return ahead < kept
+    before = torch.arange(m, dtype=scores.dtype, device=scores.device)[:, None]  # games that it wins unless they do
+    return torch.addmm(before, won, earlier_wins) >= m - kept
+
+
+def _tournament(m: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs (2, m (m - 1) / 2) of a group of m, the earlier first, and (m, pairs) who wins if the earlier does."""
+    pairs = torch.triu_indices(m, m, 1, device=like.device)
+    won = torch.zeros(m, pairs.shape[1], dtype=like.dtype, device=like.device)
+    won.scatter_(0, pairs[:1], 1).scatter_(0, pairs[1:], -1)
+    return pairs, won
 
 
 def _columns_at_once(pattern: Pattern) -> int | None:
