@@ -169,8 +169,8 @@ def dsnot(
     Raises:
         ValueError: the pattern is another one, or a shape does not fit.
 
-    >>> one = torch.ones(1, 3)
-    >>> dsnot(torch.tensor([[2.0, -3.0, -4.0]]), 0.3, Rows(), input_norm=one, input_mean=one, input_var=one)
+    >>> norms, one = torch.tensor([[1.0, 3.0, 9.0]]), torch.ones(1, 3)
+    >>> dsnot(torch.tensor([[2.0, -1.0, -4.0]]), 0.3, Rows(), input_norm=norms, input_mean=one, input_var=one)
     (tensor([[ 2.,  0., -4.]]), tensor([[ True, False,  True]]))
     """
     dense = checked(weight)
