@@ -8,35 +8,31 @@ import pytest
 
 import secateur
 
-FLOORS = [
-    ["axes", "files", "progress", "shards", "version"],
-    [
-        "activations",
-        "batches",
-        "checkpoints",
-        "criteria",
-        "layouts",
-        "masked_weight",
-        "owners",
-        "patterns",
-        "schedules",
-        "selection",
-        "sizes",
-        "targets",
-    ],
-    ["allocation", "batchnorm", "evidence", "inspection", "least_squares", "prune", "regrowth", "results", "tracing"],
-    ["axis_rules", "masks", "plots", "solvers"],
-    ["checkpoint_sparsification", "coupling", "mask_search", "pruner", "report", "sparsification"],
-    ["plans"],
-    ["proof"],
-    ["shrinking"],
-    ["demo"],
-    ["cli"],
-    ["__init__", "__main__"],
-]
-FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
+FLOORS = """
+axes encodings files origins progress shards version
+activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
+allocation batchnorm calibration compressed_files evidence factories inspection least_squares prune regrowth results terminal tracing
+axis_rules compressed_tensors_layout masks plots solvers
+checkpoint_sparsification coupling mask_search report sparsification storage
+plans storage_commands verification
+proof
+configurations
+shrinking
+checkpoint_shrinking regularization
+pruner
+demo
+cli
+__init__ __main__
+"""
+FLOOR = {module: number for number, floor in enumerate(FLOORS.split("\n")) for module in floor.split()}
 EVERYWHERE = {"torch", "numpy"}
-AT_THE_TOP = {"cli": {"typer", "rich", "click"}, "progress": {"rich"}, "checkpoints": {"safetensors"}}
+AT_THE_TOP = {
+    "checkpoints": {"safetensors"},
+    "cli": {"typer", "rich", "click"},
+    "progress": {"rich"},
+    "storage_commands": {"typer", "rich"},
+    "terminal": {"typer", "rich"},
+}
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
 
 

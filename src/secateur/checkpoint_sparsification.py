@@ -39,7 +39,15 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.version import __version__
 
-__all__ = ["CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
+__all__ = [
+    "CheckpointSparsification",
+    "NO_WEIGHTS",
+    "OTHER_WEIGHTS",
+    "RECORD",
+    "check_places",
+    "choose_targets",
+    "sparsify_checkpoint",
+]
 
 RECORD = "secateur.json"
 
@@ -61,8 +69,8 @@ _LEFT_ALONE = (
     ("normalizations", re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)\.", re.IGNORECASE)),
     ("routers", re.compile(r"(^|\.)(router|shared_expert_gate)\.")),
 )
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
-_NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def sparsify_checkpoint(
     source, out = Path(source), Path(out)
     pattern = Unstructured() if pattern is None else pattern
     _check_sparsity(sparsity, pattern)
-    _check_places(source, out)
+    check_places(source, out)
     checkpoint = open_checkpoint(source)
     targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
     weights = _Weights(checkpoint, targets)
@@ -143,9 +151,11 @@ def sparsify_checkpoint(
         copied = list(track(copy_tree(source, temporary), "copying"))
         pruned = itertools.chain([first], masks)
         del first
+        removed: dict[str, int] = {}
         for name, mask in track(pruned, "pruning", total=len(targets)):
             entry = checkpoint.entries[name]
             tensor = weights.stored(name)
+            removed[name] = mask.numel() - int(mask.sum())
             apply_({name: tensor}, {name: weights.layouts[name].from_rows(mask).contiguous()})
             write_tensor(temporary / entry.path.relative_to(checkpoint.root), entry, tensor)
             del tensor, mask
@@ -154,10 +164,10 @@ def sparsify_checkpoint(
         stale = tuple(
             path
             for path in copied
-            if path.suffix in _OTHER_WEIGHTS and path not in files and path.name not in _NO_WEIGHTS
+            if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
-        _write_record(temporary / RECORD, done, arguments or {})
+        _write_record(temporary / RECORD, done, pattern, removed, arguments or {})
     return done
 
 
@@ -276,7 +286,8 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         )
 
 
-def _check_places(source: Path, out: Path) -> None:
+def check_places(source: Path, out: Path) -> None:
+    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
     if not source.exists():
         raise CheckpointError(f"{source}: no such directory.")
     if not source.is_dir():
@@ -324,7 +335,13 @@ def _word(pattern: Pattern) -> str:
     return type(pattern).__name__.lower() if height is None else f"{height}x{width}"
 
 
-def _write_record(path: Path, done: CheckpointSparsification, arguments: Mapping[str, Any]) -> None:
+def _write_record(
+    path: Path,
+    done: CheckpointSparsification,
+    pattern: Pattern,
+    removed: Mapping[str, int],
+    arguments: Mapping[str, Any],
+) -> None:
     # No time and no absolute path of our own: the same call on the same files writes the same bytes.
     previous = None
     if path.exists():
@@ -336,9 +353,12 @@ def _write_record(path: Path, done: CheckpointSparsification, arguments: Mapping
     record = {
         "secateur": __version__,
         "torch": torch.__version__,
+        "method": "sparsify",
         "arguments": dict(arguments),
+        "pattern": repr(pattern),
         "sparsity": {"targets": done.target_sparsity, "model": done.inspection.total().sparsity},
         "pruned": {tensor.name: tensor.sparsity for tensor in done.inspection.tensors if tensor.name in chosen},
+        "removed": dict(removed),
         "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
     }
     if previous is not None:

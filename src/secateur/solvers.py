@@ -20,6 +20,7 @@ from secateur.selection import keep_largest
 
 __all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
 
+LARGEST_TOURNAMENT = 32  # groups of n:m that are ranked pair by pair; the pairs of larger ones are too many
 STEP = 16  # columns between two products inside a block
 
 
@@ -247,7 +248,7 @@ def _sweep(
     rows, errors_of, removed_of = now.unbind(), errors.unbind(), removed.unbind()
     columns = len(rows)
     step = STEP if groups is None else groups * max(1, STEP // groups)
-    pairs, won = _tournament(groups or 1, now)
+    pairs, won = _tournament(groups if groups is not None and groups <= LARGEST_TOURNAMENT else 1, now)
     for start in range(0, columns, step):
         end = min(start + step, columns)
         if start:
@@ -268,6 +269,8 @@ def _best_along_first(scores: Tensor, kept: int, pairs: Tensor, won: Tensor) -> 
 
     Each pair plays once, and the earlier wins a tie: what has won at least m - kept times is kept.
     """
+    if scores.shape[0] > LARGEST_TOURNAMENT:
+        return keep_largest(scores.T, kept).T
     first, second = scores[pairs[0]], scores[pairs[1]]
     earlier_wins = torch.ge(first, second, out=torch.empty_like(first))
     m = scores.shape[0]
