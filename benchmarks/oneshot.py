@@ -280,7 +280,7 @@ class GPT:
 @functools.cache
 def _gpt_texts() -> tuple[list[str], list[str]]:
     texts = list(docstrings(sysconfig.get_path("stdlib")))
-    texts += docstrings(sysconfig.get_path("purelib"), ("torch", "sklearn", "transformers", "numpy"))
+    texts += docstrings(sysconfig.get_path("purelib"), ("numpy", "sklearn", "torch"))
     texts = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
     held_out = len(texts) // 20
     return texts[held_out:], texts[:held_out]

@@ -21,6 +21,7 @@ __all__ = [
     "correlation",
     "factor",
     "finished",
+    "inverse_of_triangle",
     "not_a_gram",
     "once_for",
     "output_error",
@@ -30,6 +31,7 @@ __all__ = [
 
 _Result = TypeVar("_Result")
 
+BLOCK = 128  # columns of a block: its triangle is factored and inverted, everything else is products
 DEAD = 1e-6  # the scale of a dead input, beside those of live ones: its weights rank behind all others
 MOST_DAMPING = 1.0  # of the mean diagonal entry; a true Gram matrix in float32 never needs as much
 
@@ -87,8 +89,8 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     """Upper triangular R with ``R Rᵀ = G / s + damping · I``, where s is the mean diagonal entry; and the dead inputs.
 
     The inverse of R is the factor of the inverse that SparseGPT (arXiv:2301.00774) works with: ``R⁻ᵀ R⁻¹`` is the
-    inverse of the damped matrix. So one Cholesky factorization, of the matrix with its order turned round, replaces
-    two and an inversion. The row and column of an input that never was other than 0 (a dead one) are those of the
+    inverse of the damped matrix. So one factorization, from the last column to the first, replaces two and an
+    inversion. The row and column of an input that never was other than 0 (a dead one) are those of the
     identity matrix.
 
     Returns:
@@ -107,17 +109,10 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
     """
     _check_damping(damping)
     wide = gram.detach() if gram.dtype in (torch.float32, torch.float64) else gram.detach().float()
-    dead = wide.diagonal() == 0
-    turned = wide.flip(0, 1).div_(scale_of(wide))
-    turned_dead = dead.flip(0)
-    turned.masked_fill_(turned_dead[:, None] | turned_dead, 0)
-    diagonal = turned.diagonal().clone()
+    diagonal = wide.diagonal() / scale_of(wide)
+    dead = diagonal == 0
     asked = damping
-    while True:
-        turned.diagonal().copy_(torch.where(turned_dead, 1.0, diagonal + damping))
-        lower, failed = torch.linalg.cholesky_ex(turned)
-        if not bool(failed):
-            break
+    while (R := _upper_factor(wide, torch.where(dead, 1.0, diagonal + damping))) is None:
         damping = max(damping * 10, 1e-4)
         if damping > MOST_DAMPING:
             raise not_a_gram(gram)
@@ -128,10 +123,47 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
             SolverWarning,
             stacklevel=3,
         )
-    return lower.flip(0, 1), dead
+    return R, dead
 
 
-def correlation(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
+def _upper_factor(gram: Tensor, diagonal: Tensor) -> Tensor | None:
+    """R of `factor`, for the Gram matrix over its scale with that diagonal; None where it is not positive definite.
+
+    Block columns from the last to the first, so that all but the corners is products of matrices: 2 to 3 times as
+    fast as LAPACK's factorization of the matrix turned round, and nothing of the matrix's size but the result is held.
+    """
+    n = gram.shape[0]
+    scale = scale_of(gram)
+    R = torch.zeros_like(gram)
+    for end in range(n, 0, -BLOCK):
+        start = max(0, end - BLOCK)
+        part = gram[:end, start:end] / scale
+        part[start:].diagonal().copy_(diagonal[start:end])
+        if end < n:
+            part.addmm_(R[:end, end:], R[start:end, end:].T, alpha=-1)
+        lower, failed = torch.linalg.cholesky_ex(part[start:].flip(0, 1))
+        if bool(failed):
+            return None
+        corner = lower.flip(0, 1)
+        R[start:end, start:end] = corner
+        if start:
+            R[:start, start:end] = part[:start] @ inverse_of_triangle(corner).T
+    return R
+
+
+def inverse_of_triangle(upper: Tensor) -> Tensor:
+    """The inverse of a small upper triangular matrix.
+
+    >>> inverse_of_triangle(torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
+    tensor([[ 0.5000, -0.5000],
+            [ 0.0000,  1.0000]])
+    """
+    identity = torch.eye(upper.shape[0], dtype=upper.dtype, device=upper.device)
+    inverse: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
+    return inverse
+
+
+def correlation(gram: Tensor, damping: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """``S⁻¹ (G / s + damping · I) S⁻¹`` with ones on its diagonal, and the scales S of the inputs; s as in `factor`.
 
     A dead input is uncorrelated with all others, and its scale is `DEAD` times the least that damping leaves to a live
@@ -143,7 +175,8 @@ def correlation(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
             [0.2500, 1.0000]]), tensor([1., 1.]))
     """
     _check_damping(damping)
-    H = gram.detach().to(torch.promote_types(gram.dtype, torch.float32)) / scale_of(gram)
+    H = gram.detach().to(dtype)
+    H = H / scale_of(H)
     dead = H.diagonal() == 0
     H.diagonal().add_(damping)
     scale = torch.where(dead, 1.0, H.diagonal()).sqrt()
@@ -177,7 +210,8 @@ def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
     """
     old = checked(weight, gram)
     change = old - checked(new_weight)
-    wide = gram.to(old.dtype) / scale_of(gram).to(old.dtype)
+    wide = gram.to(old.dtype)
+    wide = wide / scale_of(wide)
     return (change @ wide).mul_(change).sum().clamp_(min=0) / (old @ wide).mul_(old).sum().clamp_(min=0)
 
 
@@ -227,7 +261,8 @@ def refit(
         raise ValueError(f"iterations is how many steps to take at most, 0 or more; got {iterations}.")
     if not dense.numel():
         return weight.detach().clone()
-    H = gram.detach().to(dense.dtype) / scale_of(gram).to(dense.dtype)
+    H = gram.detach().to(dense.dtype)
+    H = H / scale_of(H)
     scale = H.diagonal().sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     H /= scale

@@ -5,6 +5,7 @@ Law: the outcome keeps exactly what pattern and sparsity say, and its kept weigh
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -35,18 +36,23 @@ def admm(
     *,
     gram: Tensor,
     damping: float = 0.01,
-    penalties: tuple[float, ...] = (0.08, 0.15, 0.27, 0.5),
-    steps: tuple[int, ...] = (2, 3, 4, 8),
+    penalties: tuple[float, ...] = (0.08, 0.4, 0.8, 1.7),
+    steps: tuple[int, ...] = (2, 3, 3, 7),
     iterations: int = 8,
 ) -> tuple[Tensor, Tensor]:
-    """ADMM over four growing penalties in the metric of what removing a weight costs, then least squares.
+    """ADMM over four penalties in the metric of what removing a weight costs, then least squares.
 
     As ALPS (Meng et al. 2024, arXiv:2406.07831) it splits the problem in two that are easy, weights without a mask and
-    the nearest masked weights, and makes them agree. What differs: after the first penalty, "nearest" is measured by
-    ``1 / [(H + ρ)⁻¹]_jj``, the cost of removing a weight whose neighbours make up for it, and not by the diagonal of
-    H; the penalties are fixed, so that four Cholesky factorizations replace the eigenvalue decomposition, and layers
-    that share an input share them; steps are relaxed by 1.3; and the last penalty has most of the steps. What helped
-    and what did not is in docs/solvers.md, with figures.
+    the nearest masked weights, and makes them agree. What differs: after the first penalty ``ρ₁``, "nearest" is no
+    longer measured by the diagonal of H (which is 1, as inputs are scaled) but by
+
+    ``p_j = r c_j / (1 + (r - 1) c_j)`` with ``c_j = 1 / ((1 + ρ₁) [(H + ρ₁)⁻¹]_jj)``
+
+    for growing ratios r. ``c_j`` is the cost of removing a weight whose neighbours make up for it, and 1 for an input
+    that is uncorrelated with all others; there ``p_j`` is 1 too, at which ADMM keeps the largest and is done. The
+    penalties are fixed, so that four Cholesky factorizations replace the eigenvalue decomposition; steps are relaxed
+    by 1.3; and the last penalty has most of them. Layers that share an input (the same Gram tensor) share the
+    factorizations. What helped and what did not is in docs/solvers.md, with figures.
 
     Args:
         weight: (outputs, inputs), any real floating dtype.
@@ -54,7 +60,7 @@ def admm(
         pattern: who competes with whom; `Unstructured` competes over the whole weight.
         gram: ``XᵀX`` over tokens, (inputs, inputs).
         damping: fraction of the mean diagonal entry, in [0, 1].
-        penalties: of the disagreement, relative to the diagonal of H, positive, growing.
+        penalties: ``ρ₁``, and then the ratios r; positive.
         steps: how many for each penalty.
         iterations: of least squares at the end, at most.
 
@@ -77,24 +83,24 @@ def admm(
     mask = best_mask(dense.abs(), sparsity, pattern)  # its errors come before the work
     if not dense.numel():
         return weight.detach().clone(), mask
-    H, scale = once_for(gram, ("correlation", damping), lambda: correlation(gram, damping))
+    key = (damping, dense.dtype)
+    H, scale = once_for(gram, ("correlation", *key), lambda: correlation(gram, damping, dense.dtype))
     target = dense * scale
-    metric = torch.ones_like(scale)
+    cost = torch.ones_like(scale)
     mask = best_mask(target.abs(), sparsity, pattern)
     split = target * mask
-    pull = penalties[0] * metric
+    pull = penalties[0] * cost
     for number, (penalty, count) in enumerate(zip(penalties, steps, strict=True)):
-        before, pull = pull, penalty * metric
+        before, pull = pull, penalty * cost / (1 + (penalty - 1) * cost) if number else pull
         split = torch.where(mask, split, split * (before / pull))  # U is the dual, which stays, over the penalty
-        inverse = once_for(gram, ("inverse", damping, penalties[: number + 1]), lambda: _inverse(H, pull))  # noqa: B023
+        inverse = once_for(gram, ("inverse", *key, penalties[: number + 1]), functools.partial(_inverse, H, pull))
         spread = pull[:, None] * inverse
-        root = metric.sqrt()
+        root = pull.sqrt()
         for _ in range(count):
             split = _step(split, mask, target, spread, RELAXATION)
             mask = _near_mask(split.abs().mul_(root), sparsity, pattern)
         if number == 0:
-            cost = inverse.diagonal().reciprocal()
-            metric = cost / cost.mean()
+            cost = (inverse.diagonal() * (1 + penalty)).reciprocal()
     mask = best_mask(split.abs().mul_(root), sparsity, pattern)
     new = conjugate_gradients(H, target, split * mask, mask, iterations, TOLERANCE)
     return finished(new / scale, mask, weight), mask
@@ -146,8 +152,9 @@ def alps(
     mask = best_mask(dense.abs(), sparsity, pattern)
     if not dense.numel():
         return weight.detach().clone(), mask
-    H, scale = once_for(gram, ("correlation", damping), lambda: correlation(gram, damping))
-    values, vectors = once_for(gram, ("eigenvalues", damping), lambda: _eigenvalues(H))
+    key = (damping, dense.dtype)
+    H, scale = once_for(gram, ("correlation", *key), lambda: correlation(gram, damping, dense.dtype))
+    values, vectors = once_for(gram, ("eigenvalues", *key), lambda: _eigenvalues(H))
     target = dense * scale
     first = mask = before = best_mask(target.abs(), sparsity, pattern)
     kept = max(int(mask.sum()), 1)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import check_sparsity
-from secateur.least_squares import DEAD, checked, factor, finished, once_for, refit
+from secateur.least_squares import BLOCK, DEAD, checked, factor, finished, inverse_of_triangle, once_for, refit
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 
 __all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
 
-BLOCK = 128  # columns whose mask is chosen at once
+LARGEST_TOURNAMENT = 32  # groups of n:m that are ranked pair by pair; the pairs of larger ones are too many
 STEP = 16  # columns between two products inside a block
 
 
@@ -106,7 +106,7 @@ def sparsegpt(
 
     W = dense.T.contiguous()  # (inputs, outputs): a column is contiguous
     inputs = W.shape[0]
-    change = torch.empty_like(W)  # W - W', as far as the sweep has come
+    change = torch.zeros_like(W)  # W - W' of columns that the sweep has passed; of later ones, what they are owed
     removed = torch.empty(W.shape, dtype=torch.bool, device=W.device)
     groups = pattern.m if isinstance(pattern, NM) and pattern.axis % 2 else None
     width = _columns_at_once(pattern)
@@ -115,11 +115,9 @@ def sparsegpt(
     for start in range(0, inputs, width or BLOCK):
         block = slice(start, min(start + (width or BLOCK), inputs))
         corner = R[block, block]
-        U = torch.linalg.solve_triangular(corner, torch.eye(*corner.shape, out=torch.empty_like(corner)), upper=True)
-        now = W[block].clone()
-        if start:
-            # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
-            now.addmm_(U.T, R[:start, block].T @ change[:start])
+        U = inverse_of_triangle(corner)
+        # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
+        now = torch.addmm(W[block], U.T, change[block])
         if width is not None and groups is None:
             scores = (now.square() * importance[block]).T
             kept = _kept_in_columns(pattern, sparsity, dense.shape, block)
@@ -128,6 +126,7 @@ def sparsegpt(
             now, removed[block], U, importance[block], groups, kept_in_group=_kept_of(pattern, sparsity, groups or 0)
         )
         torch.sub(W[block], now, out=change[block])
+        change[block.stop :].addmm_(R[block, block.stop :].T, change[block])
     W -= change
     mask = removed.T.logical_not().contiguous()
     return finished(W.T, mask, weight), mask
@@ -151,8 +150,8 @@ def dsnot(
     What a row has lost is ``e = Σ w_j E[x_j]`` over its removed weights. In each cycle the removed weight with the
     largest ``w_j E[x_j] / Var[x_j]^power`` of the sign of e comes back, and in its stead the kept weight goes that
     has the smallest Wanda score among those whose going moves e towards 0 (of n:m: the smallest of the same group).
-    A weight changes places once. A row is done when ``|e|`` is at most the threshold, or nothing of the right sign is
-    left; with n:m also before a change that would turn the sign of e, as in the authors' code.
+    A weight changes places once. A row is done when ``|e|`` is at most the threshold, nothing of the right sign is
+    left, or the next change would not lower ``|e|`` (the authors' code goes on, past 0 and back).
 
     Args:
         weight: (outputs, inputs), any real floating dtype.
@@ -171,8 +170,8 @@ def dsnot(
     Raises:
         ValueError: the pattern is another one, or a shape does not fit.
 
-    >>> one = torch.ones(1, 3)
-    >>> dsnot(torch.tensor([[2.0, -3.0, -4.0]]), 0.3, Rows(), input_norm=one, input_mean=one, input_var=one)
+    >>> norms, one = torch.tensor([[1.0, 3.0, 9.0]]), torch.ones(1, 3)
+    >>> dsnot(torch.tensor([[2.0, -1.0, -4.0]]), 0.3, Rows(), input_norm=norms, input_mean=one, input_var=one)
     (tensor([[ 2.,  0., -4.]]), tensor([[ True, False,  True]]))
     """
     dense = checked(weight)
@@ -246,8 +245,10 @@ def _sweep(
     """
     ratios = inverse / inverse.diagonal()[:, None]
     errors = torch.empty_like(now)
-    columns = now.shape[0]
+    rows, errors_of, removed_of = now.unbind(), errors.unbind(), removed.unbind()
+    columns = len(rows)
     step = STEP if groups is None else groups * max(1, STEP // groups)
+    pairs, won = _tournament(groups if groups is not None and groups <= LARGEST_TOURNAMENT else 1, now)
     for start in range(0, columns, step):
         end = min(start + step, columns)
         if start:
@@ -255,22 +256,34 @@ def _sweep(
         for column in range(start, end):
             if groups is not None and column % groups == 0:
                 group = slice(column, column + groups)
-                removed[group] = _best_along_first(now[group].square() * importance[group], kept_in_group).logical_not()
-            error = torch.mul(now[column], removed[column], out=errors[column])
-            now[column] -= error
+                scores = now[group].square() * importance[group]
+                removed[group] = _best_along_first(scores, kept_in_group, pairs, won).logical_not_()
+            error = torch.mul(rows[column], removed_of[column], out=errors_of[column])
+            rows[column].sub_(error)
             if column + 1 < end:
                 now[column + 1 : end].addr_(ratios[column, column + 1 : end], error, alpha=-1)
 
 
-def _best_along_first(scores: Tensor, kept: int) -> Tensor:
-    """True for the ``kept`` largest of each column of (m, outputs), of equal ones the first."""
-    m = scores.shape[0]
-    if m > 8:
+def _best_along_first(scores: Tensor, kept: int, pairs: Tensor, won: Tensor) -> Tensor:
+    """True for the ``kept`` largest of each column of (m, outputs), of equal ones the first.
+
+    Each pair plays once, and the earlier wins a tie: what has won at least m - kept times is kept.
+    """
+    if scores.shape[0] > LARGEST_TOURNAMENT:
         return keep_largest(scores.T, kept).T
-    ahead = (scores[None] > scores[:, None]).sum(1, dtype=torch.uint8)  # how many are larger
-    for later in range(1, m):
-        ahead[later] += (scores[:later] == scores[later]).sum(0, dtype=torch.uint8)
-    return ahead < kept
+    first, second = scores[pairs[0]], scores[pairs[1]]
+    earlier_wins = torch.ge(first, second, out=torch.empty_like(first))
+    m = scores.shape[0]
+    before = torch.arange(m, dtype=scores.dtype, device=scores.device)[:, None]  # games that it wins unless they do
+    return torch.addmm(before, won, earlier_wins) >= m - kept
+
+
+def _tournament(m: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs (2, m (m - 1) / 2) of a group of m, the earlier first, and (m, pairs) who wins if the earlier does."""
+    pairs = torch.triu_indices(m, m, 1, device=like.device)
+    won = torch.zeros(m, pairs.shape[1], dtype=like.dtype, device=like.device)
+    won.scatter_(0, pairs[:1], 1).scatter_(0, pairs[1:], -1)
+    return pairs, won
 
 
 def _columns_at_once(pattern: Pattern) -> int | None:
@@ -343,9 +356,7 @@ def _exchange(
             can_go &= places // group == back // group
         loss, gone = torch.where(can_go, scores, torch.inf).min(1, keepdim=True)
         after = error - means.gather(1, back) + means.gather(1, gone)
-        active &= (error.abs() > threshold) & (gain > -torch.inf) & (loss < torch.inf)
-        if group is not None:
-            active &= after.sign() == sign
+        active &= (error.abs() > threshold) & (gain > -torch.inf) & (loss < torch.inf) & (after.abs() < error.abs())
         if not bool(active.any()):
             break
         for place, value in ((back, True), (gone, False)):
@@ -357,7 +368,6 @@ def _exchange(
 def _named(solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter]) -> Solver:
     """The function under a name, with a signature that shows which evidence it asks for."""
     own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
-    asked = sorted(asked, key=lambda parameter: parameter.name)
     shown: Any = solve
     shown.__signature__ = inspect.Signature([*own, *asked])
     shown.__name__ = shown.__qualname__ = name
