@@ -9,9 +9,9 @@ import pytest
 import secateur
 
 FLOORS = """
-axes encodings files origins progress shards version
+axes encodings files least_squares origins progress shards version
 activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
-allocation batchnorm calibration compressed_files evidence factories inspection least_squares prune regrowth results terminal tracing
+allocation batchnorm calibration compressed_files evidence factories inspection prune regrowth results terminal tracing
 axis_rules compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage
 plans storage_commands verification
