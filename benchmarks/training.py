@@ -345,7 +345,7 @@ def rigl(model: nn.Module, sparsity: float, recipe: Recipe) -> nn.Module:
             optimizer,
             schedules.constant(sparsity),
             criterion=criteria.random,
-            allocate=secateur.erk,
+            allocate=secateur.allocation.erk,
             regrow=regrowth.rigl(),
             total_steps=recipe.total_steps,
             seed=3000 + recipe.seed,  # not the one that drew the first weights: the mask would follow their size
@@ -602,7 +602,7 @@ def batchnorm(options: argparse.Namespace) -> dict[str, Any]:
             sparsify(pruned, sparsity)
             row = found.setdefault(f"{sparsity:.0%}", {"as it is": [], "re-estimated": []})
             row["as it is"].append(statistics.mean(digits.scores(pruned)))
-            secateur.reestimate_batchnorm(pruned, batches)
+            secateur.batchnorm.reestimate_batchnorm(pruned, batches)
             row["re-estimated"].append(statistics.mean(digits.scores(pruned)))
     print("| removed | as it is | re-estimated |\n|---|---|---|")
     for removed, row in found.items():

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur import NM, Block, Channels, Rows, Unstructured, criteria, erk, everywhere, make_masks, uniform
-from secateur.allocation import Tables, above, by_name, dealt_out, owl
+from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks
+from secateur.allocation import Tables, above, by_name, dealt_out, erk, everywhere, owl, uniform
 
 PATTERNS = [Unstructured(), Rows(), Block(2, 3), Block(16, 1), Channels(0), Channels(1)]
 EXACT = {

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import Rows, criteria, find_targets, make_masks, schedules, sparsify, uniform
-from secateur.allocation import above
+from secateur import Rows, criteria, make_masks, schedules, sparsify
+from secateur.allocation import above, uniform
 from secateur.evidence import collect, needs
+from secateur.targets import find_targets
 
 ROOT = Path(__file__).parent.parent
 W = torch.tensor([[1.0, -4.0, 0.5, 2.0], [3.0, -0.25, 6.0, -1.5], [-5.0, 0.75, -2.5, 0.5]])

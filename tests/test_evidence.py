@@ -19,9 +19,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import secateur.prune as prune
-from secateur import attach, criteria, find_targets, sparsify
+from secateur import attach, criteria, sparsify
 from secateur.batches import loss_of, moved, repeatable, run, unchanged, unwrapped
 from secateur.evidence import VOCABULARY, collect
+from secateur.targets import find_targets
 
 cross_entropy = functional.cross_entropy
 

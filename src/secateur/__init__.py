@@ -4,18 +4,20 @@
 kind of pruning is the same five steps: score, pool, count, keep, spread.
 """
 
-from secateur import criteria, patterns, prune, regrowth, schedules
-from secateur.allocation import erk, everywhere, uniform
-from secateur.batchnorm import reestimate_batchnorm
+from secateur import allocation, criteria, patterns, prune, regrowth, schedules, solvers
+from secateur.blockwise import oneshot
+from secateur.calibration import read_calibration
+from secateur.checkpoint_shrinking import shrink_checkpoint
 from secateur.checkpoint_sparsification import sparsify_checkpoint
-from secateur.masks import apply_, attach, detach, make_masks, masks_from_zeros, sparsity_of
+from secateur.masks import apply_, attach, detach, make_masks, sparsity_of
 from secateur.patterns import NM, Block, Channels, Rows, Unstructured
 from secateur.plans import load_shrunken, save_shrunken
 from secateur.proof import verify_shrunken
 from secateur.pruner import Pruner
 from secateur.shrinking import shrink
 from secateur.sparsification import sparsify
-from secateur.targets import find_targets
+from secateur.storage import load_compressed, save_compressed
+from secateur.verification import verify_checkpoint
 from secateur.version import __version__
 
 __all__ = [
@@ -26,26 +28,28 @@ __all__ = [
     "Rows",
     "Unstructured",
     "__version__",
+    "allocation",
     "apply_",
     "attach",
     "criteria",
     "detach",
-    "erk",
-    "everywhere",
-    "find_targets",
+    "load_compressed",
     "load_shrunken",
     "make_masks",
-    "masks_from_zeros",
+    "oneshot",
     "patterns",
     "prune",
-    "reestimate_batchnorm",
+    "read_calibration",
     "regrowth",
+    "save_compressed",
     "save_shrunken",
     "schedules",
     "shrink",
+    "shrink_checkpoint",
+    "solvers",
     "sparsify",
     "sparsify_checkpoint",
     "sparsity_of",
-    "uniform",
+    "verify_checkpoint",
     "verify_shrunken",
 ]

@@ -40,8 +40,8 @@ from secateur.encodings import (
 )
 
 __all__ = [
-    "FORMAT_VERSION",
     "EncodedTensor",
+    "FORMAT_VERSION",
     "StoredTensor",
     "Written",
     "bits_of",

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 __all__ = [
     "BITMASK",
-    "CSR8",
-    "CSR16",
     "Bitmask",
+    "CSR16",
+    "CSR8",
     "Csr",
     "Encoding",
     "EncodingError",

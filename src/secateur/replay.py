@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from secateur.batches import Forward, mapped, moved, run
 
-__all__ = ["RUNS_AGAIN", "LostOutputError", "Outputs", "Replay"]
+__all__ = ["LostOutputError", "Outputs", "RUNS_AGAIN", "Replay"]
 
 RUNS_AGAIN = (
     "{name} runs more than once in a forward pass (its weights are shared between layers or inputs); pruning it block "
