@@ -237,7 +237,7 @@ class GroupedColumns:
     """Each group of ``outputs`` consecutive outputs keeps inputs of its own: table (groups, inputs).
 
     What is left is a small dense matrix for each group and the list of inputs that it reads, which any runtime
-    computes fast: a gather and a matrix product (`secateur.inference.GroupedColumnsLinear`). Unlike with ``Channels(1)``
+    computes fast: a gather and a matrix product (`secateur.inference.GroupedLinear`). Unlike with ``Channels(1)``
     each group chooses for itself; unlike with ``Block(outputs, 1)`` the columns of one group compete among themselves,
     so that a uniform allocation leaves every group the same number. Other allocations leave groups of different
     lengths, which are padded to the longest when packed.
@@ -273,7 +273,8 @@ class GroupedColumns:
         return -(-shape[0] // self.outputs), math.prod(shape[1:])
 
     def pool(self, scores: Tensor) -> Tensor:
-        return Block(self.outputs, 1).pool(scores).reshape(self._groups(scores.shape))
+        groups = self._groups(scores.shape)
+        return Block(self.outputs, 1).pool(scores).reshape(groups)
 
     def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
         groups, inputs = self._groups(shape)
