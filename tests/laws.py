@@ -33,9 +33,7 @@ PATTERNS = [
     Channels(0),
     Channels(1),
     Channels(-1, reduce=largest),
-    GroupedColumns(1),
     GroupedColumns(3),
-    GroupedColumns(16),
 ]
 
 
