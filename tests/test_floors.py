@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = [
-    ["axes", "files", "progress", "shards", "version"],
+    ["axes", "files", "kernels", "progress", "shards", "version"],
     [
         "activations",
         "batches",
@@ -24,7 +24,7 @@ FLOORS = [
         "sizes",
         "targets",
     ],
-    ["allocation", "batchnorm", "evidence", "inspection", "prune", "regrowth", "results", "tracing"],
+    ["allocation", "batchnorm", "evidence", "inference", "inspection", "prune", "regrowth", "results", "tracing"],
     ["axis_rules", "masks", "plots"],
     ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
     ["plans"],
