@@ -229,16 +229,18 @@ class SparseLinear(_Kernel):
         Up to 32 vectors, a row's entries lie in one piece. For more they lie in panels of 256 columns, or of 512 where
         fewer than 7 % are left, so that a panel's inputs stay in the first cache while 1024 rows meet it.
         """
+        share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+        columns_together = max(weight.shape[1], 1) if batch <= 32 else 256 if share >= 0.07 else 512
+        return cls._laid_out(weight.detach(), bias, columns_together, rows_together=1024)
+
+    @classmethod
+    def _laid_out(cls, weight: Tensor, bias: Tensor | None, columns_together: int, rows_together: int) -> SparseLinear:
         rows, columns = weight.shape
         _few_columns(columns)
-        weight = weight.detach()
         kept = weight.ne(0)
         count = int(kept.sum())
         if count >= 2**31:
             raise ValueError(f"{count} kept weights; a pointer of 32 bits counts up to {2**31 - 1}.")
-        dense = count / max(kept.numel(), 1) >= 0.07
-        columns_together = max(columns, 1) if batch <= 32 else 256 if dense else 512
-        rows_together = 1024
         indices, values, lengths = [], [], []
         for top in range(0, rows, rows_together):
             for left in range(0, max(columns, 1), columns_together):
@@ -765,7 +767,7 @@ def _other_dense(
     if (
         isinstance(module, nn.modules.conv._ConvNd)
         or x.device.type != "cpu"
-        or not torch.backends.mkldnn.is_available()
+        or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     ):
         return
     if x.dtype != matrix.dtype or x.dtype not in (torch.float32, torch.bfloat16) or not x.numel():

@@ -10,13 +10,13 @@ import ctypes
 import functools
 import os
 import platform
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 __all__ = ["LANES", "MOST_COLUMNS", "available", "block_linear", "csr_linear", "dense_block", "dense_csr", "describe"]
 
@@ -123,16 +123,22 @@ def _library() -> tuple[Any, str]:
     if not (folder / _FILES[1]).exists():
         return None, "none, installed without a C compiler"
     try:
-        first = ctypes.CDLL(str(folder / _FILES[1]))
-        level = int(first.secateur_level())
-        while level > 1 and not (folder / _FILES[level]).exists():
-            level -= 1 if level == 4 else 2
-        library = first if level <= 1 else ctypes.CDLL(str(folder / _FILES[level]))
-        for name in ("secateur_csr", "secateur_block"):
-            getattr(library, name).restype = ctypes.c_int
+        library = _opened(folder / _FILES[1])
+        level = int(library.secateur_level())
+        if level > 1 and (folder / _FILES[level]).exists():
+            library = _opened(folder / _FILES[level])
     except (OSError, AttributeError) as error:
         return None, f"none, {error}"
     return library, f"compiled for x86-64-v{level}" if level else f"compiled for {platform.machine()}"
+
+
+def _opened(path: Path) -> Any:
+    library = ctypes.CDLL(str(path))
+    for name, layout in (("secateur_csr", 2), ("secateur_block", 0)):
+        function = getattr(library, name)
+        function.restype = ctypes.c_int
+        function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_size_t] * (3 + layout) + [ctypes.c_int, ctypes.c_size_t]
+    return library
 
 
 # --------------------------------------------------------------------------------------------------------- operators
@@ -152,7 +158,9 @@ def _csr(
         raise ValueError("rows_together and columns_together are at least 1.")
     panels = max(1, -(-columns // columns_together))
     rows = _rows_of(pointers, columns, columns_together)
-    _check(indices, pointers, values, bias, columns, rows * panels, rows, values.shape[:1])
+    if values.shape != indices.shape:
+        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    _check(x, indices, pointers, values, bias, rows * panels, rows)
     library, _ = _library()
     if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
@@ -171,72 +179,72 @@ def _csr(
 def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int) -> Tensor:
     columns = x.shape[-1]
     blocks = -(-rows // LANES)
-    _check(indices, pointers, values, bias, columns, blocks, rows, torch.Size([indices.shape[0], LANES]))
+    if values.shape != (*indices.shape, LANES):
+        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    _check(x, indices, pointers, values, bias, blocks, rows)
     library, _ = _library()
     if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, dense_block(indices, pointers, values, rows, columns), bias)
     return _called(library.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
 
 
-def _called(function: Any, x: Tensor, stored: Any, rows: int, *layout: int, work: int) -> Tensor:
+def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
     """The C function on a contiguous float32 copy of x, if it is not that already; the result in the dtype of x."""
-    columns = x.shape[-1]
-    flat = x.detach().reshape(-1, columns).to(torch.float32).contiguous()
+    columns, dtype = x.shape[-1], x.dtype
+    flat = x.detach().reshape(-1, columns)
+    if dtype != torch.float32:
+        flat = flat.float()
+    flat = flat.contiguous()
     batch = flat.shape[0]
     y = torch.empty(batch, rows)
-    held: list[Tensor | None] = [tensor if tensor is None else tensor.detach().contiguous() for tensor in stored]
-    pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in (*held, flat, y)]
-    sizes = [ctypes.c_size_t(size) for size in (rows, columns, batch, *layout)]
+    held = [tensor if tensor is None else tensor.detach().contiguous() for tensor in stored]
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + work * batch // _WORK_FOR_A_THREAD)
-    is_bfloat16 = ctypes.c_int(stored[2].dtype == torch.bfloat16)
-    if function(*pointers, *sizes, is_bfloat16, ctypes.c_size_t(threads)):
+    is_bfloat16 = int(stored[2] is not None and stored[2].dtype == torch.bfloat16)
+    if function(*addresses, flat.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
         raise MemoryError(f"no memory for the transposed inputs of a product with {batch} vectors of {columns}.")
-    return y.to(x.dtype).reshape(*x.shape[:-1], rows)
+    return y.to(dtype).reshape(*x.shape[:-1], rows)
 
 
-_CHECKED: Any = WeakIdKeyDictionary()
+# {id of the indices: (they, the pointers, what they were like when they were checked)}
+_CHECKED: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple[Any, ...]]] = {}
 
 
 def _check(
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    columns: int,
-    segments: int,
-    rows: int,
-    shape: torch.Size,
+    x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, segments: int, rows: int
 ) -> None:
-    """Shapes and dtypes at every call; indices and pointers when they are new or have changed since."""
+    """Raises where the C code would read what is not there; once for tensors that stay as they are."""
+    state: tuple[Any, ...] | None = None
+    if not (indices.is_inference() or pointers.is_inference()):  # those do not count their changes
+        stored = (indices, pointers, values) if bias is None else (indices, pointers, values, bias)
+        seen = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in stored]
+        state = (x.shape[-1], x.device, segments, rows, indices._version, pointers._version, *seen)
+        known = _CHECKED.get(id(indices))
+        if known is not None and known[0]() is indices and known[1]() is pointers and known[2] == state:
+            return
+    columns = x.shape[-1]
     if indices.dtype != torch.uint16 or pointers.dtype != torch.int32 or indices.dim() != 1 or pointers.dim() != 1:
         raise ValueError("indices are a vector of uint16, pointers one of int32.")
     if values.dtype not in (torch.float32, torch.bfloat16):
         raise ValueError(f"values are float32 or bfloat16, not {values.dtype}.")
-    if values.shape != shape or values.shape[0] != indices.shape[0]:
-        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     if pointers.shape[0] != segments + 1:
         raise ValueError(f"{pointers.shape[0]} pointers where {segments + 1} are needed.")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (rows,)):
         raise ValueError(f"the bias is float32 of shape ({rows},), not {bias.dtype} of shape {tuple(bias.shape)}.")
     if columns > MOST_COLUMNS:
         raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
-    if any(tensor is not None and tensor.device != indices.device for tensor in (pointers, values, bias)):
-        raise ValueError("indices, pointers, values and bias are on different devices.")
-    state = (_version(indices), _version(pointers), id(pointers), columns)
-    if None not in state and _CHECKED.get(indices) == state and _CHECKED.get(pointers) == id(indices):
-        return
+    if any(tensor is not None and tensor.device != x.device for tensor in (indices, pointers, values, bias)):
+        raise ValueError(f"the input is on {x.device}, the layer's tensors are not all there.")
     where = pointers.detach().cpu().numpy()
     if where[0] != 0 or where[-1] != indices.shape[0] or (where[1:] < where[:-1]).any():
         raise ValueError(f"the pointers do not rise from 0 to {indices.shape[0]}, the number of indices.")
-    if indices.shape[0] and int(indices.detach().cpu().numpy().max()) >= columns:
-        raise ValueError(f"an index is {int(indices.detach().cpu().numpy().max())}, but there are {columns} inputs.")
-    _CHECKED[indices] = state
-    _CHECKED[pointers] = id(indices)
-
-
-def _version(tensor: Tensor) -> int | None:
-    """Counts the changes in place; None for inference tensors, which count nothing and are checked at every call."""
-    return None if tensor.is_inference() else tensor._version
+    largest = int(indices.detach().cpu().numpy().max(initial=0))
+    if indices.shape[0] and largest >= columns:
+        raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
+    if state is not None:
+        key = id(indices)
+        forget = weakref.ref(indices, lambda _: _CHECKED.pop(key, None))
+        _CHECKED[key] = (forget, weakref.ref(pointers), state)
 
 
 def _dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
