@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import secateur.demo
-from secateur import checkpoint_sparsification, cli
+from secateur import checkpoint_sparsification, cli, terminal
 from secateur.version import __version__
 
 
@@ -115,7 +115,7 @@ def test_inspect_shows_names_and_not_what_they_do(tmp_path):
 def test_inspect_folds_long_names_on_a_terminal(tmp_path, monkeypatch):
     name = ".".join(["layer"] * 30)
     save_file({name: torch.ones(2)}, tmp_path / "x.safetensors")
-    monkeypatch.setattr(cli, "_console", lambda: cli.Console(width=80, force_terminal=True, color_system=None))
+    monkeypatch.setattr(terminal, "console", lambda: terminal.Console(width=80, force_terminal=True, color_system=None))
     result = run("inspect", tmp_path / "x.safetensors")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert result.stdout.count("layer") == 30
@@ -260,7 +260,8 @@ def test_a_fault_of_our_own_is_not_hidden(model, tmp_path, monkeypatch):
 
 
 STALLED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
 from secateur import checkpoint_sparsification
 def wait(*_):
     print("writing", flush=True)
@@ -512,18 +513,18 @@ def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeyp
 
 
 def test_shrink_says_what_the_wait_is_for(zoo, monkeypatch, capsys):
-    monkeypatch.setattr(cli, "PATIENCE", 0.0)
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with cli._waiting("Thinking"):
+    with terminal.waiting("Thinking"):
         threading.Event().wait(0.2)
     assert "Thinking" in capsys.readouterr().err
-    monkeypatch.setattr(cli, "PATIENCE", 60.0)
-    with cli._waiting("Thinking"):
+    monkeypatch.setattr(terminal, "PATIENCE", 60.0)
+    with terminal.waiting("Thinking"):
         pass
     assert "Thinking" not in capsys.readouterr().err
     monkeypatch.setenv("SECATEUR_PROGRESS", "0")
-    monkeypatch.setattr(cli, "PATIENCE", 0.0)
-    with cli._waiting("Thinking"):
+    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    with terminal.waiting("Thinking"):
         threading.Event().wait(0.1)
     assert capsys.readouterr().err == ""
 

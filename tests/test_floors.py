@@ -24,19 +24,38 @@ FLOORS = [
         "sizes",
         "targets",
     ],
-    ["allocation", "batchnorm", "evidence", "inference", "inspection", "prune", "regrowth", "results", "tracing"],
+    [
+        "allocation",
+        "batchnorm",
+        "evidence",
+        "inference",
+        "factories",
+        "inspection",
+        "prune",
+        "regrowth",
+        "results",
+        "terminal",
+        "tracing",
+    ],
     ["axis_rules", "masks", "plots"],
-    ["checkpoint_sparsification", "coupling", "pruner", "report", "sparsification"],
-    ["plans"],
+    ["checkpoint_sparsification", "coupling", "report", "sparsification"],
+    ["plans", "verification"],
     ["proof"],
     ["shrinking"],
+    ["regularization"],
+    ["pruner"],
     ["demo"],
     ["cli"],
     ["__init__", "__main__"],
 ]
 FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
 EVERYWHERE = {"torch", "numpy"}
-AT_THE_TOP = {"cli": {"typer", "rich", "click"}, "progress": {"rich"}, "checkpoints": {"safetensors"}}
+AT_THE_TOP = {
+    "cli": {"typer", "rich", "click"},
+    "terminal": {"typer", "rich"},
+    "progress": {"rich"},
+    "checkpoints": {"safetensors"},
+}
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
 
 

@@ -261,7 +261,7 @@ def test_a_broken_library_is_no_library(tmp_path, monkeypatch):
 
 
 def hook():
-    spec = importlib.util.spec_from_file_location("hatch_build", FOLDER.parent.parent / "hatch_build.py")
+    spec = importlib.util.spec_from_file_location("hatch_build", Path(__file__).parents[1] / "hatch_build.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

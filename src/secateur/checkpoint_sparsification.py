@@ -39,7 +39,7 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.version import __version__
 
-__all__ = ["CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
+__all__ = ["RECORD", "CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
 
 RECORD = "secateur.json"
 
@@ -143,9 +143,11 @@ def sparsify_checkpoint(
         copied = list(track(copy_tree(source, temporary), "copying"))
         pruned = itertools.chain([first], masks)
         del first
+        removed: dict[str, int] = {}
         for name, mask in track(pruned, "pruning", total=len(targets)):
             entry = checkpoint.entries[name]
             tensor = weights.stored(name)
+            removed[name] = mask.numel() - int(mask.sum())
             apply_({name: tensor}, {name: weights.layouts[name].from_rows(mask).contiguous()})
             write_tensor(temporary / entry.path.relative_to(checkpoint.root), entry, tensor)
             del tensor, mask
@@ -157,7 +159,7 @@ def sparsify_checkpoint(
             if path.suffix in _OTHER_WEIGHTS and path not in files and path.name not in _NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
-        _write_record(temporary / RECORD, done, arguments or {})
+        _write_record(temporary / RECORD, done, pattern, removed, arguments or {})
     return done
 
 
@@ -324,7 +326,13 @@ def _word(pattern: Pattern) -> str:
     return type(pattern).__name__.lower() if height is None else f"{height}x{width}"
 
 
-def _write_record(path: Path, done: CheckpointSparsification, arguments: Mapping[str, Any]) -> None:
+def _write_record(
+    path: Path,
+    done: CheckpointSparsification,
+    pattern: Pattern,
+    removed: Mapping[str, int],
+    arguments: Mapping[str, Any],
+) -> None:
     # No time and no absolute path of our own: the same call on the same files writes the same bytes.
     previous = None
     if path.exists():
@@ -336,9 +344,12 @@ def _write_record(path: Path, done: CheckpointSparsification, arguments: Mapping
     record = {
         "secateur": __version__,
         "torch": torch.__version__,
+        "method": "sparsify",
         "arguments": dict(arguments),
+        "pattern": repr(pattern),
         "sparsity": {"targets": done.target_sparsity, "model": done.inspection.total().sparsity},
         "pruned": {tensor.name: tensor.sparsity for tensor in done.inspection.tensors if tensor.name in chosen},
+        "removed": dict(removed),
         "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
     }
     if previous is not None:

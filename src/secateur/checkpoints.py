@@ -31,6 +31,7 @@ __all__ = [
     "open_checkpoint",
     "printable",
     "read_header",
+    "read_json",
     "write_tensor",
 ]
 
@@ -287,7 +288,8 @@ def _parse_json(text: bytes, path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of at most 100 MB, no key twice; `CheckpointError` for anything else."""
     with _open_regular(path) as file:
         text = file.read(MAX_JSON + 1)
     if len(text) > MAX_JSON:
@@ -366,7 +368,7 @@ def _choose(root: Path) -> tuple[Path | None, dict[str, Path]]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    weight_map = _read_json(path).get("weight_map")
+    weight_map = read_json(path).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: not an index: it has no weight_map.")
     found = {}
@@ -385,7 +387,7 @@ def _read_index(path: Path) -> dict[str, str]:
 def _read_config(root: Path, strict: bool) -> Mapping[str, object]:
     path = root / "config.json"
     try:
-        return _read_json(path)
+        return read_json(path)
     except FileNotFoundError:
         return {}
     except (CheckpointError, OSError):

@@ -5,19 +5,14 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 
 import contextlib
 import enum
-import importlib
 import json
-import os
 import re
 import shlex
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,19 +20,18 @@ import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
-from torch import Tensor, nn
+from torch import nn
 
 from secateur import allocation, criteria, patterns
 from secateur.checkpoint_sparsification import RECORD, CheckpointSparsification, sparsify_checkpoint
-from secateur.checkpoints import new_directory, open_checkpoint, printable
+from secateur.checkpoints import new_directory, printable
 from secateur.coupling import Coupling, Group, find_coupling, in_mode, run, tensors_of
+from secateur.factories import blamed, inputs_of, load_weights, model_of
 from secateur.inspection import Inspection, TensorInspection, inspect_checkpoint
 from secateur.plans import Plan, plans_of, save_shrunken
-from secateur.progress import PATIENCE
 from secateur.shrinking import shrink as shrink_model
+from secateur.terminal import bytes_text, clear_errors, percent, percents, printing, table_of, terminable, waiting
 from secateur.version import __version__
 
 __all__ = ["app", "main"]
@@ -108,12 +102,12 @@ def inspect(
 
     Tensors are read in pieces: a file of any size takes little memory.
     """
-    with _clear_errors():
+    with clear_errors():
         inspection = inspect_checkpoint(path)
         if as_json:
             sys.stdout.write(json.dumps(inspection.as_json(), indent=2) + "\n")
         else:
-            with _printing() as console:
+            with printing() as console:
                 _print_inspection(console, inspection, group)
         sys.stdout.flush()
 
@@ -152,7 +146,7 @@ def prune(
     Embeddings, normalizations, output heads and routers are left alone unless you --include them. Everything but the
     removed weights is kept byte for byte. OUT appears complete or not at all.
     """
-    with _clear_errors(), _terminable():
+    with clear_errors(), terminable():
         chosen = patterns.parse(pattern)
         if chosen.density is not None and allocate is not None:
             raise ValueError(f"{pattern} keeps the same share of every tensor; leave --allocate out.")
@@ -179,7 +173,7 @@ def prune(
             seed=seed,
             arguments={"command": shlex.join(["secateur", *_words(arguments)]), **arguments},
         )
-        with _printing() as console:
+        with printing() as console:
             _print_done(console, done)
         sys.stdout.flush()
 
@@ -233,22 +227,22 @@ def shrink(
     weights. Modules are looked for in this directory first. DIR appears complete or not at all, with plan.json and
     model.safetensors; load_shrunken reads it into a model that the factory made.
     """
-    with _clear_errors(), _terminable():
+    with clear_errors(), terminable():
         if out is None and not dry_run:
             raise ValueError("give --out DIR, the directory to write, or --dry-run.")
         with contextlib.nullcontext() if out is None or dry_run else new_directory(out) as folder:
-            with _waiting("Building the model"):
-                model, expression = _model_of(factory)
-                inputs = _inputs_of(example)
+            with waiting("Building the model"):
+                model, expression = model_of(factory)
+                inputs = inputs_of(example)
                 if weights is not None:
-                    _load_weights(model, weights)
+                    load_weights(model, weights)
             started = time.monotonic()
-            with _waiting("Watching the model run"):
-                with _blamed(f"{factory}, run on {example},"), torch.no_grad(), in_mode(model, training=False):
+            with waiting("Watching the model run"):
+                with blamed(f"{factory}, run on {example},"), torch.no_grad(), in_mode(model, training=False):
                     run(model, inputs)
                 coupling = find_coupling(model, inputs)
             dense = _totals(model)
-            with _waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
+            with waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
                 shrink_model(
                     model,
                     inputs,
@@ -261,9 +255,9 @@ def shrink(
                 )
             done = _Shrunken(coupling, plans_of(model)[-1], dense, _totals(model))
             if folder is not None:
-                with _waiting("Writing"):
+                with waiting("Writing"):
                     save_shrunken(model, folder)
-        with _printing() as console:
+        with printing() as console:
             _print_shrunken(console, done, verbose=verbose)
             proof = "Not proved, as asked" if no_verify else "Proved on random weights that nothing else changed"
             console.print(f"\n{proof} ({time.monotonic() - started:.1f} s).")
@@ -281,7 +275,7 @@ def demo(
     train: Annotated[bool, typer.Option("--train", help="Add what prunes while it trains: gradual and RigL.")] = False,
 ) -> None:
     """Train a small network on handwritten digits, prune it in many ways, and report what that cost and gained."""
-    with _clear_errors():
+    with clear_errors():
         from secateur.demo import DEFAULT_METHODS, METHODS, run_demo
 
         if method and any("list" in name.split(",") for name in method):
@@ -290,144 +284,6 @@ def demo(
             typer.echo("\n* without --method")
             return
         run_demo(out, methods=method or None, training=train)
-
-
-# -------------------------------------------------------------------------------------------------------- errors
-
-
-@contextlib.contextmanager
-def _clear_errors() -> Iterator[None]:
-    """What the user can mend becomes one line on stderr and exit code 2; ``SECATEUR_DEBUG=1`` shows the traceback."""
-    if os.environ.get("SECATEUR_DEBUG") == "1":
-        yield
-        return
-    try:
-        yield
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
-    except OSError as error:
-        file = error.filename2 or error.filename  # of a copy, the place that it was to go to
-        where = f"{file}: " if file else ""
-        raise _fail(f"{where}{error.strerror or error}.") from None
-    except (ValueError, ImportError) as error:
-        raise _fail(str(error)) from None
-    except MemoryError:
-        raise _fail("not enough memory for the largest tensor and its scores.") from None
-    except RuntimeError as error:
-        if "allocate memory" not in str(error):
-            raise
-        raise _fail("not enough memory for the largest tensor and its scores.") from None
-    except KeyboardInterrupt:
-        raise _fail("interrupted; nothing was written.", code=130) from None
-
-
-def _fail(message: str, code: int = 2) -> typer.Exit:
-    lines = " ".join(line.strip() for line in message.splitlines())
-    print(f"secateur: {printable(lines, 2000)}", file=sys.stderr)
-    return typer.Exit(code)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the work as Ctrl-C does, so that temporary files are removed."""
-
-    def stop(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    names = ("SIGTERM", "SIGHUP")
-    previous: dict[int, Any] = {}
-    with contextlib.suppress(ValueError):  # not in the main thread
-        for name in names:
-            if hasattr(signal, name):
-                number = getattr(signal, name)
-                previous[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-# ---------------------------------------------------------------------------------------------- a model to shrink
-
-
-def _model_of(path: str) -> tuple[nn.Module, str]:
-    """The model that ``module:name`` is or makes, and the expression that gives a fresh one."""
-    found = _object_at(path)
-    name = path.partition(":")[2]
-    if isinstance(found, nn.Module):
-        return found, name
-    if not callable(found):
-        raise ValueError(f"{path} is of type {type(found).__name__}; give a function that makes a torch.nn.Module.")
-    with _blamed(f"{path}()"):
-        model = found()
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"{path}() gave a value of type {type(model).__name__}, not a torch.nn.Module.")
-    return model, f"{name}()"
-
-
-def _inputs_of(path: str) -> Any:
-    found = _object_at(path)
-    if callable(found):
-        with _blamed(f"{path}()"):
-            found = found()
-    if not isinstance(found, Tensor | tuple | list | Mapping):
-        raise ValueError(
-            f"{path} gave a value of type {type(found).__name__}; "
-            "give a tensor, a tuple of arguments or a dict of keyword arguments."
-        )
-    return found
-
-
-def _object_at(path: str) -> Any:
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"{path!r} names nothing in a module; write it module.path:name, as in models.vision:build.")
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.insert(0, here)
-    with _blamed(f"importing {module}"):
-        try:
-            found: Any = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if not f"{module}.".startswith(f"{error.name}."):
-                raise  # it imports something else that is missing
-            found = None
-    if found is None:
-        raise ValueError(f"there is no module {module}, neither in this directory nor installed.")
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ValueError(f"{module} has no {name}.")
-        found = getattr(found, part)
-    return found
-
-
-@contextlib.contextmanager
-def _blamed(what: str) -> Iterator[None]:
-    """Whatever the user's code raises within becomes a line that says whose code it was."""
-    try:
-        yield
-    except Exception as error:
-        debug = "SECATEUR_DEBUG=1 shows where."
-        raise ValueError(f"{what} raised {type(error).__name__}: {str(error).rstrip('.')}. {debug}") from error
-
-
-def _load_weights(model: nn.Module, path: Path) -> None:
-    """All tensors of the model, by name; of those that are one tensor under several names one suffices."""
-    checkpoint, mine = open_checkpoint(path), model.state_dict(keep_vars=True)
-    given = {id(mine[name]) for name in checkpoint if name in mine}
-    for names, words in (
-        ([name for name in mine if id(mine[name]) not in given], "lacks"),
-        ([name for name in checkpoint if name not in mine], "holds what the model does not have:"),
-    ):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-            raise ValueError(f"{path} does not fit the model: it {words} {', '.join(names[:3])}{more}.")
-    for name, entry in checkpoint.entries.items():
-        if entry.shape != tuple(mine[name].shape):
-            shapes = f"{entry.shape}, in the model {tuple(mine[name].shape)}"
-            raise ValueError(f"{path} does not fit the model: {name} has shape {shapes}.")
-    model.load_state_dict(dict(checkpoint), strict=False)
 
 
 def _totals(model: nn.Module) -> tuple[int, int]:
@@ -454,84 +310,27 @@ class _Shrunken:
         return len(np.unique(unit[unit >= 0]))
 
 
-@contextlib.contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    """Says on a terminal's stderr what the wait is for, and how long it has lasted, after two seconds."""
-    before = os.environ.get("SECATEUR_PROGRESS")
-    if before == "0" or not sys.stderr.isatty():
-        yield
-        return
-    os.environ["SECATEUR_PROGRESS"] = "0"  # the bars of what is called would be drawn over this one
-    bar = Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
-    bar.add_task(what, total=None)
-    timer = threading.Timer(PATIENCE, bar.start)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()
-        del os.environ["SECATEUR_PROGRESS"]
-        if before is not None:
-            os.environ["SECATEUR_PROGRESS"] = before
-
-
 # ------------------------------------------------------------------------------------------------------- printing
-
-
-def _console() -> Console:
-    # In a pipe a line is a tensor, for grep; on a terminal long names fold.
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
-
-
-_NUMBERS = {"Size", "Zeros", "Tensors", "Parameters", "Files", "Units", "Dimensions", "before", "after", "left"}
-_WORDS = {"Tensor", "Patterns", "such as", "Group", "Leaves with", "Stays whole", "Stays whole, because", "because"}
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        right = column in _NUMBERS
-        table.add_column(
-            column,
-            justify="right" if right else "left",
-            no_wrap=column not in _WORDS,
-            overflow="fold",
-        )
-    return table
-
-
-@contextlib.contextmanager
-def _printing() -> Iterator[Console]:
-    console = _console()
-    if console.is_terminal:
-        yield console
-        return
-    with console.capture() as captured:
-        yield console
-    sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
 
 
 def _print_inspection(console: Console, inspection: Inspection, group: bool) -> None:
     columns = ("Tensor", "Shape", "Dtype", "Size", "Zeros", "Patterns")
-    table = _table(*columns)
+    table = table_of("~Tensor", "Shape", "Dtype", ">Size", ">Zeros", "~Patterns")
     rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
     others = sum(max(map(len, cells)) + 2 for cells in list(zip(columns, *rows, strict=True))[1:])
     for name, *cells in rows:
         table.add_row(Text(_folded(name, console.width - others)), *cells)
     console.print(table)
     console.print()
-    totals = _table("Total", "Tensors", "Parameters", "Size", "Zeros")
+    totals = table_of("Total", ">Tensors", ">Parameters", ">Size", ">Zeros")
     dtypes = list(inspection.by_dtype.items())
     for dtype, total in [*dtypes, ("all", inspection.total())] if len(dtypes) != 1 else dtypes:
         totals.add_row(
             dtype,
             f"{total.tensors:,}",
             f"{total.parameters:,}",
-            _bytes(total.nbytes),
-            _percent(total.sparsity) if total.counted or not total.parameters else "?",
+            bytes_text(total.nbytes),
+            percent(total.sparsity) if total.counted or not total.parameters else "?",
         )
     console.print(totals)
     files = len(inspection.files)
@@ -545,8 +344,8 @@ def _row(name: str, members: Sequence[TensorInspection]) -> tuple[str, ...]:
         printable(name, 1000),
         "x".join(map(str, first.shape)) or "scalar",
         first.dtype,
-        _bytes(sum(tensor.nbytes for tensor in members)),
-        _range([tensor.sparsity for tensor in members], opaque=first.zeros is None),
+        bytes_text(sum(tensor.nbytes for tensor in members)),
+        percents([tensor.sparsity for tensor in members], opaque=first.zeros is None),
         first.pattern + (" (stored inputs first)" if first.inputs_first and first.pattern else ""),
     )
 
@@ -583,22 +382,22 @@ def _print_done(console: Console, done: CheckpointSparsification) -> None:
     total = done.inspection.total()
     chosen = set(done.targets)
     count = sum(tensor.numel for tensor in done.inspection.tensors if tensor.name in chosen)
-    table = _table("", "Tensors", "Parameters", "Zeros")
-    table.add_row("pruned", f"{len(done.targets):,}", f"{count:,}", _percent(done.target_sparsity))
-    table.add_row("whole model", f"{total.tensors:,}", f"{total.parameters:,}", _percent(total.sparsity))
+    table = table_of("", ">Tensors", ">Parameters", ">Zeros")
+    table.add_row("pruned", f"{len(done.targets):,}", f"{count:,}", percent(done.target_sparsity))
+    table.add_row("whole model", f"{total.tensors:,}", f"{total.parameters:,}", percent(total.sparsity))
     console.print(table)
     pruned = sorted((tensor for tensor in done.inspection.tensors if tensor.name in chosen), key=_sparsity)
     least, most = pruned[0], pruned[-1]
-    if _percent(least.sparsity) != _percent(most.sparsity):
+    if percent(least.sparsity) != percent(most.sparsity):
         console.print(
-            f"\nFrom {_percent(least.sparsity)} ({escape(printable(least.name))}) to {_percent(most.sparsity)} "
+            f"\nFrom {percent(least.sparsity)} ({escape(printable(least.name))}) to {percent(most.sparsity)} "
             f"({escape(printable(most.name))}).",
             soft_wrap=not console.is_terminal,
         )
     sizes = {tensor.name: tensor.numel for tensor in done.inspection.tensors}
     if done.left_alone:
         console.print("\n[bold]Left alone[/bold]")
-        left = _table("", "Tensors", "Parameters", "such as")
+        left = table_of("", ">Tensors", ">Parameters", "~such as")
         for reason, names in done.left_alone.items():
             parameters = sum(sizes[name] for name in names)
             largest = max(names, key=lambda name: sizes[name])
@@ -609,7 +408,7 @@ def _print_done(console: Console, done: CheckpointSparsification) -> None:
         more = f" and {len(done.stale) - 4} more" if len(done.stale) > 4 else ""
         console.print(f"\nCopied as they were, not pruned: {escape(files)}{more}.", soft_wrap=not console.is_terminal)
     console.print(
-        f"\nWrote {escape(printable(str(done.out)))} ({_bytes(total.nbytes)} of weights, {done.seconds:.1f} s); "
+        f"\nWrote {escape(printable(str(done.out)))} ({bytes_text(total.nbytes)} of weights, {done.seconds:.1f} s); "
         f"{RECORD} in it says what was done. The zeros are stored like other numbers: by themselves they make the "
         "files no smaller and the model no faster.",
         soft_wrap=not console.is_terminal,
@@ -624,7 +423,7 @@ def _print_shrunken(console: Console, done: _Shrunken, *, verbose: bool) -> None
     for group in done.coupling.groups:
         own, *others = _spelled(group) if verbose else dict.fromkeys(map(_any_layer, _spelled(group)))
         rows.setdefault((own, tuple(others), group.size, done.kept(group), group.notes), []).append(group)
-    table = _table("Group", "Units", "Leaves with")
+    table = table_of("~Group", ">Units", "~Leaves with")
     for (_, _, size, kept, notes), groups in rows.items():
         alike: dict[str, list[str]] = {}
         for group in groups:
@@ -642,13 +441,13 @@ def _print_shrunken(console: Console, done: _Shrunken, *, verbose: bool) -> None
         _print_whole(console, done.coupling.frozen, verbose=verbose)
     counts = {group.axis: done.kept(group) for group in done.coupling.groups}
     work = done.coupling.multiply_adds({}), done.coupling.multiply_adds(counts)
-    totals = _table("Total", "before", "after", "left")
+    totals = table_of("Total", ">before", ">after", ">left")
     for what, before, after, show in (
         ("parameters", done.dense[0], done.totals[0], "{:,}".format),
         ("multiply-adds", *work, "{:,}".format),
-        ("bytes", done.dense[1], done.totals[1], _bytes),
+        ("bytes", done.dense[1], done.totals[1], bytes_text),
     ):
-        totals.add_row(what, show(before), show(after), _percent(after / before if before else None))
+        totals.add_row(what, show(before), show(after), percent(after / before if before else None))
     console.print()
     console.print(totals)
 
@@ -681,7 +480,7 @@ def _merged(names: Sequence[str]) -> str:
 def _print_whole(console: Console, frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> None:
     console.print()
     if verbose:
-        table = _table("Stays whole", "because")
+        table = table_of("~Stays whole", "~because")
         for (name, at), reason in frozen.items():
             table.add_row(Text(printable(f"{name}[{at}]")), Text(printable(reason, 1000)))
         console.print(table)
@@ -689,7 +488,7 @@ def _print_whole(console: Console, frozen: Mapping[tuple[str, int], str], *, ver
     by_reason: dict[str, list[str]] = {}
     for (name, at), reason in frozen.items():
         by_reason.setdefault(reason, []).append(f"{name}[{at}]")
-    table = _table("Stays whole, because", "Dimensions", "such as")
+    table = table_of("~Stays whole, because", ">Dimensions", "~such as")
     for reason, names in list(by_reason.items())[:_SHOWN]:
         table.add_row(Text(printable(reason, 300)), f"{len(names):,}", Text(printable(names[0])))
     console.print(table)
@@ -725,39 +524,3 @@ def _words(arguments: dict[str, Any]) -> Iterator[str]:
             continue
         for one in value if isinstance(value, list) else [value]:
             yield from (f"--{name}", str(one))
-
-
-def _bytes(count: int) -> str:
-    if count < 1000:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-    return f"{size / 1000:.3g} TB"
-
-
-def _percent(fraction: float | None) -> str:
-    """A share that reads 0% or 100% only where it is.
-
-    >>> [_percent(share) for share in (0.0, 1e-6, 0.5, 0.99999, 1.0, None)]
-    ['0%', '<0.1%', '50.0%', '>99.9%', '100%', '-']
-    """
-    if fraction is None:
-        return "-"
-    if fraction in (0, 1):
-        return f"{fraction:.0%}"
-    if fraction < 0.001:
-        return "<0.1%"
-    return ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
-
-
-def _range(fractions: list[float | None], *, opaque: bool) -> str:
-    if opaque:
-        return "?"
-    known = [fraction for fraction in fractions if fraction is not None]
-    if not known:
-        return "-"
-    low, high = _percent(min(known)), _percent(max(known))
-    return low if low == high else f"{low} to {high}"

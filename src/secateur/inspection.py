@@ -19,7 +19,7 @@ from secateur.checkpoints import Checkpoint, TensorEntry, open_checkpoint
 from secateur.layouts import layout_of
 from secateur.progress import track
 
-__all__ = ["Inspection", "TensorInspection", "inspect_checkpoint", "inspect_tensor"]
+__all__ = ["Inspection", "TensorInspection", "inspect_checkpoint", "inspect_tensor", "zero_pieces"]
 
 PIECE = 32 << 20  # bytes read at once
 GROUPS = (4, 8, 16)  # the m of n:m
@@ -204,7 +204,7 @@ def inspect_tensor(checkpoint: Checkpoint, name: str) -> TensorInspection:
     if entry.torch_dtype is None:
         return TensorInspection(**known, zeros=None)  # type: ignore[arg-type]
     if len(entry.shape) < 2 or entry.numel == 0:
-        zeros = sum(int(torch.count_nonzero(zero)) for zero in _flat_pieces(checkpoint, entry))
+        zeros = sum(int(torch.count_nonzero(zero)) for zero in zero_pieces(checkpoint, entry))
         return TensorInspection(**known, zeros=zeros)  # type: ignore[arg-type]
     finder = _Finder(entry.shape, experts=layout.experts, inputs_first=layout.inputs_first)
     for zero in _row_pieces(checkpoint, entry, finder.columns * finder.positions):
@@ -297,7 +297,8 @@ def _gcd(start: int, positions: Tensor) -> int:
     return math.gcd(start, int(np.gcd.reduce(positions.numpy()))) if positions.numel() else start
 
 
-def _flat_pieces(checkpoint: Checkpoint, entry: TensorEntry) -> Iterator[Tensor]:
+def zero_pieces(checkpoint: Checkpoint, entry: TensorEntry) -> Iterator[Tensor]:
+    """Where a tensor of a readable dtype is +0 or -0: flat bool tensors, in memory order, a piece of the file each."""
     for start in range(0, entry.nbytes, PIECE):
         yield _zeros(checkpoint.raw(entry.name, start, min(start + PIECE, entry.nbytes)), entry)
 

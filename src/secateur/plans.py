@@ -214,9 +214,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
 
     def undo() -> None:
         for name, (value, grad) in before.items():
-            tensors[name].grad = None
-            tensors[name].data = value
-            tensors[name].grad = grad
+            _set_data(tensors[name], value, grad)
         for place, old, _ in plan.numbers:
             _set(model, place, old)
         for module, key, old, _ in printed:
@@ -230,10 +228,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     try:
         for name, value in smaller.items():
             grad = before[name][1]
-            tensors[name].grad = None
-            tensors[name].data = value
-            if grad is not None:
-                tensors[name].grad = _sliced(grad, plan.tensors[name][1])
+            _set_data(tensors[name], value, None if grad is None else _sliced(grad, plan.tensors[name][1]))
         for place, _, new in plan.numbers:
             _set(model, place, new)
         for module, key, _, size in printed:
@@ -257,6 +252,17 @@ def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor
     for at, indices in kept.items():
         tensor = tensor.index_select(at, torch.from_numpy(indices).to(tensor.device))
     return tensor.contiguous()
+
+
+def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:
+    tensor.grad = None
+    if tensor.requires_grad:
+        # A graph that is still alive, as that of the last loss, keeps autograd's node for the old shape; it is let go
+        # only where the type of the data changes.
+        other = torch.float32 if tensor.dtype == torch.float64 else torch.float64
+        tensor.data = torch.empty(0, dtype=other, device=tensor.device)
+    tensor.data = value
+    tensor.grad = grad
 
 
 def _get(model: nn.Module, place: Sequence[str | int]) -> int:

@@ -26,7 +26,8 @@ from secateur.evidence import collect, needs
 from secateur.masks import apply_, make_masks
 from secateur.patterns import NM, Pattern, Unstructured
 from secateur.regrowth import DropAndGrow, Held, Regrowth
-from secateur.schedules import Moment, Schedule, cubic, resolve, step_of
+from secateur.regularization import Penalty, Regularization
+from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
 from secateur.shards import count_nonzero, is_sharded, laid_out, local, whole
 from secateur.targets import find_layers, left_alone, stored_inputs_first, turned, turned_evidence
 
@@ -49,7 +50,8 @@ class Pruner:
         optimizer: the optimizer that trains it, or several (Muon and AdamW); the steps of the first are counted.
         schedule: a sparsity (cubic from 0 to it over the first 60 % of the run), or ``step -> sparsity`` such as
             those of `secateur.schedules`. A target lower than what is removed already changes nothing, but for
-            ``regrow``. None for a pattern that fixes the sparsity: n:m then goes from m:m to n:m by the same cubic.
+            ``regrow``. None for a pattern that fixes the sparsity: n:m then goes from m:m to n:m by the same cubic;
+            and beside ``regularize``: then no weight is removed but those of its units.
         criterion: ``(weight, *, <evidence>) -> scores``. ``grad`` is the gradient of the step, ``grad_sq`` its mean
             square since the last update, ``movement`` (which makes ``regrow=regrowth.held()`` the default)
             ``-Σ w·∂L/∂w`` over all steps so far; whatever else is collected from ``batches``.
@@ -57,6 +59,8 @@ class Pruner:
         include, exclude: globs over parameter names. Default: weights of linear layers and convolutions.
         regrow: how removed weights return: `regrowth.rigl`, `sparse_evolutionary_training`, `sr_ste`, `held`. None:
             never, so that masks nest.
+        regularize: `regularization.growing` or `group_lasso`: training draws whole units to zero, biases and
+            normalizations included, for `shrink` to take out. `masks` and the sparsities of `metrics` don't count them.
         every: the interval between updates, a moment as in `secateur.schedules`; about a hundredth of the schedule by
             default. Where the schedule ends, there is an update in any case.
         total_steps, epochs, steps_per_epoch: the length of the run in optimizer steps, where a moment needs it;
@@ -68,7 +72,7 @@ class Pruner:
 
     Raises:
         ValueError: there is nothing to prune, a moment can't be resolved, the target lies beyond the end of the run,
-            masks are attached to the model. The model is unchanged then.
+            masks are attached to the model, or no unit can leave. The model is unchanged then.
 
     >>> from secateur import schedules
     >>> model = nn.Linear(8, 8)
@@ -93,6 +97,7 @@ class Pruner:
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
         regrow: Regrowth | None = None,
+        regularize: Regularization | None = None,
         every: Moment | None = None,
         total_steps: int | None = None,
         epochs: float | None = None,
@@ -129,7 +134,7 @@ class Pruner:
             total_steps = round(epochs * steps_per_epoch)
         self._total_steps = total_steps
         self.schedule = resolve(
-            _schedule(schedule, self._pattern), total_steps=total_steps, steps_per_epoch=steps_per_epoch
+            _schedule(schedule, self._pattern, regularize), total_steps=total_steps, steps_per_epoch=steps_per_epoch
         )
         self._regrow = regrow
         if regrow is None and "movement" in needs(criterion):
@@ -145,6 +150,10 @@ class Pruner:
                 raise ValueError(f"{self._pattern} says how much each group keeps: use sr_ste() to let weights return.")
             self._until = step_of(self._regrow.until, total_steps, steps_per_epoch)
         self._every = self._interval(every, total_steps, steps_per_epoch)
+        self._penalty: Penalty | None = None
+        if regularize is not None:
+            moment = functools.partial(step_of, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+            self._penalty = Penalty(regularize, self._model, self._optimizers, moment, total_steps)
 
         self.step = 0  # optimizer steps so far
         self._target = 0.0  # the sparsity last brought about
@@ -179,7 +188,9 @@ class Pruner:
         """A plain dict for any logger.
 
         ``step``; ``target``, the schedule's sparsity at this step; ``sparsity`` of all pruned weights together and
-        ``sparsity/<name>`` of each; ``churn``, the fraction of the weights whose mask the last update changed.
+        ``sparsity/<name>`` of each; ``churn``, the fraction of the weights whose mask the last update changed. With
+        ``regularize``, ``penalty``, its strength, and ``leaving``, the fraction of the model's parameters that leave
+        with the units that it has chosen (`growing`) or brought to zero (`group_lasso`).
 
         >>> layer = nn.Linear(4, 2)
         >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
@@ -187,11 +198,13 @@ class Pruner:
         {'step': 0, 'target': 0.5, 'sparsity': 0.5, 'churn': 0.5, 'sparsity/weight': 0.5}
         """
         sizes = {name: weight.numel() for name, weight in self._weights.items()}
+        penalty = self._penalty
         return {
             "step": self.step,
             "target": float(self.schedule(self.step)),
             "sparsity": sum(self._removed.values()) / max(sum(sizes.values()), 1),
             "churn": self._churn,
+            **({} if penalty is None else {"penalty": penalty.strength(self.step), "leaving": penalty.leaving}),
             **{f"sparsity/{name}": self._removed[name] / max(size, 1) for name, size in sizes.items()},
         }
 
@@ -222,6 +235,8 @@ class Pruner:
             self._optimizers[0].load_state_dict(dict(optimizer_state))
         self._held = {name: torch.zeros_like(value) for name, value in self._held.items()}
         self._zero()
+        if self._penalty is not None:
+            self._penalty.after_step(self.step, counted=False)
         self._zero_state(self._masks)
 
     def follow(self, model: nn.Module) -> None:
@@ -241,6 +256,8 @@ class Pruner:
             parameters = dict(averaged.named_parameters()) | parameters
         if missing := [name for name in self._weights if name not in parameters]:
             raise KeyError(f"{type(model).__name__} has no weight {missing[0]!r}; follow takes a copy of the model.")
+        if self._penalty is not None:
+            self._penalty.follow(parameters, self.step)
         self._places.append(_Place({name: parameters[name] for name in self._weights}))
         self._zero()
 
@@ -254,6 +271,8 @@ class Pruner:
             last = max(moments) if moments else self._total_steps or self.step
             if self.step < last:
                 self._update(float(self.schedule(last)), regrow=False)
+            if self._penalty is not None:
+                self._penalty.hold()
             for hook in self._hooks:
                 hook.remove()
             apply_({**self._weights}, {name: mask.ne(0) for name, mask in self._masks.items()})  # no negative zeros
@@ -280,6 +299,8 @@ class Pruner:
                 state[word.removeprefix("_")] = {name: whole(value).cpu().clone() for name, value in values.items()}
         if self._grad_sq:
             state["grad_sq_steps"] = self._grad_sq_steps
+        if self._penalty is not None:
+            state["regularize"] = self._penalty.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -301,7 +322,13 @@ class Pruner:
                 if name not in self._weights or value.shape != self._weights[name].shape:
                     raise ValueError(f"{name}: the state's {word} does not fit the model.")
         masks = _unpacked(state["masks"], shapes)
+        if ("regularize" in state) != (self._penalty is not None):
+            with_it, without = ("state", "Pruner") if self._penalty is None else ("Pruner", "state")
+            raise ValueError(f"the {with_it} has regularize, the {without} has not: make the Pruner as it was saved.")
+        leaving = None if self._penalty is None else self._penalty.read(state["regularize"])
         with torch.no_grad():
+            if self._penalty is not None and leaving is not None:
+                self._penalty.take(leaving)
             self._put_back()
             for word, values in remembered.items():
                 mine = {name: laid_out(value, self._weights[name]) for name, value in values.items()}
@@ -333,6 +360,8 @@ class Pruner:
         lines += [f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]]
         end = f"then recovery until step {self._total_steps:,}" if self._total_steps else "then it stays there"
         lines.append(f"  an update every {self._every:,} step{'s' * (self._every > 1)}; {end}")
+        if self._penalty is not None:
+            lines.append(f"  {self._penalty}")
         reasons = Counter(left_alone(self._model, self._weights).values())
         if reasons:
             alone = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common())
@@ -367,13 +396,15 @@ class Pruner:
         self._undo = {}
         if self.step == 0 and not self._trains_removed:
             self._zero_state(self._masks)
-        skipped = self._is_skipped(optimizer)
-        if optimizer is self._optimizers[0] and not skipped:
+        counted = optimizer is self._optimizers[0] and not self._is_skipped(optimizer)
+        if counted:
             self.step += 1
-            if self._is_due(self.step):
-                with torch.no_grad():
-                    self._update(float(self.schedule(self.step)))
-                return
+        if self._penalty is not None:
+            self._penalty.after_step(self.step, counted=counted)
+        if counted and self._is_due(self.step):
+            with torch.no_grad():
+                self._update(float(self.schedule(self.step)))
+            return
         if self._opened:
             for name, mask in self._masks.items():
                 self._held[name] = self._weights[name].detach() * (1 - mask)
@@ -684,15 +715,23 @@ class _Place:
     def gather(self, masks: Mapping[str, Tensor]) -> None:
         """Take hold of the weights' own memory, and of the masks on its devices."""
         weights = [self.weights[name] for name in masks]
+        for (name, mask), weight in zip(masks.items(), weights, strict=True):
+            if mask.shape != weight.shape:
+                raise ValueError(
+                    f"{name} has another shape than when the Pruner was made: finish() it before shrink, and make a "
+                    "new one to train on."
+                )
         self.masks = masks
         self.values = _locals(weights)
         self.factors = [local(mask).to(value.device) for mask, value in zip(masks.values(), self.values, strict=True)]
         self._pointers = [] if self._sharded else [(weight, weight.data_ptr()) for weight in weights]
 
 
-def _schedule(schedule: Schedule | float | None, pattern: Pattern) -> Schedule:
+def _schedule(schedule: Schedule | float | None, pattern: Pattern, regularize: Regularization | None) -> Schedule:
     fixed = None if pattern.density is None else 1 - pattern.density
     if schedule is None:
+        if fixed is None and regularize is not None:
+            return constant(0.0)
         if fixed is None:
             raise ValueError(f"{pattern} needs a sparsity or a schedule.")
         return cubic(fixed, end=_RAMP_END)
