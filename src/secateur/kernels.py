@@ -23,6 +23,7 @@ __all__ = ["LANES", "MOST_COLUMNS", "available", "block_linear", "csr_linear", "
 LANES = 16  # outputs that share their inputs in a block
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
 _FILES = {4: "_kernels_v4.so", 3: "_kernels_v3.so", 1: "_kernels.so", 0: "_kernels.so"}
+_INTERFACE = 1  # that of kernels.c
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
 
@@ -134,6 +135,8 @@ def _library() -> tuple[Any, str]:
 
 def _opened(path: Path) -> Any:
     library = ctypes.CDLL(str(path))
+    if library.secateur_interface() != _INTERFACE:
+        raise OSError(f"{path.name} was compiled from another version; install secateur again")
     for name, layout in (("secateur_csr", 2), ("secateur_block", 0)):
         function = getattr(library, name)
         function.restype = ctypes.c_int
