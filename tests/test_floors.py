@@ -8,53 +8,30 @@ import pytest
 
 import secateur
 
-FLOORS = [
-    ["axes", "files", "kernels", "progress", "shards", "version"],
-    [
-        "activations",
-        "batches",
-        "checkpoints",
-        "criteria",
-        "layouts",
-        "masked_weight",
-        "owners",
-        "patterns",
-        "schedules",
-        "selection",
-        "sizes",
-        "targets",
-    ],
-    [
-        "allocation",
-        "batchnorm",
-        "evidence",
-        "inference",
-        "factories",
-        "inspection",
-        "prune",
-        "regrowth",
-        "results",
-        "terminal",
-        "tracing",
-    ],
-    ["axis_rules", "masks", "plots"],
-    ["checkpoint_sparsification", "coupling", "report", "sparsification"],
-    ["plans", "verification"],
-    ["proof"],
-    ["shrinking"],
-    ["regularization"],
-    ["pruner"],
-    ["demo"],
-    ["cli"],
-    ["__init__", "__main__"],
-]
-FLOOR = {module: number for number, floor in enumerate(FLOORS) for module in floor}
+FLOORS = """
+axes files kernels progress shards version encodings
+activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
+allocation batchnorm compressed_files evidence factories inference inspection prune regrowth results terminal tracing
+axis_rules compressed_tensors_layout masks plots
+checkpoint_sparsification coupling report sparsification storage
+bench_command plans storage_commands verification
+proof
+shrinking
+regularization
+pruner
+demo
+cli
+__init__ __main__
+"""
+FLOOR = {module: number for number, floor in enumerate(FLOORS.split("\n")) for module in floor.split()}
 EVERYWHERE = {"torch", "numpy"}
 AT_THE_TOP = {
-    "cli": {"typer", "rich", "click"},
-    "terminal": {"typer", "rich"},
-    "progress": {"rich"},
     "checkpoints": {"safetensors"},
+    "cli": {"typer", "rich", "click"},
+    "progress": {"rich"},
+    "bench_command": {"typer"},
+    "storage_commands": {"typer"},
+    "terminal": {"typer", "rich"},
 }
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))
 

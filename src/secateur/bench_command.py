@@ -99,13 +99,13 @@ def bench(
             console.print("Zeros alone do nothing: a layer is packed where that was measured to be faster.")
             if layers:
                 for row in rows[1:]:
-                    console.print(f"\n{row.name} {'' if row.sparsity is None else f'{row.sparsity:.0%}'}\n{row.packing}")
+                    console.print(
+                        f"\n{row.name} {'' if row.sparsity is None else f'{row.sparsity:.0%}'}\n{row.packing}"
+                    )
         sys.stdout.flush()
 
 
-def _rows(
-    model: nn.Module, inputs: Any, chosen: dict[str, patterns.Pattern], sparsities: list[float]
-) -> list[_Row]:
+def _rows(model: nn.Module, inputs: Any, chosen: dict[str, patterns.Pattern], sparsities: list[float]) -> list[_Row]:
     model.eval()
     as_it_is = copy.deepcopy(model)
     rows = [_Row("dense", None, model, None), _Row("as it is", None, as_it_is, pack(as_it_is, inputs))]

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -27,8 +27,11 @@ __all__ = [
     "CheckpointError",
     "TensorEntry",
     "copy_tree",
+    "dtype_word",
     "new_directory",
     "open_checkpoint",
+    "parse_header",
+    "parse_json",
     "printable",
     "read_header",
     "read_json",
@@ -70,6 +73,15 @@ _TORCH_NAMES = {
     "F64": "float64",
     "C64": "complex64",
 }
+
+
+def dtype_word(dtype: torch.dtype) -> str | None:
+    """The format's word for a torch dtype, or None where it has none.
+
+    >>> dtype_word(torch.bfloat16)
+    'BF16'
+    """
+    return next((word for word, name in _TORCH_NAMES.items() if getattr(torch, name, None) == dtype), None)
 
 
 class CheckpointError(ValueError):
@@ -208,17 +220,28 @@ def read_header(path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
         if length > size - 8:
             raise CheckpointError(f"{path}: truncated: the header should have {length} bytes, the file has {size}.")
         text = file.read(length)
+    return parse_header(text, path, size)
+
+
+def parse_header(text: bytes, path: Path, size: int | None = None) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """`read_header` of a header's bytes, of a file of ``size`` bytes; of whatever size the tensors need if None.
+
+    >>> text = b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
+    >>> parse_header(text, Path("file"))[0]["a"].start - len(text)
+    8
+    """
     if not text.startswith(b"{"):
         raise CheckpointError(f"{path}: not a safetensors file: the header does not begin with '{{'.")
-    header = _parse_json(text.rstrip(b" "), path)
-    del text
+    header = parse_json(text.rstrip(b" "), path)
 
     raw_metadata = header.pop("__metadata__", None)
     metadata = {} if raw_metadata is None else raw_metadata
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: damaged header: __metadata__ must map strings to strings.")
-    data = 8 + length
+    data = 8 + len(text)
     entries = {name: _parse_entry(name, fields, path, data) for name, fields in header.items()}
+    if size is None:
+        size = max((entry.stop for entry in entries.values()), default=data)
     _check_contiguous(entries, path, data, size)
     return entries, metadata
 
@@ -267,7 +290,9 @@ def _open_regular(path: Path) -> BinaryIO:
     return open(path, "rb")
 
 
-def _parse_json(text: bytes, path: Path) -> dict[str, Any]:
+def parse_json(text: bytes, path: Path) -> dict[str, Any]:
+    """The JSON object in ``text``, no key twice; `CheckpointError` naming ``path`` for anything else."""
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -294,7 +319,7 @@ def read_json(path: Path) -> dict[str, Any]:
         text = file.read(MAX_JSON + 1)
     if len(text) > MAX_JSON:
         raise CheckpointError(f"{path}: more than {MAX_JSON} bytes of JSON.")
-    return _parse_json(text, path)
+    return parse_json(text, path)
 
 
 # ------------------------------------------------------------------------------------------ finding a checkpoint
@@ -410,8 +435,10 @@ def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:
             view = view[file.write(view) :]
 
 
-def copy_tree(source: Path, target: Path) -> Iterator[Path]:
+def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterator[Path]:
     """Copies every file below ``source`` byte for byte into the directory ``target``; yields each one's relative path.
+
+    The files whose relative paths are in ``skip`` are left out.
 
     Links to files become files. Links to directories, pipes and devices are a `CheckpointError`. The top ``.git`` is
     left out: with Git LFS it holds a second copy of the weights.
@@ -426,7 +453,7 @@ def copy_tree(source: Path, target: Path) -> Iterator[Path]:
                 raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
             (target / relative / name).mkdir()
         for name in sorted(files):
-            if here == source and name == ".git":
+            if (here == source and name == ".git") or relative / name in skip:
                 continue
             with _open_regular(here / name):
                 pass

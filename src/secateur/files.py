@@ -3,11 +3,14 @@
 Law: content goes to a temporary name in the same folder and is renamed; a failure leaves what was there before.
 """
 
+import contextlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
-__all__ = ["write_whole"]
+__all__ = ["whole_file", "write_whole"]
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
@@ -21,6 +24,23 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
     ...     write_whole(Path(folder, "note.txt"), "kept").read_text()
     'kept'
     """
+    with whole_file(path) as file:
+        file.write(content if isinstance(content, bytes) else content.encode())
+    return Path(path)
+
+
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write that appears under ``path`` if the body succeeds, and vanishes if it does not.
+
+    Raises what `write_whole` does.
+
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with whole_file(Path(folder, "note.txt")) as file:
+    ...         _ = file.write(b"kept")
+    ...     Path(folder, "note.txt").read_text()
+    'kept'
+    """
     path = Path(path)
     target = Path(os.path.realpath(path))  # a link stays a link
     if not target.parent.is_dir():
@@ -29,7 +49,7 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
     temporary = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content if isinstance(content, bytes) else content.encode())
+            yield file
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
@@ -39,4 +59,3 @@ def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return path

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Generator, Iterable, Sized
 from typing import TypeVar
 
 __all__ = ["track"]
@@ -19,7 +19,7 @@ PATIENCE = 2.0  # seconds of silence
 _showing = threading.Lock()  # one bar at a time: an inner loop stays silent while an outer one is shown
 
 
-def track(iterable: Iterable[T], description: str, total: float | None = None) -> Iterator[T]:
+def track(iterable: Iterable[T], description: str, total: float | None = None) -> Generator[T, None, None]:
     """The same items, with a bar on stderr once the work on them has lasted 2 seconds.
 
     Silent where stderr is no terminal, where the environment has ``SECATEUR_PROGRESS=0``, and inside a loop whose own
