@@ -46,7 +46,7 @@ def bench(
         str,
         typer.Option(
             metavar="MODULE:INPUTS",
-            help="A tensor or a dict of keyword arguments, or a function that makes one; of the size that you will serve.",
+            help="A tensor or a dict of keyword arguments, or a function that makes one; of the size to be served.",
         ),
     ],
     sparsity: Annotated[
