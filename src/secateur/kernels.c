@@ -17,14 +17,16 @@ of x are loaded one by one: on the machines measured the processor's gather was 
 #if defined(__GNUC__)
 #define INLINE static inline __attribute__((always_inline))
 #define EXPORT __attribute__((visibility("default")))
+#define PREFETCH(address) __builtin_prefetch(address)
 #else
 #define INLINE static inline
 #define EXPORT
+#define PREFETCH(address) ((void)(address))
 #endif
 
 #define LANES _Pragma("GCC unroll 1") for (int l = 0; l < 16; l++)
 
-enum { LANE = 16, WIDEST = 64, CHUNK = 256, MOST_THREADS = 64, BLOCK_BYTES = 512 * 1024 };
+enum { LANE = 16, WIDEST = 64, CHUNK = 256, MOST_THREADS = 64, AHEAD = 16, BLOCK_BYTES = 4 << 20 };
 
 /* Vectors of the batch that a tile of 16 outputs meets at once: as many as there are registers for. */
 #if defined(__AVX512F__)
@@ -274,7 +276,8 @@ INLINE void block_one(const Part *part, int is_bfloat16) {
     }
 }
 
-/* 16 outputs times TILE vectors, all sums in registers. */
+/* 16 outputs times TILE vectors, all sums in registers. Which inputs come next no hardware guesses: asking for those of
+the block 16 further on takes a quarter off the time at 256 vectors. */
 INLINE void block_tile(const Product *p, size_t at, size_t end, const float *restrict x, float sums[TILE][LANE],
                        int is_bfloat16) {
     const uint16_t *restrict indices = p->indices;
@@ -283,6 +286,7 @@ INLINE void block_tile(const Product *p, size_t at, size_t end, const float *res
     _Pragma("GCC unroll 16") for (int b = 0; b < TILE; b++) LANES a[b][l] = 0;
     for (; at < end; at++) {
         const float *xs = x + (size_t)indices[at] * LANE;
+        PREFETCH(at + AHEAD < end ? x + (size_t)indices[at + AHEAD] * LANE : xs);
         float w[LANE];
         LANES w[l] = value_at(values, at * LANE + l, is_bfloat16);
         _Pragma("GCC unroll 16") for (int b = 0; b < TILE; b++) {
@@ -293,7 +297,8 @@ INLINE void block_tile(const Product *p, size_t at, size_t end, const float *res
     _Pragma("GCC unroll 16") for (int b = 0; b < TILE; b++) LANES sums[b][l] = a[b][l];
 }
 
-/* Blocks whose values stay in the second cache meet all the vectors of a chunk, 16 at a time, before the next ones. */
+/* Blocks whose values stay in the third cache meet all the vectors of a chunk, 16 at a time, before the next ones. Less
+than that would read the vectors too often: 512 kB took 1.3 times as long at 256 vectors. */
 INLINE void block_several(Part *part, int is_bfloat16) {
     const Product *p = part->product;
     size_t most = part->end - part->first < CHUNK ? part->end - part->first : CHUNK;
