@@ -353,6 +353,13 @@ def test_a_failing_pack_changes_nothing(clock):
     assert all(a is b for a, b in zip(before, model.modules(), strict=True))
 
 
+def test_frozen_layers_stay_frozen(clock):
+    clock(2.0)
+    model = model_of(GroupedColumns(16)).requires_grad_(False)
+    pack(model, torch.randn(4, 48))
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
 def test_the_table(clock):
     clock(4.0)
     text = str(pack(model_of(GroupedColumns(16)), torch.randn(4, 48)))

@@ -232,6 +232,24 @@ def test_changed_indices_are_checked_again():
         layer(x)
 
 
+def test_layouts_of_any_size_take_no_memory(library):
+    """rows_together comes from a file: (2**56 + 1) rows of 64 sums of 4 bytes would be 256 bytes, in 64 bits."""
+    layer = SparseLinear.from_dense(torch.eye(40))
+    layer.rows_together, layer.columns_together = 2**56, 2**70
+    x = torch.randn(50, 40)
+    assert torch.equal(layer(x), x)
+
+
+def test_inference_mode(library):
+    with torch.inference_mode():
+        layer = SparseLinear.from_dense(torch.eye(4))
+        x = torch.randn(2, 4)
+        assert torch.equal(layer(x), x)
+        layer.indices.fill_(7)
+        with pytest.raises(ValueError, match="an index is 7"):
+            layer(x)
+
+
 def test_too_few_inputs_for_the_indices():
     layer = SparseLinear.from_dense(torch.eye(4))
     with pytest.raises(ValueError, match="an index is 3, but there are 2 inputs"):

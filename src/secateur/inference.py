@@ -671,8 +671,9 @@ def _consider(
         if isinstance(module, nn.modules.conv._ConvNd):
             candidates = [Pointwise(each, module.stride) for each in candidates]
         expected = module(x)
+        trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         for each in candidates:
-            each.to(x.device).eval()
+            each.to(x.device).requires_grad_(trained).eval()
             _check_same(name, each(x), expected)
         was_training = module.training
         module.eval()

@@ -161,6 +161,7 @@ def _csr(
         raise ValueError("rows_together and columns_together are at least 1.")
     panels = max(1, -(-columns // columns_together))
     rows = _rows_of(pointers, columns, columns_together)
+    rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
     if values.shape != indices.shape:
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     _check(x, indices, pointers, values, bias, rows * panels, rows)
