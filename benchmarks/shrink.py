@@ -283,17 +283,29 @@ def ours(name: str, ratio: str, keep: Sequence[str] | None = None) -> dict[str, 
     if not plans or not any(plan.tensors for plan in plans):
         return {**row, "class": "nothing", "why": "no group left"}
 
+    def part(each: str, old: Tensor) -> Tensor:
+        """What stays of a tensor; where the plan says so, scaled."""
+        old = old.detach().clone()
+        for plan in plans:
+            for name, at, indices, factor in plan.scales:
+                if name == each:
+                    shape = [-1 if other == at else 1 for other in range(old.dim())]
+                    factors = torch.ones(old.shape[at], dtype=old.dtype)
+                    factors[torch.as_tensor(indices)] = factor
+                    old *= factors.reshape(shape)
+        return sliced(old, kept[each])
+
     # the smaller model's own values are slices of the original's
     smaller_tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for each, old in (*fresh.named_parameters(), *fresh.named_buffers()):
-        if not torch.equal(smaller_tensors[each], sliced(old, kept[each])):
+        if not torch.equal(smaller_tensors[each], part(each, old)):
             return {**row, "class": "WRONG", "why": f"{each} holds other values than the original's"}
     # with random weights it computes what the original does
     probe = randomized(fresh)
     smaller = copy.deepcopy(model).double()
     for each, new in (*smaller.named_parameters(), *smaller.named_buffers()):
         source = dict((*probe.named_parameters(), *probe.named_buffers()))[each]
-        new.data.copy_(sliced(source, kept[each]))
+        new.data.copy_(part(each, source))
     masks = {each: kept[each] for each, _ in fresh.named_parameters()}
     tied = {id(parameter): each for each, parameter in fresh.named_parameters()}
     for each, parameter in fresh.named_parameters(remove_duplicate=False):

@@ -2606,6 +2606,116 @@ class Detr(nn.Module):
         return {"pred_logits": self.linear_class(h), "pred_boxes": self.linear_bbox(h).sigmoid()}
 
 
+class StreamHeads(nn.Module):
+    """The width of a head is that of the stream over the number of heads, and attention divides by its root."""
+
+    def __init__(self, width=24, heads=4):
+        super().__init__()
+        self.heads = heads
+        self.norm, self.made, self.project = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        count, length, width = x.shape
+        parts = self.made(self.norm(x)).split(width, 2)
+        q, k, v = (each.view(count, length, self.heads, width // self.heads).transpose(1, 2) for each in parts)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return x + self.project(mixed.reshape(count, length, width))
+
+
+@hand(sequence(9))
+def stream_heads():
+    return nn.Sequential(nn.Linear(9, 24), StreamHeads(), StreamHeads(), nn.Linear(24, 5))
+
+
+@hand(sequence(9))
+class LayersShareAttention(nn.Module):
+    """One block, used three times: what makes up for its width does so once."""
+
+    def __init__(self, width=24):
+        super().__init__()
+        self.first, self.block, self.last = nn.Linear(9, width), StreamHeads(width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        x = self.first(x)
+        for _ in range(3):
+            x = self.block(x)
+        return self.last(x)
+
+
+@hand(sequence(9))
+class QueriesAreKeys(nn.Module):
+    """Scaling the queries would scale the keys."""
+
+    def __init__(self, heads=4, width=8):
+        super().__init__()
+        self.heads, self.shared, self.value = heads, nn.Linear(9, heads * width), nn.Linear(9, heads * width)
+        self.last = nn.Linear(heads * width, 5)
+
+    def forward(self, x):
+        q, v = (each(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for each in (self.shared, self.value))
+        return self.last(F.scaled_dot_product_attention(q, q, v).transpose(1, 2).flatten(2))
+
+
+@hand(sequence(9))
+class RotatedQueries(nn.Module):
+    """Rotary positions between the weights of queries and attention that divides by the root of their width."""
+
+    def __init__(self, heads=4, width=8):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(9, heads * width) for _ in range(3))
+        self.last = nn.Linear(heads * width, 5)
+        self.register_buffer("frequencies", 10.0 ** -torch.linspace(0, 1, width // 2))
+
+    def forward(self, x):
+        angles = torch.arange(x.shape[1]).to(x.dtype)[:, None] * self.frequencies
+        angles = torch.cat([angles, angles], -1)
+
+        def turned(t):
+            first, second = t.chunk(2, -1)
+            return t * angles.cos() + torch.cat([-second, first], -1) * angles.sin()
+
+        q, k, v = (
+            each(x).view(*x.shape[:2], self.heads, -1).transpose(1, 2) for each in (self.query, self.key, self.value)
+        )
+        mixed = F.scaled_dot_product_attention(turned(q), turned(k), v, is_causal=True)
+        return self.last(mixed.transpose(1, 2).flatten(2))
+
+
+@hand(image(3, 8))
+class WindowsAndGrid(nn.Module):
+    """As in MaxViT: attention within windows, then over a grid of the same places."""
+
+    def __init__(self, width=16, window=4):
+        super().__init__()
+        self.stem, self.window = nn.Conv2d(3, width, 3, padding=1), window
+        self.local, self.grid, self.last = StreamHeads(width, 4), StreamHeads(width, 4), nn.Linear(width, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        b, c, h, w = x.shape
+        size = self.window
+        t = x.view(b, c, h // size, size, w // size, size).permute(0, 2, 4, 3, 5, 1).reshape(-1, size * size, c)
+        t = self.local(t).view(b, h // size, w // size, size, size, c).permute(0, 5, 1, 3, 2, 4).reshape(b, c, h, w)
+        t = t.view(b, c, size, h // size, size, w // size).permute(0, 3, 5, 2, 4, 1).reshape(-1, size * size, c)
+        return self.last(self.grid(t).reshape(b, -1, c).mean(1))
+
+
+@hand(tokens())
+class RowsReplaced(nn.Module):
+    """As images among words: rows that a mask chooses are those of another tensor."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        self.words, self.places = nn.Embedding(53, width), nn.Parameter(torch.randn(14, 6))
+        self.project, self.hidden, self.last = nn.Linear(6, width), nn.Linear(width, 24), nn.Linear(24, 5)
+
+    def forward(self, tokens):
+        x = self.words(tokens)
+        chosen = (tokens < 20).unsqueeze(-1).expand_as(x)
+        return self.last(self.hidden(x.masked_scatter(chosen, self.project(self.places))).relu())
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Diffusion, autoencoders, flows
 # --------------------------------------------------------------------------------------------------------------------

@@ -53,6 +53,13 @@ CALLS = {
     "where": (lambda a, b: torch.where(a > 0, a, b), [(3, 5), (3, 5)], 2),
     "masked_fill": (lambda a: a.masked_fill(a < 0, 0.0), [(3, 5)], 2),
     "in place": (lambda a, b: a.clone().mul_(b), [(3, 5), (5,)], 2),
+    "complex numbers": (lambda a, b: torch.view_as_real(torch.polar(a.abs(), b) * 2), [(3, 5), (3, 5)], 2),
+    "pairs as complex": (lambda a: torch.view_as_complex(a).abs(), [(3, 5, 2)], 2),
+    "masked_scatter": (
+        lambda a, b: a.masked_scatter(torch.tensor([True, False, True])[:, None].expand_as(a), b),
+        [(3, 5), (4, 5)],
+        1,
+    ),
     "sum": (lambda a: a.sum(1), [(3, 5, 6)], 3),
     "norm": (lambda a: a.norm(dim=-1), [(3, 5, 6)], 3),
     "normalize": (functools.partial(F.normalize, dim=1), [(3, 5, 6)], 3),

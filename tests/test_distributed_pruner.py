@@ -8,6 +8,7 @@ from torch import nn
 
 from secateur import Pruner, criteria, regrowth, schedules
 from secateur.allocation import erk
+from secateur.regularization import group_lasso, growing
 
 pytestmark = pytest.mark.distributed
 RANKS = 2
@@ -18,6 +19,8 @@ RULES = {
     "random": {"schedule": 0.8, "criterion": criteria.random},
     "rigl": {"schedule": schedules.constant(0.7), "allocate": erk, "regrow": regrowth.rigl(until=1.0), "every": 2},
     "movement": {"schedule": 0.8, "criterion": criteria.movement},
+    "growing penalty": {"regularize": growing(0.5, torch.zeros(2, 7))},
+    "group lasso": {"regularize": group_lasso(6.0, torch.zeros(2, 7))},
     "snip of batches": {"schedule": 0.8, "criterion": criteria.snip, "loss": nn.functional.mse_loss},
 }
 
@@ -71,8 +74,21 @@ def in_a_process(rank, folder):
             distributed.all_gather(both, mask)
             assert torch.equal(*both), (rule, name)
             assert (model.get_parameter(name)[~mask] == 0).all()
+        for name, weight in model.named_parameters():
+            both = [torch.empty_like(weight) for _ in range(RANKS)]
+            distributed.all_gather(both, weight.detach())
+            assert torch.equal(*both), (rule, name)
 
-        if "loss" in options:
+        if "regularize" in options:
+            alone = network()
+            its_optimizer = optimizer_for(alone)
+            its_pruner = Pruner(alone, its_optimizer, total_steps=STEPS, verbose=False, **options)
+            train(alone, its_optimizer)
+            assert 0 < pruner.metrics()["leaving"] == its_pruner.metrics()["leaving"]
+            fully_shard(alone, mesh=mesh)
+            with pytest.raises(ValueError, match="is sharded: a unit's entries lie on several ranks"):
+                Pruner(alone, optimizer_for(alone), total_steps=STEPS, verbose=False, **options)
+        if "loss" in options or "regularize" in options:
             continue
         sharded = network()
         for part in (sharded[0], sharded[2], sharded):

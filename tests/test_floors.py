@@ -9,15 +9,17 @@ import pytest
 import secateur
 
 FLOORS = """
-axes files kernels progress shards version encodings
+axes encodings files kernels origins progress shards version
 activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
-allocation batchnorm compressed_files evidence factories inference inspection prune regrowth results terminal tracing
+allocation batchnorm calibration compressed_files evidence factories inference inspection prune regrowth results\
+ terminal tracing
 axis_rules compressed_tensors_layout masks plots
 checkpoint_sparsification coupling report sparsification storage
 bench_command plans storage_commands verification
 proof
+configurations
 shrinking
-regularization
+checkpoint_shrinking regularization
 pruner
 demo
 cli
@@ -30,7 +32,7 @@ AT_THE_TOP = {
     "cli": {"typer", "rich", "click"},
     "progress": {"rich"},
     "bench_command": {"typer"},
-    "storage_commands": {"typer"},
+    "storage_commands": {"typer", "rich"},
     "terminal": {"typer", "rich"},
 }
 SOURCES = sorted(Path(secateur.__file__).parent.glob("*.py"))

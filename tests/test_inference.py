@@ -159,6 +159,13 @@ def test_journeys(layer):
     assert "in_features=48, out_features=40" in repr(layer)
 
 
+@pytest.mark.parametrize("layer", list(forms()), ids=lambda layer: type(layer).__name__)
+def test_inputs_of_another_size_are_refused(layer):
+    for x in (torch.randn(2, 96), torch.randn(47), torch.randn(3, 0)):
+        with pytest.raises(ValueError, match=r"the input has shape \(.*\); its last dimension must be 48"):
+            layer(x)
+
+
 @pytest.mark.parametrize("layer", list(forms())[:3], ids=lambda layer: type(layer).__name__)
 def test_compile_and_export_see_through(layer):
     layer.requires_grad_(False).eval()

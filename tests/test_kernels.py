@@ -250,12 +250,6 @@ def test_inference_mode(library):
             layer(x)
 
 
-def test_too_few_inputs_for_the_indices():
-    layer = SparseLinear.from_dense(torch.eye(4))
-    with pytest.raises(ValueError, match="an index is 3, but there are 2 inputs"):
-        layer(torch.randn(1, 2))
-
-
 def test_without_kernels_it_is_said(monkeypatch):
     monkeypatch.setenv("SECATEUR_KERNELS", "0")
     found, words = FIND()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.axes import Axis, Product, Sum, size_of
+from secateur.axes import Axis, Product, Sum, resolved, size_of
 from secateur.sizes import (
     Attribute,
     Equation,
@@ -93,10 +93,45 @@ def test_a_quotient_that_is_a_dimension_holds():
 
 
 def test_a_quotient_that_is_none_freezes():
-    axis, other = Axis(6), Axis(3)
-    settle([Equation(formula_of(Known(6, axis, []) // 2), other, "a view")])
+    axis, other, one = Axis(6), Axis(2), Axis(1)
+    settle([Equation(formula_of(Known(6, axis, []) // 2), Sum((other, one)), "a view")])
     assert is_frozen(axis)
     assert is_frozen(other)
+
+
+def test_an_axis_as_long_as_a_product_is_split_into_factors_that_keep_as_many():
+    stream, width = Axis(24), Axis(6)
+    settle([Equation(formula_of(Known(24, stream, []) // 4), width, "a view")])
+    assert counted(stream) == {(width,): 4}
+    assert not is_frozen(width)
+
+    stream, heads, width = Axis(24), Axis(4), Axis(6)
+    settle([Equation(stream, Product((heads, width)), "a view")])
+    outer, inner = resolved(stream).factors
+    assert (representative(outer), representative(inner)) == (heads, width)
+    assert not is_frozen(heads)
+    assert not is_frozen(width)
+
+
+def test_an_axis_that_others_have_to_be_as_long_as_is_not_split():
+    stream, other, heads, width = Axis(24), Axis(24), Axis(4), Axis(6)
+    settle([Equation(stream, other, "chunks"), Equation(stream, Product((heads, width)), "a view")])
+    assert all(map(is_frozen, (stream, other, heads, width)))
+
+
+def test_two_products_that_have_to_be_as_long_keep_as_many_of_each():
+    a, b, c, d = Axis(4), Axis(6), Axis(4), Axis(6)
+    settle([Equation(Product((a, b)), Product((c, d)), "a view")])
+    assert representative(a) is representative(c)
+    assert representative(b) is representative(d)
+    assert not any(map(is_frozen, (a, b, c, d)))
+
+
+def test_what_both_sides_have_in_common_is_not_frozen():
+    heads, width, fixed = Axis(4), Axis(8), Axis(8, reasons=["used as a real number"])
+    settle([Equation(Product((heads, fixed)), Product((heads, width)), "chunks of equal length")])
+    assert is_frozen(width)
+    assert not is_frozen(heads)
 
 
 def test_a_number_in_the_code_freezes_what_it_is_the_size_of_and_nothing_else():
@@ -129,7 +164,7 @@ def test_two_axes_that_have_to_be_as_long_are_tied():
 
 
 def test_an_attribute_with_two_meanings_freezes_what_differs():
-    a, b = Axis(4), Product((Axis(2), Axis(2)))
+    a, b = Axis(4), Sum((Axis(2), Axis(2)))
     width = Attribute(("width",), 4)
     assert settle([Equation(width, a, "one"), Equation(width, b, "other")]) == {}
     assert is_frozen(a)

@@ -145,6 +145,10 @@ def test_weights_that_a_solver_changed_are_no_problem(dense):
     edit(out, "h.0.mlp.up.weight", lambda weight: weight.mul_(1.5))
     as_claimed(out, method="oneshot")
     assert verify_checkpoint(out, dense).problems == ()
+    as_claimed(out, kept_weights="unchanged")
+    assert "kept values are not the source's" in verify_checkpoint(out, dense).problems[0]
+    as_claimed(out, kept_weights="updated", method="sparsify")
+    assert verify_checkpoint(out, dense).problems == ()
     edit(out, "wte.weight", lambda weight: weight.mul_(1.5))
     assert verify_checkpoint(out, dense).problems == (
         "wte.weight: was left alone, but its bytes are not the source's.",
@@ -324,6 +328,7 @@ def test_what_cannot_be_checked_is_said(dense):
         ('{"pruned": {}, "sparsity": 3}', "'sparsity' must be fractions"),
         ('{"pruned": {}, "sparsity": {"model": 3}}', "'sparsity' must be fractions"),
         ('{"pruned": {}, "pattern": 3}', "'pattern' must be a word"),
+        ('{"pruned": {}, "kept_weights": []}', "'kept_weights' must be"),
         ('{"pruned": {}, "method": 3}', "'method' must be a word"),
     ],
 )

@@ -70,14 +70,14 @@ def _leaves_torch(call: Call) -> None:
 _POINTWISE = """
     abs absolute acos acosh add addcdiv addcmul alpha_dropout and angle asin asinh atan atan2 atanh bernoulli
     bfloat16 bitwise_and bitwise_not bitwise_or bitwise_xor bool broadcast_tensors ceil celu clamp clamp_max
-    clamp_min clip clone conj contiguous copy copysign cos cosh cpu cuda data data= deg2rad detach digamma div
+    clamp_min clip clone complex conj contiguous copy copysign cos cosh cpu cuda data data= deg2rad detach digamma div
     divide double dropout dropout1d dropout2d dropout3d elu empty_like eq erf erfc erfinv exp exp2 expm1 exponential
     feature_alpha_dropout feature_dropout fill fill_diagonal float float_power floor floor_divide floordiv fmax fmin
     fmod frac full_like ge gelu grad= greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh
     heaviside hypot iadd iand idiv ifloordiv imag imul int invert ior ipow isfinite isinf isnan isub itruediv ixor
     le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and
     logical_not logical_or logical_xor logit logsigmoid long lt masked_fill maximum minimum mish mod mul multiply
-    mvlgamma nan_to_num native_dropout ne neg negative nextafter normal not_equal ones_like or polygamma pos
+    mvlgamma nan_to_num native_dropout ne neg negative nextafter normal not_equal ones_like or polar polygamma pos
     positive pow radd rand_like randint_like randn_like rdiv real reciprocal relu relu6 remainder requires_grad
     requires_grad= retain_grad rfloordiv rmod rmul ror round rpow rrelu rsqrt rsub rtruediv rxor selu sgn short
     sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign special_erf special_expit sqrt square sub
@@ -118,6 +118,18 @@ def _pointwise(call: Call) -> None:
 @rule("type_as")
 def _type_as(call: Call) -> None:
     call.returns(call.dims(call.args[0]))
+
+
+@rule("view_as_complex")
+def _view_as_complex(call: Call) -> None:
+    *dims, pair = call.dims(call.args[0])
+    freeze(pair, "the two parts of a complex number")
+    call.returns(dims)
+
+
+@rule("view_as_real")
+def _view_as_real(call: Call) -> None:
+    call.returns([*call.dims(call.args[0]), call.fresh(2, "the two parts of a complex number")])
 
 
 @rule("prelu")
@@ -295,7 +307,8 @@ def _attention(call: Call) -> None:
     unify(key[-2], value[-2])
     freeze(key[-2], "softmax along it")
     if call.get(6, "scale") is None:
-        freeze(query[-1], "attention is scaled by the width of a head")
+        why = "attention is scaled by the width of a head"
+        call.trace.divided_by_root(call.get(0, "query"), call.get(1, "key"), query[-1], why)
     batch: Dims = []
     for at in range(-len(query), -2):
         unify(key[at], value[at])
@@ -1067,6 +1080,21 @@ def _scatter(call: Call) -> None:
             elif number != at:
                 freeze(dim, "written in part")
                 freeze(other, "written in part")
+    call.returns(x)
+
+
+@rule("masked_scatter")
+def _masked_scatter(call: Call) -> None:
+    """Whole rows that a mask chooses are replaced, one after the other, by those of another tensor."""
+    target, mask, source = call.args[0], call.get(1, "mask"), call.get(2, "source")
+    if mask.shape != target.shape or mask.stride(-1) != 0 or source.shape[-1:] != target.shape[-1:]:
+        without_rule(call)
+        return
+    x, its, rows = call.dims(target), call.dims(mask), call.dims(source)
+    for dim in (*x[:-1], *its[:-1], *rows[:-1]):
+        freeze(dim, "chosen by a mask")
+    unify(x[-1], its[-1])
+    unify(x[-1], rows[-1])
     call.returns(x)
 
 

@@ -39,7 +39,15 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.version import __version__
 
-__all__ = ["RECORD", "CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
+__all__ = [
+    "CheckpointSparsification",
+    "NO_WEIGHTS",
+    "OTHER_WEIGHTS",
+    "RECORD",
+    "check_places",
+    "choose_targets",
+    "sparsify_checkpoint",
+]
 
 RECORD = "secateur.json"
 
@@ -61,8 +69,8 @@ _LEFT_ALONE = (
     ("normalizations", re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)\.", re.IGNORECASE)),
     ("routers", re.compile(r"(^|\.)(router|shared_expert_gate)\.")),
 )
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
-_NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 
 @dataclass(frozen=True)
@@ -132,7 +140,7 @@ def sparsify_checkpoint(
     source, out = Path(source), Path(out)
     pattern = Unstructured() if pattern is None else pattern
     _check_sparsity(sparsity, pattern)
-    _check_places(source, out)
+    check_places(source, out)
     checkpoint = open_checkpoint(source)
     targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
     weights = _Weights(checkpoint, targets)
@@ -156,7 +164,7 @@ def sparsify_checkpoint(
         stale = tuple(
             path
             for path in copied
-            if path.suffix in _OTHER_WEIGHTS and path not in files and path.name not in _NO_WEIGHTS
+            if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
         _write_record(temporary / RECORD, done, pattern, removed, arguments or {})
@@ -278,7 +286,8 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         )
 
 
-def _check_places(source: Path, out: Path) -> None:
+def check_places(source: Path, out: Path) -> None:
+    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
     if not source.exists():
         raise CheckpointError(f"{source}: no such directory.")
     if not source.is_dir():

@@ -35,6 +35,7 @@ __all__ = [
     "printable",
     "read_header",
     "read_json",
+    "write_header",
     "write_tensor",
 ]
 
@@ -422,6 +423,20 @@ def _read_config(root: Path, strict: bool) -> Mapping[str, object]:
 
 
 # ------------------------------------------------------------------------------------------------------- writing
+
+
+def write_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> None:
+    """The beginning of a safetensors file of ``{name: (dtype, shape, bytes)}``, which then follow in that order."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, (dtype, shape, nbytes) in tensors.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + nbytes]}
+        end += nbytes
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8, as the reference implementation writes them
+    file.write(len(text).to_bytes(8, "little") + text)
 
 
 def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:

@@ -233,11 +233,9 @@ def _is_constant(bits: Array, kept: Bools) -> bool:
 
 def _groups(kept: Bools, count: int, *, exact: bool) -> Iterator[Grouped]:
     """The n:m that the kept entries fit, or fit exactly."""
-    packed = None
     for m in GROUPS:
         if kept.size % m or fullest_group(kept[:SEGMENT], m) == m:
             continue
-        packed = pack_bits(kept) if packed is None else packed
         n = fullest_group(kept, m)
         if 0 < n < m and (not exact or count * m == kept.size * n):
             yield Grouped(n, m)

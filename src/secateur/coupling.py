@@ -12,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,19 @@ import torch
 from torch import Tensor, nn
 
 import secateur.axis_rules  # noqa: F401  the rules register themselves
-from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved
-from secateur.sizes import Attribute, Outcome, Polynomial, axes_of, evaluated, is_frozen, representative, settle
+from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved, size_of
+from secateur.sizes import (
+    Attribute,
+    Equation,
+    Outcome,
+    Polynomial,
+    axes_of,
+    evaluated,
+    is_frozen,
+    parts_of,
+    representative,
+    settle,
+)
 from secateur.tracing import Trace, Unseen, numbers_that_remember
 
 __all__ = [
@@ -45,8 +57,8 @@ class Group:
     """Units that live and die together: index i of the axis is the same slices of all members.
 
     ``name`` is that of the first tensor whose outputs they are (another group of the same is numbered); ``members`` are
-    ``(name of a tensor, dimension)``; groups with the same ``tied`` keep equally many; ``notes`` say what changes
-    beside the slices: statistics over the axis.
+    ``(name of a tensor, dimension)``; groups with the same ``tied`` keep the same share of their units, equally many of
+    equally many; ``notes`` say what changes beside the slices: statistics over the axis.
     """
 
     name: str
@@ -73,19 +85,47 @@ class Coupling:
     def __init__(self, trace: Trace, tensors: Mapping[str, Tensor], passes: Sequence[tuple[int, bool]]) -> None:
         self._trace = trace
         self._tensors = dict(tensors)
+        self._names = {id(tensor): name for name, tensor in tensors.items()}
         self._dims: dict[str, list[Expression]] = {name: trace.dims(tensor) for name, tensor in self._tensors.items()}
         self.unknown = dict(trace.unknown)
         self.passes = passes
         self._attributes: dict[Attribute, Polynomial] = {}
+        self._alike: dict[Axis, Axis] = {}  # of those that keep the same share, a chain to the first of them
         self.groups: list[Group] = []
         self.frozen: dict[tuple[str, int], str] = {}
         self._settle()
 
     def freeze(self, groups: Iterable[Group], why: str) -> None:
         """Nothing of these may leave."""
-        for group in groups:
-            freeze(representative(group.axis), why)
+        frozen = {group.tied for group in groups}
+        for group in self.groups:
+            if group.tied in frozen:
+                freeze(representative(group.axis), why)
         self._settle()
+
+    def tie(self, sets: Iterable[Iterable[Group]]) -> None:
+        """Groups of one set keep the same share of their units; where one has to stay, all do."""
+        for each in sets:
+            first, *others = [self._first_of(group.axis) for group in each]
+            for other in others:
+                if self._first_of(other) is not self._first_of(first):
+                    self._alike[self._first_of(other)] = self._first_of(first)
+        self._settle()
+
+    def used(self) -> dict[Attribute, Polynomial]:
+        """The integers of modules that the passes made use of, in counts of axes; a constant where one stays."""
+        found = {
+            part: self._attributes.get(part, {(): Fraction(part.value)})
+            for each in self._trace.equations
+            if isinstance(each, Equation)
+            for part in parts_of(each)
+            if isinstance(part, Attribute)
+        }
+        return {each: value for each, value in found.items() if value}
+
+    def names(self) -> list[str]:
+        """The tensors of the model."""
+        return list(self._dims)
 
     def dims(self, name: str) -> list[Expression]:
         """The dimensions of a tensor of the model, as expressions of axes."""
@@ -104,6 +144,15 @@ class Coupling:
         by_representative = {representative(axis): count for axis, count in counts.items()}
         values = {each: evaluated(polynomial, by_representative) for each, polynomial in self._attributes.items()}
         return {attribute: value for attribute, value in values.items() if value != attribute.value}
+
+    def scales(self, counts: Mapping[Axis, int]) -> list[tuple[str, int, npt.NDArray[np.int64], float]]:
+        """``(name of a parameter, dimension, indices, factor)``: what makes up for attention that its width scales."""
+        found = []
+        for rows, dim in self._trace.scaled:
+            factor = math.sqrt(_count(dim, counts) / size_of(dim))
+            if factor != 1:
+                found += [(self._names[key], at, indices, factor) for (key, at), indices in rows.items()]
+        return found
 
     def contradicted(self, counts: Mapping[Axis, int]) -> list[Group]:
         """The groups of which a comparison in the code depends that would come out otherwise with these counts."""
@@ -154,7 +203,7 @@ class Coupling:
         for flag in self._trace.flagged:
             for axis in leaves(flag.dim):
                 notes.setdefault(axis, []).append(f"{flag.name} over it")
-        numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(representative, members)))}
+        numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(self._first_of, members)))}
         names = Counter[str]()
         self.groups = [
             Group(
@@ -162,11 +211,18 @@ class Coupling:
                 axis,
                 axis.size,
                 tuple(places),
-                numbers[representative(axis)],
+                numbers[self._first_of(axis)],
                 tuple(dict.fromkeys(notes.get(axis, ()))),
             )
             for axis, places in members.items()
         ]
+
+    def _first_of(self, axis: Axis) -> Axis:
+        """The axis that stands for all that keep the same share."""
+        axis = representative(axis)
+        while axis in self._alike:
+            axis = self._alike[axis]
+        return axis
 
     def _named(self, places: Sequence[tuple[str, int]], taken: Counter[str]) -> str:
         """A weight's outputs if it has some, rather than its inputs or a bias; another of the same is numbered."""
@@ -197,6 +253,7 @@ def find_coupling(
     trace = Trace()
     for tensor in tensors.values():
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
+    trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
     used: set[int] = set()
     passes: list[tuple[int, bool]] = []
     for number, inputs in enumerate((example_inputs, *more_inputs)):

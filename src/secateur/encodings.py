@@ -185,8 +185,10 @@ class Csr:
         starts = np.fromiter(rows, dtype=np.intp, count=len(rows))
         # reduceat takes an empty row's first entry for its sum; here none is empty
         per_row = np.add.reduceat(mask, starts, dtype=counts) if mask.size else np.zeros(0, counts)
-        found = [(np.flatnonzero(mask[at : at + PIECE]) % 2**self.bits) for at in range(0, mask.size, PIECE)]
-        return {"counts": per_row, "columns": np.concatenate(found or [starts]).astype(columns)}
+        found = [
+            (np.flatnonzero(mask[at : at + PIECE]) % 2**self.bits).astype(columns) for at in range(0, mask.size, PIECE)
+        ]
+        return {"counts": per_row, "columns": np.concatenate([np.zeros(0, columns), *found])}
 
     def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
         counts, columns = parts["counts"], parts["columns"]
@@ -262,7 +264,7 @@ class Grouped:
 
     def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
         packed, members = parts["ranks"], _members(self.n, self.m)
-        firsts = np.arange(0, PIECE, self.m, dtype=np.intp)[:, None]
+        firsts = np.arange(0, PIECE, self.m, dtype=np.intp).repeat(self.n)
         step = PIECE // self.m * self.bits // 8  # bytes of a piece: PIECE / m is a multiple of 8
         for start in range(0, numel, PIECE):
             groups = min(PIECE, numel - start) // self.m
@@ -270,9 +272,9 @@ class Grouped:
             ranks = _unpack_numbers(packed[at : at + step], self.bits, groups)
             if int(ranks.max()) >= len(members):
                 raise EncodingError(f"a group has rank {int(ranks.max())}; there are {len(members)} of {self.name}.")
-            found = members.take(ranks, axis=0)
-            found += firsts[:groups]
-            yield start, found.reshape(-1)
+            found = members.take(ranks, axis=0).reshape(-1)
+            found += firsts[: found.size]
+            yield start, found
 
 
 BITMASK = Bitmask()

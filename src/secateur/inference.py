@@ -126,6 +126,7 @@ class GroupedLinear(nn.Module):
         return self.values if self.used is None or not self.training else self.values * self.used[..., None]
 
     def forward(self, x: Tensor) -> Tensor:
+        _expect(x, self.in_features)
         groups, kept, outputs = self.values.shape
         flat = x.reshape(-1, self.in_features)
         inputs = flat.index_select(1, self.indices.reshape(-1)).view(flat.shape[0], groups, kept)
@@ -273,6 +274,7 @@ class SparseLinear(_Kernel):
         return dense.to(self.values.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        _expect(x, self.in_features)
         return kernels.csr_linear(
             x, self.indices, self.pointers, self.values, self.bias, self.columns_together, self.rows_together
         )
@@ -333,6 +335,7 @@ class BlockLinear(_Kernel):
         return dense.to(self.values.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        _expect(x, self.in_features)
         return kernels.block_linear(x, self.indices, self.pointers, self.values, self.bias, self.out_features)
 
     def _layout(self) -> dict[str, Any]:
@@ -382,6 +385,11 @@ class Pointwise(nn.Module):
 
 
 _KINDS: dict[str, Any] = {cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear)}
+
+
+def _expect(x: Tensor, columns: int) -> None:
+    if x.shape[-1] != columns:
+        raise ValueError(f"the input has shape {tuple(x.shape)}; its last dimension must be {columns}.")
 
 
 def _few_columns(columns: int) -> None:

@@ -126,7 +126,7 @@ def _library() -> tuple[Any, str]:
     try:
         library = _opened(folder / _FILES[1])
         level = int(library.secateur_level())
-        if level > 1 and (folder / _FILES[level]).exists():
+        if level > 1:
             library = _opened(folder / _FILES[level])
     except (OSError, AttributeError) as error:
         return None, f"none, {error}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,22 @@ from torch import Tensor, nn
 from secateur.coupling import Coupling, Kept, tensors_of
 from secateur.files import write_whole
 
-__all__ = ["Plan", "carry_out", "load_shrunken", "plan_of", "plans_of", "save_shrunken", "zero"]
+__all__ = [
+    "Factors",
+    "Plan",
+    "carry_out",
+    "factors_of",
+    "load_shrunken",
+    "multiplied",
+    "number_at",
+    "plan_of",
+    "plans_of",
+    "save_shrunken",
+    "text_of",
+    "zero",
+]
+
+Factors = list[tuple[int, npt.NDArray[np.float64]]]  # (dimension, what its positions are multiplied by)
 
 _FORMAT = "secateur shrink plan"
 _VERSION = 1
@@ -43,6 +58,11 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
     nn.Embedding: {"embedding_dim": lambda m: m.weight.shape[1], "num_embeddings": lambda m: m.weight.shape[0]},
     nn.EmbeddingBag: {"embedding_dim": lambda m: m.weight.shape[1], "num_embeddings": lambda m: m.weight.shape[0]},
     nn.PReLU: {"num_parameters": lambda m: m.weight.shape[0]},
+    nn.MultiheadAttention: {
+        "head_dim": lambda m: m.embed_dim // m.num_heads,
+        "kdim": lambda m: m.embed_dim if m._qkv_same_embed_dim else m.k_proj_weight.shape[1],
+        "vdim": lambda m: m.embed_dim if m._qkv_same_embed_dim else m.v_proj_weight.shape[1],
+    },
     nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1], "hidden_size": lambda m: m.weight_hh_l0.shape[1]},
     nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1], "hidden_size": lambda m: m.weight_hh.shape[1]},
 }
@@ -55,10 +75,13 @@ class Plan:
     Attributes:
         tensors: ``{name: (shape before, {dimension: kept indices})}``.
         numbers: ``[(place, before, after)]``; a place is the path of a module, then names, keys and indices.
+        scales: ``[(name, dimension, indices, factor)]``: entries, of those before, that are multiplied by a number,
+            since the code divides by the root of a size that became smaller.
     """
 
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]]
     numbers: list[tuple[tuple[str | int, ...], int, int]]
+    scales: list[tuple[str, int, npt.NDArray[np.int64], float]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -68,6 +91,10 @@ class Plan:
                 for name, (shape, kept) in self.tensors.items()
             },
             "numbers": [{"place": list(place), "from": old, "to": new} for place, old, new in self.numbers],
+            "scales": [
+                {"tensor": name, "dimension": at, "indices": indices.tolist(), "by": factor}
+                for name, at, indices, factor in self.scales
+            ],
         }
 
     @staticmethod
@@ -81,7 +108,16 @@ class Plan:
             for name, entry in values["tensors"].items()
         }
         numbers = [(tuple(each["place"]), int(each["from"]), int(each["to"])) for each in values["numbers"]]
-        return Plan(tensors, numbers)
+        scales = [
+            (
+                str(each["tensor"]),
+                int(each["dimension"]),
+                np.asarray(each["indices"], dtype=np.int64),
+                float(each["by"]),
+            )
+            for each in values.get("scales", ())
+        ]
+        return Plan(tensors, numbers, scales)
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
@@ -108,10 +144,14 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
         raise ValueError("this model was not shrunken; save its state_dict instead.")
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
     write_whole(directory / "model.safetensors", save(tensors, {"format": "pt"}))
-    write_whole(directory / "plan.json", text)
+    write_whole(directory / "plan.json", text_of(plans))
+
+
+def text_of(plans: Sequence[Plan]) -> str:
+    """What ``plan.json`` holds."""
+    return json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
 
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -175,13 +215,14 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
             tensors[name] = (tuple(tensor.shape), cuts)
     counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
     numbers = [(each.place, each.value, value) for each, value in coupling.attributes(counts).items()]
-    return Plan(tensors, numbers)
+    return Plan(tensors, numbers, coupling.scales(counts))
 
 
 def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
     """Slice tensors and set numbers; all or nothing. Returns what takes it back."""
     tensors = tensors_of(model)
     smaller: dict[str, Tensor] = {}
+    scales = factors_of(plan)
     states: list[tuple[dict[str, Any], str, Tensor]] = []
     for name, (shape, kept) in plan.tensors.items():
         if name not in tensors:
@@ -191,14 +232,14 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the plan was made for {shape}.")
         if not all(0 <= at < len(shape) and _fits(each, shape[at]) for at, each in kept.items()):
             raise ValueError(f"the plan keeps entries of {name} that its shape {shape} does not have.")
-        smaller[name] = _sliced(tensor.data, kept)
+        smaller[name] = multiplied(_sliced(tensor.data, kept), scales.get(name, []))
         state = {} if optimizer is None else optimizer.state.get(tensor, {})
         for key, value in state.items():
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
                 states.append((state, key, _sliced(value, kept)))
     for place, old, _ in plan.numbers:
-        if _get(model, place) != old:
-            raise ValueError(f"{_spelled(place)} is {_get(model, place)}; the plan was made for {old}.")
+        if number_at(model, place) != old:
+            raise ValueError(f"{_spelled(place)} is {number_at(model, place)}; the plan was made for {old}.")
     before = {name: (tensors[name].data, tensors[name].grad) for name in smaller}
     changed = {id(tensors[name]) for name in smaller}
     printed = [
@@ -228,7 +269,10 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     try:
         for name, value in smaller.items():
             grad = before[name][1]
-            _set_data(tensors[name], value, None if grad is None else _sliced(grad, plan.tensors[name][1]))
+            if grad is not None:
+                inverse = [(at, 1 / factors) for at, factors in scales.get(name, [])]
+                grad = multiplied(_sliced(grad, plan.tensors[name][1]), inverse)
+            _set_data(tensors[name], value, grad)
         for place, _, new in plan.numbers:
             _set(model, place, new)
         for module, key, _, size in printed:
@@ -254,6 +298,29 @@ def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor
     return tensor.contiguous()
 
 
+def factors_of(plan: Plan) -> dict[str, Factors]:
+    """For each tensor that is scaled ``(dimension, factors of the positions that stay)``."""
+    found: dict[str, Factors] = {}
+    for name, at, indices, factor in plan.scales:
+        shape, kept = plan.tensors.get(name, ((), {}))
+        if not 0 <= at < len(shape) or not _fits(indices, shape[at]):
+            raise ValueError(f"the plan scales entries of {name} that it does not make smaller, or that are not there.")
+        factors = np.ones(shape[at])
+        factors[indices] = factor
+        found.setdefault(name, []).append((at, factors[kept[at]] if at in kept else factors))
+    return found
+
+
+def multiplied(tensor: Tensor, scales: Factors) -> Tensor:
+    """Along a dimension; not rounded to half precision before."""
+    for at, factors in scales:
+        shape = [1] * tensor.dim()
+        shape[at] = -1
+        wide = tensor.double() if tensor.dtype == torch.float64 else tensor.float()
+        tensor = (wide * torch.from_numpy(factors).to(wide).reshape(shape)).to(tensor.dtype)
+    return tensor
+
+
 def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:
     tensor.grad = None
     if tensor.requires_grad:
@@ -265,7 +332,8 @@ def _set_data(tensor: Tensor, value: Tensor, grad: Tensor | None) -> None:
     tensor.grad = grad
 
 
-def _get(model: nn.Module, place: Sequence[str | int]) -> int:
+def number_at(model: nn.Module, place: Sequence[str | int]) -> int:
+    """The integer that a module holds at a place: the path of the module, then names, keys and indices."""
     try:
         held: Any = model.get_submodule(str(place[0]))
         for key in place[1:]:

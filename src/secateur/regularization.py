@@ -185,6 +185,7 @@ class Penalty:
         self._model = model
         self._optimizers = optimizers
         self._parameters = dict(model.named_parameters())
+        self._sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}  # before they shrink
         self._places: list[Mapping[str, Tensor]] = [self._parameters]
         if sharded := [name for name, parameter in self._parameters.items() if is_sharded(parameter)]:
             raise ValueError(f"{sharded[0]} is sharded: a unit's entries lie on several ranks; regularize before.")
@@ -194,6 +195,8 @@ class Penalty:
         if total_steps is not None and self.end > total_steps:
             raise ValueError(f"{rule}: ends at step {self.end}, after the run of {total_steps} steps.")
         self._leaving: dict[tuple[str, int], Tensor] = {}
+        self._held_at: dict[tuple[str, int], Tensor] | None = None
+        self._indices: dict[tuple[str, int], Tensor] = {}
         self._groups: list[list[_Slices]] = []
         if isinstance(rule, Growing):
             self._leaving = self._chosen(rule)  # also where it begins later: what cannot be done is said at once
@@ -203,6 +206,7 @@ class Penalty:
             self._groups = self._coupled(rule)
             names = {each.name for group in self._groups for each in group}
             self._rates(names)
+        self._shapes = {name: self._parameters[name].shape for name in names}
         trained = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         for name in sorted(names):
             if id(self._parameters[name]) not in trained or not self._parameters[name].requires_grad:
@@ -219,17 +223,16 @@ class Penalty:
     @property
     def leaving(self) -> float:
         """The fraction of the model's parameters that leave with the units that are chosen, or zero by the lasso."""
-        kept = 0.0
-        for name, parameter in self._parameters.items():
-            shares = [mask.double().mean().item() for (other, _), mask in self._leaving.items() if other == name]
-            kept += parameter.numel() * math.prod(1 - share for share in shares)
-        return 1 - kept / max(sum(parameter.numel() for parameter in self._parameters.values()), 1)
+        kept = {name: float(size) for name, size in self._sizes.items()}
+        for (name, _), mask in self._leaving.items():
+            kept[name] *= 1 - mask.count_nonzero().item() / len(mask)
+        return 1 - sum(kept.values()) / sum(self._sizes.values())
 
     @torch.no_grad()
     def after_step(self, step: int, *, counted: bool) -> None:
         """Act after an optimizer's step; only counted ones, those of the first optimizer, are penalized."""
-        for (name, dim), mask in self._leaving.items():
-            if self._parameters[name].shape[dim] != mask.numel():
+        for name, shape in self._shapes.items():
+            if self._parameters[name].shape != shape:
                 raise ValueError(
                     f"{name} has another shape than when the Pruner was made: finish() it before shrink, and make a "
                     "new one to train on."
@@ -247,10 +250,13 @@ class Penalty:
     @torch.no_grad()
     def hold(self) -> None:
         """Zero what is to leave, in all places."""
-        for place in self._places:
-            for (name, dim), mask in self._leaving.items():
-                if mask.any():
-                    place[name].index_fill_(dim, mask.nonzero().flatten().to(place[name].device), 0)
+        if self._held_at is not self._leaving:  # found once: to look for them waits for the device
+            self._held_at = self._leaving
+            self._indices = {place: mask.nonzero().flatten() for place, mask in self._leaving.items()}
+        for parameters in self._places:
+            for (name, dim), indices in self._indices.items():
+                if len(indices):
+                    parameters[name].index_fill_(dim, indices.to(parameters[name].device), 0)
 
     def follow(self, parameters: Mapping[str, Tensor], step: int) -> None:
         """Keep the same zeros in the parameters of another model."""

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
-from secateur.axes import Axis
-from secateur.coupling import Coupling, Group, find_coupling, run
+from secateur.axes import Axis, Expression, Product, leaves, resolved, size_of
+from secateur.configurations import Configured, Place, tie_roles
+from secateur.coupling import Coupling, Group, Kept, find_coupling, run
 from secateur.criteria import magnitude
 from secateur.masks import make_masks
 from secateur.plans import carry_out, plan_of
@@ -28,7 +29,10 @@ from secateur.progress import track
 from secateur.proof import wrong_groups
 from secateur.selection import keep_largest
 
-__all__ = ["shrink"]
+__all__ = ["TARGETS", "choose", "rows_at_once", "shrink"]
+
+_TRIES = 64  # of counts that a configuration may allow
+_PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
 
 
 def shrink(
@@ -37,7 +41,7 @@ def shrink(
     sparsity: float | None = None,
     *,
     criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = uniform,
+    allocate: Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -46,6 +50,7 @@ def shrink(
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
     optimizer: torch.optim.Optimizer | None = None,
+    uniform: bool = False,
     verify: bool = True,
 ) -> nn.Module:
     """Take whole channels, heads and hidden units out of a model, in place; returns the same module, smaller.
@@ -59,7 +64,9 @@ def shrink(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each group keeps; `uniform` (the same fraction of each) by default. Names are groups'.
+        allocate: how many units each group keeps; names are groups'. By default the same fraction of each, but where
+            units of two groups multiply, as heads and what is within a head, only the inner ones leave as long as that
+            is enough. An allocation that is given, such as `uniform`, decides about all groups.
         include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
             64 units or more, since other counts run no faster; 1 leaves them as they are.
@@ -69,6 +76,9 @@ def shrink(
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
+        uniform: keep what the model's configuration can say, in general as many units in each layer, and change it, so
+            that ``save_pretrained`` and ``from_pretrained`` need nothing else; a model without a configuration keeps
+            equally many units in groups that play the same role. Which units leave is still each layer's own choice.
         verify: compare, on a copy with random weights in float64, with the original whose removed entries are zero.
             What does not agree is frozen, and the rest tried again.
 
@@ -83,8 +93,8 @@ def shrink(
       (2): Linear(in_features=7, out_features=3, bias=True)
     )
     """
-    if target not in _TARGETS:
-        raise ValueError(f"target must be one of {', '.join(map(repr, _TARGETS))}, not {target!r}.")
+    if target not in TARGETS:
+        raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
     if sparsity is not None:
         check_sparsity(sparsity)
     model_given, model = model, getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
@@ -98,42 +108,104 @@ def shrink(
         raise ValueError(f"round_to must be at least 1, not {round_to}.")
     coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
     inputs = [example_inputs, *more_inputs]
+    configured: Configured | None = None
+    if uniform and hasattr(getattr(model, "config", None), "to_dict"):
+        configured = Configured(model, coupling)
+    elif uniform:
+        tie_roles(coupling)
+
+    def objections(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
+        if verify and (wrong := wrong_groups(model, coupling, groups, kept, inputs)):
+            return wrong, "the smaller model computed something else"
+        if configured is None:
+            return [], ""
+        wrong = configured.unsaid(model, coupling, groups, kept, inputs if verify else None)
+        return wrong, "a model built from the configuration is not the smaller one"
+
+    kept = choose(
+        model,
+        coupling,
+        sparsity,
+        dict(model.named_parameters()),
+        criterion=criterion,
+        allocate=allocate,
+        evidence=evidence,
+        include=include,
+        keep=keep,
+        round_to=round_to,
+        target=target,
+        example_inputs=example_inputs,
+        objections=objections,
+        possible=None if configured is None else configured.is_possible,
+    )
+    changes: dict[Place, int] | None = None
+    if configured is not None:
+        changes = configured.fields({axis: int(mask.sum()) for axis, mask in kept.items()})
+    plan = plan_of(model, coupling, kept)
+    carry_out(model, plan, optimizer)
+    if configured is not None and changes is not None:
+        configured.adopt(model, changes)
+    return model_given
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+TARGETS = ("params", "macs", "memory", "latency", "units")
+
+
+def choose(
+    model: nn.Module,
+    coupling: Coupling,
+    sparsity: float | None,
+    weights: Mapping[str, Tensor],
+    *,
+    criterion: Callable[..., Tensor],
+    allocate: Allocation | None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None,
+    include: str | Iterable[str] | None,
+    keep: str | Iterable[str] | None,
+    round_to: int | None,
+    target: str,
+    example_inputs: Any,
+    objections: Callable[[Sequence[Group], Kept], tuple[list[Group], str]],
+    possible: Callable[[Mapping[Axis, int]], bool] | None = None,
+) -> dict[Axis, npt.NDArray[np.bool_]]:
+    """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
+
+    Of counts that are not ``possible`` one is raised until they are, if that can be.
+    ``weights`` are the values of the model's parameters, of which one at a time is looked at: the model may be on meta.
+    If they have a method ``blocks(name)``, a criterion that works value by value is given a weight in blocks of rows.
+    """
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
+    groups = _chosen(coupling, include, keep)
+    scores = None if sparsity is None else _scores(weights, coupling, groups, criterion, evidence)
     while True:
-        groups = _chosen(coupling, include, keep)
-        if sparsity is None:
-            kept = _dead(model, coupling, groups)
+        if scores is None or sparsity is None:
+            kept = _dead(weights, coupling, groups)
         else:
             kept = _ranked(
                 model,
                 coupling,
                 groups,
                 sparsity,
-                criterion,
+                scores,
                 allocate,
-                evidence,
                 example_inputs=example_inputs,
                 minimum=minimum,
                 round_to=round_to,
                 target=target,
+                possible=possible,
             )
         if turned := coupling.contradicted({axis: int(mask.sum()) for axis, mask in kept.items()}):
             minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
             whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
             coupling.freeze(turned if sparsity is None else whole, "a comparison in the code would come out otherwise")
-            continue
-        wrong = wrong_groups(model, coupling, groups, kept, inputs) if verify else []
-        if not wrong:
-            break
-        coupling.freeze(wrong, "the smaller model computed something else")
-    plan = plan_of(model, coupling, kept)
-    carry_out(model, plan, optimizer)
-    return model_given
-
-
-# ---- choosing -------------------------------------------------------------------------------------------------------
-
-_TARGETS = ("params", "macs", "memory", "latency", "units")
+        else:
+            wrong, why = objections(groups, kept)
+            if not wrong:
+                return kept
+            coupling.freeze(wrong, why)
+        groups = _chosen(coupling, include, keep)
 
 
 def _chosen(coupling: Coupling, include: str | Iterable[str] | None, keep: str | Iterable[str] | None) -> list[Group]:
@@ -169,33 +241,34 @@ def _ranked(
     coupling: Coupling,
     groups: Sequence[Group],
     sparsity: float,
-    criterion: Callable[..., Tensor],
-    allocate: Allocation,
-    evidence: Mapping[str, Mapping[str, Tensor]] | None,
+    every: Mapping[Axis, Tensor],
+    allocate: Allocation | None,
     *,
     example_inputs: Any,
     minimum: Mapping[Axis, int],
     round_to: int | None,
     target: str,
+    possible: Callable[[Mapping[Axis, int]], bool] | None = None,
 ) -> dict[Axis, npt.NDArray[np.bool_]]:
     """The best units of each group, as few as leave ``sparsity`` of the target."""
-    every = _scores(model, coupling, groups, criterion, evidence)
-    scores = {group.name: each for group, each in zip(groups, every, strict=True)}
+    scores = {group.name: every[group.axis] for group in groups}
+    tied = [_Tied(each, round_to, minimum) for each in _by_tie(groups)]
+    outer = _outer(coupling, groups) if allocate is None and target != "units" else set()
+    whole = {group.name for group in groups if group.tied in outer}
 
     def counts_at(share: float) -> dict[Axis, int]:
-        masks = make_masks(scores, share, criterion=lambda weight: weight, allocate=allocate)
-        counts = [int(masks[group.name].sum()) for group in groups]
-        tied: dict[int, list[int]] = {}
-        for group, count in zip(groups, counts, strict=True):
-            tied.setdefault(group.tied, []).append(count)
+        ranked = {name: each for name, each in scores.items() if name not in whole}
+        masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=allocate or uniform)
+        counts = {group.axis: int(masks[group.name].sum()) if group.name in masks else group.size for group in groups}
         found: dict[Axis, int] = {}
-        for group in groups:
-            equal = tied[group.tied]
-            step = _step(group, round_to)
-            mean = sum(equal) / len(equal)
-            multiple = round(mean / step) if target == "units" else math.ceil(round(mean) / step)
-            found[group.axis] = min(max(multiple * step, step, minimum.get(group.axis, 1)), group.size)
-        return found
+        for each in tied:
+            mean = each.mean(counts)
+            multiple = round(mean / each.step) if target == "units" else math.ceil(round(mean) / each.step)
+            found |= each.counts(multiple * each.step)
+        return found if is_possible(found) else _made_possible(found, tied, is_possible)
+
+    def is_possible(counts: Mapping[Axis, int]) -> bool:
+        return possible is None or possible(counts)
 
     if target == "units":
         counts = counts_at(sparsity)
@@ -203,6 +276,8 @@ def _ranked(
         cost = _cost_of(model, coupling, example_inputs, target)
         goal = (1 - sparsity) * cost({})
         low, high = 0.0, 1.0
+        if cost(counts_at(high)) > goal:
+            whole = set()  # heads have to leave, too
         if cost(counts_at(high)) > goal:
             most = max(0.0, 1 - cost(counts_at(high)) / cost({}))
             raise ValueError(
@@ -216,7 +291,7 @@ def _ranked(
                 high = middle
         counts = counts_at(high)
         if target != "latency":
-            counts = _handed_back(counts, groups, lambda more: cost(more) <= goal, round_to)
+            counts = _handed_back(counts, tied, lambda more: cost(more) <= goal and is_possible(more))
     kept = {}
     for group in groups:
         mask = keep_largest(scores[group.name].reshape(1, -1), counts[group.axis])
@@ -224,28 +299,91 @@ def _ranked(
     return kept
 
 
-def _step(group: Group, round_to: int | None) -> int:
-    return (16 if group.size >= 64 else 1) if round_to is None else round_to
+def _by_tie(groups: Iterable[Group]) -> list[list[Group]]:
+    tied: dict[int, list[Group]] = {}
+    for group in groups:
+        tied.setdefault(group.tied, []).append(group)
+    return list(tied.values())
+
+
+class _Tied:
+    """Groups that keep the same share: of a group of 36 and one of 3 together a number of thirds."""
+
+    def __init__(self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[Axis, int]) -> None:
+        self.groups = groups
+        self.parts = math.gcd(*(group.size for group in groups))
+        self.step, self.least = 1, 1
+        for group in groups:
+            step = (16 if group.size >= 64 else 1) if round_to is None else round_to
+            self.step = math.lcm(self.step, step // math.gcd(step, group.size // self.parts))
+            self.least = max(self.least, -(-minimum.get(group.axis, 1) * self.parts // group.size))
+
+    def mean(self, counts: Mapping[Axis, int]) -> float:
+        """Of how many of the parts the groups keep."""
+        return sum(counts[group.axis] * self.parts / group.size for group in self.groups) / len(self.groups)
+
+    def counts(self, parts: int) -> dict[Axis, int]:
+        """What each group keeps of so many parts, as far as it may."""
+        parts = min(max(parts, self.step, self.least), self.parts)
+        return {group.axis: group.size // self.parts * parts for group in self.groups}
+
+
+def _made_possible(
+    counts: dict[Axis, int], tied: Sequence[_Tied], possible: Callable[[Mapping[Axis, int]], bool]
+) -> dict[Axis, int]:
+    """The counts with one of the sets raised by as little as makes them possible; as they are where nothing does."""
+    for more in range(1, _TRIES):
+        for each in tied:
+            raised = counts | each.counts(round(each.mean(counts)) + more * each.step)
+            if raised != counts and possible(raised):
+                return raised
+    return counts
+
+
+def _outer(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
+    """Which groups have, wherever they are, another that leaves within them: heads around the widths of heads.
+
+    Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left
+    with all heads was right more often (`benchmarks/RESULTS.md`).
+    """
+    free = {group.axis for group in groups}
+    alone: set[Axis] = set()
+
+    def look(expression: Expression, *, around: bool) -> None:
+        dim = resolved(expression)
+        if isinstance(dim, Axis):
+            if not around:
+                alone.add(dim)
+        elif isinstance(dim, Product):
+            for at, factor in enumerate(dim.factors):
+                within = (axis for each in dim.factors[at + 1 :] for axis in leaves(each))
+                look(factor, around=around or not free.isdisjoint(within))
+        else:
+            for segment in dim.segments:
+                look(segment, around=around)
+
+    for group in groups:
+        for name, at in group.members:
+            look(coupling.dims(name)[at], around=False)
+    return {group.tied for group in groups} - {group.tied for group in groups if group.axis in alone}
 
 
 def _handed_back(
-    counts: dict[Axis, int],
-    groups: Sequence[Group],
-    affordable: Callable[[dict[Axis, int]], bool],
-    round_to: int | None,
+    counts: dict[Axis, int], tied: Sequence[_Tied], affordable: Callable[[dict[Axis, int]], bool]
 ) -> dict[Axis, int]:
     """The counts, and as many more as the goal allows: one share for all groups is rarely exact.
 
     Groups that keep equally many of equally many stay so, as the layers of a transformer.
     """
-    alike: dict[tuple[int, int], list[Group]] = {}
-    for group in groups:
-        alike.setdefault((group.size, counts[group.axis]), []).append(group)
+    alike: dict[tuple[Any, ...], list[_Tied]] = {}
+    for each in tied:
+        sizes = tuple(sorted({group.size for group in each.groups}))
+        alike.setdefault((round(each.mean(counts)) / each.parts, sizes, each.step), []).append(each)
     # those come first that lost most by rounding
-    for key in track(sorted(alike, key=lambda each: each[1] / each[0]), "handing back"):
+    for key in track(sorted(alike, key=lambda each: each[0]), "handing back"):
         more = dict(counts)
-        for group in alike[key]:
-            more[group.axis] = min(counts[group.axis] + _step(group, round_to), group.size)
+        for each in alike[key]:
+            more |= each.counts(round(each.mean(counts)) + each.step)
         if more != counts and affordable(more):
             counts = more
     return counts
@@ -291,50 +429,90 @@ def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Calla
 
 
 def _scores(
-    model: nn.Module,
+    weights: Mapping[str, Tensor],
     coupling: Coupling,
     groups: Sequence[Group],
     criterion: Callable[..., Tensor],
     evidence: Mapping[str, Mapping[str, Tensor]] | None,
-) -> list[Tensor]:
-    """For each group the score of each of its units."""
-    parameters = dict(model.named_parameters())
-    found = []
-    for group in track(groups, "scoring"):
-        members = [(name, at) for name, at in group.members if name in parameters]
-        matrices = [(name, at) for name, at in members if parameters[name].dim() > 1]
-        units = np.zeros(group.size)
+) -> dict[Axis, Tensor]:
+    """For each group the score of each of its units; one weight is held at a time."""
+    units = {group.axis: np.zeros(group.size) for group in groups}
+    places: dict[str, list[tuple[Group, int]]] = {}
+    for group in groups:
+        members = [(name, at) for name, at in group.members if name in weights]
+        matrices = [(name, at) for name, at in members if len(coupling.dims(name)) > 1]
         for name, at in matrices or members:
-            scores = criterion(parameters[name].detach(), **(evidence or {}).get(name, {}))
-            others = [dim for dim in range(scores.dim()) if dim != at]
-            along = scores.double().sum(others) if others else scores.double()
+            places.setdefault(name, []).append((group, at))
+    blocks: Callable[[str], Iterable[Tensor]] | None = getattr(weights, "blocks", None)
+    for name in track([name for name in coupling.names() if name in places], "scoring"):
+        shape = [size_of(dim) for dim in coupling.dims(name)]
+        its = (evidence or {}).get(name, {})
+        if not getattr(criterion, "elementwise", False) or its:
+            whole = criterion(weights[name].detach(), **its)
+            along = _sums([whole], shape, [at for _, at in places[name]], lambda scores: scores)
+        else:
+            read = [weights[name].detach()] if blocks is None else blocks(name)
+            along = _sums(read, shape, [at for _, at in places[name]], criterion)
+        for group, at in places[name]:
             index = coupling.indices(group, name, at)
-            np.add.at(units, index[index >= 0], along.cpu().numpy()[index >= 0])
-        if np.isnan(units).any():
+            np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
+    for group in groups:
+        if np.isnan(units[group.axis]).any():
             raise ValueError(f"a score of {group.name} is NaN; mend the weights first.")
-        found.append(torch.from_numpy(units / (abs(units).mean() or 1.0)))
-    return found
+    return {axis: torch.from_numpy(each / (abs(each).mean() or 1.0)) for axis, each in units.items()}
 
 
-def _dead(model: nn.Module, coupling: Coupling, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[np.bool_]]:
-    """Units that are zero in every member leave; of groups that keep equally many, as many as of the fullest."""
-    parameters = dict(model.named_parameters())
-    alive: dict[Axis, npt.NDArray[np.bool_]] = {}
+def rows_at_once(shape: Sequence[int]) -> int:
+    """How many rows of a weight are scored at a time."""
+    return max(1, _PIECE // max(1, math.prod(shape[1:])))
+
+
+def _sums(
+    blocks: Iterable[Tensor], shape: Sequence[int], dims: Sequence[int], criterion: Callable[[Tensor], Tensor]
+) -> dict[int, npt.NDArray[np.float64]]:
+    """The sums of a weight's scores over all dimensions but one, for each of ``dims``, in float64.
+
+    The weight comes as one or more blocks of its rows; all but the last have a multiple of `rows_at_once`.
+    """
+    found = {at: torch.zeros(shape[at], dtype=torch.float64) for at in dims}
+    rows, start = rows_at_once(shape), 0
+    for block in blocks:
+        for part in torch.split(block, rows):
+            piece = criterion(part).double()
+            for at, total in found.items():
+                others = [dim for dim in range(piece.dim()) if dim != at]
+                along = (piece.sum(others) if others else piece).cpu()
+                if at == 0:
+                    total[start : start + len(part)] = along
+                else:
+                    total += along
+            start += len(part)
+    return {at: total.numpy() for at, total in found.items()}
+
+
+def _dead(
+    weights: Mapping[str, Tensor], coupling: Coupling, groups: Sequence[Group]
+) -> dict[Axis, npt.NDArray[np.bool_]]:
+    """Units that are zero in every member leave; of groups that keep the same share, as many as of the fullest."""
+    alive = {group.axis: np.zeros(group.size, dtype=bool) for group in groups}
+    places: dict[str, list[tuple[Group, int]]] = {}
     for group in groups:
-        lives = np.zeros(group.size, dtype=bool)
         for name, at in group.members:
-            if name in parameters:
-                entries = parameters[name].detach().ne(0)
-                others = [dim for dim in range(entries.dim()) if dim != at]
-                along = (entries.sum(others) if others else entries).cpu().numpy() > 0
-                index = coupling.indices(group, name, at)
-                np.logical_or.at(lives, index[index >= 0], along[index >= 0])
+            if name in weights:
+                places.setdefault(name, []).append((group, at))
+    for name in track([name for name in coupling.names() if name in places], "looking for zeros"):
+        entries = weights[name].detach().ne(0)
+        for group, at in places[name]:
+            others = [dim for dim in range(entries.dim()) if dim != at]
+            along = (entries.sum(others) if others else entries).cpu().numpy() > 0
+            index = coupling.indices(group, name, at)
+            np.logical_or.at(alive[group.axis], index[index >= 0], along[index >= 0])
+    for lives in alive.values():
         lives[0] |= not lives.any()
-        alive[group.axis] = lives
-    most: dict[int, int] = {}
-    for group in groups:
-        most[group.tied] = max(most.get(group.tied, 0), int(alive[group.axis].sum()))
-    for group in groups:
-        dead = np.flatnonzero(~alive[group.axis])
-        alive[group.axis][dead[: most[group.tied] - int(alive[group.axis].sum())]] = True
+    for equal in _by_tie(groups):
+        tied = _Tied(equal, 1, {})
+        counts = {group.axis: int(alive[group.axis].sum()) for group in equal}
+        for axis, count in tied.counts(max(-(-counts[each.axis] * tied.parts // each.size) for each in equal)).items():
+            dead = np.flatnonzero(~alive[axis])
+            alive[axis][dead[: count - counts[axis]]] = True
     return alive

@@ -10,6 +10,9 @@ by modules are `Known`. Where the code uses one in a view, a slice or a comparis
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Self
 
-from secateur.axes import Axis, Expression, Product, Sum, freeze, leaves, resolved, tie
+from secateur.axes import Axis, Expression, Product, Sum, freeze, leaves, multiplied, resolved, tie, unify
 from secateur.axes import tied_to as representative
 
 __all__ = [
@@ -31,6 +34,7 @@ __all__ = [
     "evaluated",
     "formula_of",
     "is_frozen",
+    "parts_of",
     "representative",
     "settle",
 ]
@@ -281,19 +285,21 @@ def settle(equations: Iterable[Equation | Outcome]) -> dict[Attribute, Polynomia
         if changed:
             continue
         for equation, difference in broken:
-            pair = None if difference is None else _equal_counts(difference)
-            if pair is not None and representative(pair[0]) is not representative(pair[1]):
-                tie(*pair, equation.why)
-                changed = True
+            for pair in [] if difference is None else _equal_counts(difference):
+                if representative(pair[0]) is not representative(pair[1]):
+                    tie(*pair, equation.why)
+                    changed = True
         if changed:
             continue
         if not broken:
             return {attribute: value for attribute, value in values.items() if any(value)}
+        if any(difference is not None and _split(difference, known, each.why) for each, difference in broken):
+            continue
         equation, difference = broken[0]
         if difference is None:
             _freeze_all(_variables(equation, values), equation.why)
         else:
-            _freeze_all({variable for term in difference for variable in term}, equation.why)
+            _freeze_all(_deciding(difference), equation.why)
 
 
 def axes_of(outcome: Outcome, values: Mapping[Attribute, Polynomial]) -> set[Axis]:
@@ -316,7 +322,7 @@ def evaluated(polynomial: Polynomial, counts: Mapping[Axis, int]) -> int:
 def _defined(equations: list[Equation]) -> dict[Attribute, Polynomial]:
     """What attributes are, by the equations in which each stands alone."""
     values: dict[Attribute, Polynomial] = {}
-    waiting = [each for each in equations if any(isinstance(part, Attribute) for part in _parts(each))]
+    waiting = [each for each in equations if any(isinstance(part, Attribute) for part in parts_of(each))]
     found = True
     while found:
         found = False
@@ -391,19 +397,82 @@ def _over(left: Polynomial, right: Polynomial) -> Polynomial | None:
     return found
 
 
-def _equal_counts(difference: Polynomial) -> tuple[Axis, Axis] | None:
-    """Two axes that make a difference of two terms vanish by keeping equally many."""
+def _split(difference: Polynomial, equations: Iterable[Equation], why: str) -> bool:
+    """Split an axis that has to be as long as a product of others is into as many factors, which keep as many.
+
+    The width of a stream that attention's code divides by the number of heads, such as of `nn.MultiheadAttention`.
+    """
     if len(difference) != 2:
-        return None
+        return False
+    for (one, first), (others, second) in itertools.permutations(difference.items()):
+        times = -second / first
+        if len(one) != 1 or times.denominator != 1 or times < 1 or not others or one[0] in others:
+            continue
+        (whole,) = one
+        axes = _in_order([each for each in others if isinstance(each, Axis)], equations)
+        if not isinstance(whole, Axis) or len(axes) < len(others):
+            continue
+        if whole.size != times * math.prod(each.size for each in axes) or _is_tied(whole, equations):
+            continue
+        factors = [Axis(each.size) for each in axes]
+        unify(whole, multiplied([Axis(int(times), reasons=[why]), *factors]))
+        for factor, axis in zip(factors, axes, strict=True):
+            tie(axis, factor, why)
+        return True
+    return False
+
+
+def _in_order(axes: list[Axis], equations: Iterable[Equation]) -> list[Axis]:
+    """As the dimensions of the model have them, the outer before the inner."""
+    for equation in equations:
+        for part in parts_of(equation):
+            if isinstance(part, Axis | Product | Sum):
+                found = [each for each in map(representative, leaves(part)) if each in axes]
+                if sorted(map(id, found)) == sorted(map(id, axes)):
+                    return found
+    return axes
+
+
+def _is_tied(axis: Axis, equations: Iterable[Equation]) -> bool:
+    return any(
+        isinstance(part, Axis | Product | Sum)
+        and any(each is not axis and representative(each) is axis for each in leaves(part))
+        for equation in equations
+        for part in parts_of(equation)
+    )
+
+
+def _number(variable: Variable) -> int:
+    return variable.number if isinstance(variable, Axis) else -1
+
+
+def _deciding(difference: Polynomial) -> set[Variable]:
+    """The variables on which it depends whether a difference vanishes: not those that all of its terms have in common.
+
+    ``8 * heads - width * heads`` does where the width stays 8, whatever becomes of the heads.
+    """
+    counts = [Counter(term) for term in difference]
+    shared = functools.reduce(operator.and_, counts)
+    return {variable for each in counts for variable in each - shared}
+
+
+def _equal_counts(difference: Polynomial) -> list[tuple[Axis, Axis]]:
+    """Pairs of axes that make a difference of two terms vanish by keeping equally many."""
+    if len(difference) != 2:
+        return []
     (one, first), (other, second) = difference.items()
     if first != -second:
-        return None
-    left = Counter(one) - Counter(other)
-    right = Counter(other) - Counter(one)
-    if left.total() != 1 or right.total() != 1:
-        return None
-    (a,), (b,) = left, right
-    return (a, b) if isinstance(a, Axis) and isinstance(b, Axis) and a.size == b.size else None
+        return []
+    left = sorted((Counter(one) - Counter(other)).elements(), key=_number)
+    right = sorted((Counter(other) - Counter(one)).elements(), key=_number)
+    pairs = list(zip(left, right, strict=False))
+    if len(left) == len(right) and all(_alike(*pair) for pair in pairs):
+        return [(a, b) for a, b in pairs if isinstance(a, Axis) and isinstance(b, Axis)]
+    return []
+
+
+def _alike(one: Variable, other: Variable) -> bool:
+    return isinstance(one, Axis) and isinstance(other, Axis) and one.size == other.size
 
 
 def _freeze_all(variables: Iterable[Variable], why: str) -> bool:
@@ -417,7 +486,7 @@ def _freeze_all(variables: Iterable[Variable], why: str) -> bool:
 
 def _variables(equation: Equation | Outcome, values: Mapping[Attribute, Polynomial]) -> set[Variable]:
     found: set[Variable] = set()
-    for part in _parts(equation):
+    for part in parts_of(equation):
         if isinstance(part, Attribute):
             found |= {variable for term in values.get(part, {}) for variable in term}
         else:
@@ -425,7 +494,7 @@ def _variables(equation: Equation | Outcome, values: Mapping[Attribute, Polynomi
     return found
 
 
-def _parts(equation: Equation | Outcome) -> Iterator[Attribute | Expression]:
+def parts_of(equation: Equation | Outcome) -> Iterator[Attribute | Expression]:
     """The attributes and dimensions in it."""
     waiting: list[Any] = [equation.left, equation.right]
     while waiting:

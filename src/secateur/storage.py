@@ -93,7 +93,8 @@ def save_compressed(
 
     Of a module: parameters and persistent buffers, tied ones once. A parameter with an attached mask (``weight_orig``,
     ``weight_mask``) is stored as the weight that the forward pass sees, with its mask; give ``model.state_dict()`` to
-    keep what the mask hides.
+    keep what the mask hides. One tensor at a time is in memory, with masks and indices about three times its size; a
+    mapping is taken whole.
 
     Args:
         masks: ``{name: bool mask}`` to keep beside the weights: a kept weight that happens to be zero stays kept. What

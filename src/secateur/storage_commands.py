@@ -1,17 +1,20 @@
 """``secateur compress`` and ``secateur expand``: compressed checkpoints from the command line.
 
-Law: as in `secateur.cli`, which registers these two: results on stdout, and what the user can mend is raised.
+Law: as in `secateur.cli`, which registers these two: results on stdout, one line on stderr for what the user can mend.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from secateur.checkpoints import open_checkpoint
+from secateur.checkpoints import open_checkpoint, printable
 from secateur.storage import Compression, expand_checkpoint, save_compressed
+from secateur.terminal import bytes_text, clear_errors, percent, printing, table_of, terminable
 
 __all__ = ["compress", "expand"]
 
@@ -33,8 +36,13 @@ def compress(
     load_compressed reads the copy: the weight files are named *.compressed.safetensors so that nothing takes them for
     dense ones. OUT appears complete or not at all.
     """
-    done = save_compressed(path, out, masks=None if masks is None else open_checkpoint(masks), zstd=zstd)
-    _print(done, f"Wrote {out}: {_bytes(done.stored)} of {_bytes(done.dense)}, {done.ratio:.1%}")
+    with clear_errors(), terminable():
+        try:
+            done = save_compressed(path, out, masks=None if masks is None else open_checkpoint(masks), zstd=zstd)
+        except (KeyError, TypeError) as error:  # masks of other tensors, or no masks
+            raise ValueError(error.args[0]) from None
+        share = percent(done.ratio)
+        _print(done, f"Wrote {out}: {bytes_text(done.stored)} of {bytes_text(done.dense)} dense, {share}")
 
 
 def expand(
@@ -46,34 +54,19 @@ def expand(
     Checkpoints in the sparse layouts of compressed-tensors (sparse-bitmask, sparse-24-bitmask) become dense, too. OUT
     appears complete or not at all.
     """
-    done = expand_checkpoint(path, out)
-    _print(done, f"Wrote {out}: {_bytes(done.dense)} from {_bytes(done.stored)}")
+    with clear_errors(), terminable():
+        done = expand_checkpoint(path, out)
+        _print(done, f"Wrote {out}: {bytes_text(done.dense)} from {bytes_text(done.stored)}")
 
 
 def _print(done: Compression, line: str) -> None:
-    rows = [("Encoding", "Tensors", "Dense", "Stored")]
+    table = table_of("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio")
     for encoding in sorted({tensor.encoding for tensor in done.tensors}):
         tensors = [tensor for tensor in done.tensors if tensor.encoding == encoding]
         dense, stored = sum(tensor.dense for tensor in tensors), sum(tensor.stored for tensor in tensors)
-        rows.append((encoding, f"{len(tensors):,}", _bytes(dense), _bytes(stored)))
-    widths = [max(len(row[at]) for row in rows) for at in range(4)]
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        typer.echo("  ".join(cells))
-    typer.echo(f"\n{line} ({done.seconds:.1f} s).")
-
-
-def _bytes(count: int) -> str:
-    """As `secateur inspect` shows sizes.
-
-    >>> _bytes(999), _bytes(1_500_000)
-    ('999 B', '1.5 MB')
-    """
-    if count < 1000:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-    return f"{size / 1000:.3g} TB"
+        ratio = percent(stored / dense if dense else None)
+        table.add_row(encoding, f"{len(tensors):,}", bytes_text(dense), bytes_text(stored), ratio)
+    with printing() as console:
+        console.print(table)
+        console.print(f"\n{escape(printable(line))} ({done.seconds:.1f} s).", soft_wrap=not console.is_terminal)
+    sys.stdout.flush()

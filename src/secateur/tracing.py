@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from secateur.axes import Axis, Expression, freeze, leaves, size_of
+from secateur.origins import Origin, Rows, depends_on, overlap, rows_of, same
 from secateur.sizes import Attribute, Equation, Known, Log, formula_of
 
 __all__ = [
@@ -89,6 +90,9 @@ class Trace(TorchFunctionMode):
         self.unknown: dict[str, int] = {}  # functions without a rule, and how often they were called
         self.calls = Counter[str]()  # of functions by name, in this pass
         self.touched: set[int] = set()  # ids of the tensors that were arguments
+        self.weights: set[int] = set()  # ids of the parameters of the model
+        self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
+        self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
         self._dims: dict[int, Dims] = {}
         self._alive: list[Tensor] = []  # an id is not used twice while its tensor lives
         self.inside = 0  # calls of functions of torch that are running
@@ -105,6 +109,7 @@ class Trace(TorchFunctionMode):
         """Let go of all tensors but these."""
         kept = {id(tensor): tensor for tensor in tensors}
         self.pooled.clear()
+        self.origins.clear()
         self._dims = {key: dims for key, dims in self._dims.items() if key in kept}
         self._alive = [kept[key] for key in self._dims]
 
@@ -122,6 +127,27 @@ class Trace(TorchFunctionMode):
         """A statistic is used for more than to normalize what it was taken over: that has to stay whole."""
         for dim in self.pooled.get(id(tensor), ()):
             freeze(dim, why)
+
+    def divided_by_root(self, tensor: Tensor, other: Tensor, dim: Expression, why: str) -> None:
+        """The code divides a product of two tensors by the root of the size of a dimension, which may become smaller.
+
+        The weights that make the first tensor can make up for that, where they make nothing else; otherwise nothing of
+        the dimension may leave.
+        """
+        rows, its = rows_of(tensor, self.origins), rows_of(other, self.origins)
+        if rows is None or not self.weights.issuperset(key for key, _ in rows):
+            freeze(dim, why)
+            return
+        if overlap(rows, its) if its else depends_on(other, [key for key, _ in rows], self.origins):
+            freeze(dim, why)
+            return
+        for before, its_dim in self.scaled:
+            if overlap(rows, before):
+                if list(leaves(dim)) != list(leaves(its_dim)) or not same(rows, before):
+                    freeze(dim, why)
+                    freeze(its_dim, why)
+                return
+        self.scaled.append((rows, dim))
 
     def agree(self, number: int, dim: Expression, why: str) -> None:
         """A size that the code asks for is that of a dimension, whatever leaves."""
@@ -154,6 +180,7 @@ class Trace(TorchFunctionMode):
             out = call_it(func, *plain_args, **plain_kwargs)
         finally:
             self.inside -= 1
+        self._remember(func, name, plain_args, plain_kwargs, out)
         call = Call(self, name, args, kwargs, out)
         if name not in CARRIES and name not in CUTS and tensors_of_tree(out):
             self.reached.update(axis for each in call.tensors() for dim in self.dims(each) for axis in leaves(dim))
@@ -166,6 +193,20 @@ class Trace(TorchFunctionMode):
         ]
         return call.out
 
+    def _remember(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        """Where the results came from; a tensor that was changed in place came from what it was, too."""
+        results = [out] if isinstance(out, Tensor) else tensors_of_tree(out)
+        given = {id(each) for each in tensors_of_tree((args, kwargs))}
+        if name == "setitem":
+            results = [args[0]]
+        for number, each in enumerate(results):
+            if id(each) in given:
+                before = self.origins.get(id(each))
+                parts = (*tensors_of_tree((args, kwargs)), *(before.tensors() if before else ()))
+                self.origins[id(each)] = Origin("changed in place", func, parts, {})
+            else:
+                self.origins[id(each)] = Origin(name, func, args, kwargs, None if each is out else number)
+
     def _look(self, call: Call) -> None:
         name, out = call.name, call.out
         if name in RULES:
@@ -173,7 +214,7 @@ class Trace(TorchFunctionMode):
             try:
                 made = RULES[name](call)
                 call.out = out if made is None else made
-            except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError):
+            except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 # a form of the call that the rule does not know; what it unified until then stays so
                 call.name = f"this form of {name}"
                 without_rule(call)

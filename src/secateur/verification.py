@@ -7,6 +7,7 @@ The record that is verified, ``secateur.json`` beside the weights. Other keys ar
 
     {
       "method": "oneshot",
+      "kept_weights": "updated",
       "pattern": "2:4",
       "pruned": {"a.weight": 0.5},
       "removed": {"a.weight": 512},
@@ -14,8 +15,8 @@ The record that is verified, ``secateur.json`` beside the weights. Other keys ar
       "sparsity": {"targets": 0.5, "model": 0.4}
     }
 
-- ``method``: with "sparsify", or where it is left out, kept weights have the source's bytes; with any other they may
-  have changed.
+- ``kept_weights``: "unchanged" where the kept weights have the source's bytes, as by a mask alone; "updated" where they
+  may have changed. Left out: unchanged if ``method`` is "sparsify" or left out, else updated.
 - ``pattern``: a word of `secateur.patterns.parse`, or the repr of one of the library's patterns, such as
   "NM(n=2, m=4, axis=1)". Null or left out: none is claimed.
 - ``pruned``: for each tensor whose bytes may have changed the fraction of zeros among its stored values, from which
@@ -123,8 +124,8 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
 
     Of each tensor that the record calls pruned: as many zeros as it says, to the unit; its mask's entries among them;
     and the pattern, along the inputs as they are stored. With the source: the same tensors, dtypes, shapes and files;
-    the bytes of every tensor that is not pruned, and of every other file; and of pruned tensors whose kept weights a
-    method does not change (``sparsify``), that whatever differs from the source is +0.
+    the bytes of every tensor that is not pruned, and of every other file; and of pruned tensors whose kept weights are
+    claimed to be unchanged, that whatever differs from the source is +0.
 
     Args:
         directory: what was pruned.
@@ -230,6 +231,9 @@ class _Claims:
             raise wrong("pattern", "a word such as 2:4")
         if not isinstance(method, str):
             raise wrong("method", "a word such as sparsify")
+        kept = record.get("kept_weights", "unchanged" if method == "sparsify" else "updated")
+        if kept not in ("unchanged", "updated"):
+            raise wrong("kept_weights", "'unchanged' or 'updated'")
         unchecked = []
         pattern = None
         if word is not None and (pattern := _pattern_of(word)) is None:
@@ -239,7 +243,7 @@ class _Claims:
         return _Claims(
             None if word is None else printable(word),
             pattern,
-            method == "sparsify",
+            kept == "unchanged",
             pruned,
             removed,
             None if alone is None else frozenset(name for names in alone.values() for name in names),
@@ -308,7 +312,10 @@ def _verified(
             problems.append("was left alone, but its bytes are not the source's.")
         return VerifiedTensor(*known, zeros, unchanged=same), problems
 
-    where = torch.cat([*zero_pieces(checkpoint, entry), torch.empty(0, dtype=torch.bool)])
+    where, at = torch.empty(entry.numel, dtype=torch.bool), 0
+    for piece in zero_pieces(checkpoint, entry):
+        where[at : at + len(piece)] = piece
+        at += len(piece)
     zeros, claimed = int(where.count_nonzero()), round(share * entry.numel)
     removed = claims.removed.get(name)
     if zeros != claimed:
