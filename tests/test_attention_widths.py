@@ -212,3 +212,19 @@ def test_torch_s_own_layers_lose_the_width_of_the_stream():
     assert tuple(attention.in_proj_weight.shape) == (48, 16)
     assert model.layers.layers[0].linear1.out_features == 32
     verify_shrunken(original, model, X)
+
+
+def test_a_list_that_other_models_hold_is_not_changed():
+    sizes = [4, 8]
+
+    class Listed(Attention):
+        def __init__(self):
+            super().__init__()
+            self.sizes = sizes
+
+        def split(self, x):
+            return x.view(*x.shape[:2], self.sizes[0], -1).transpose(1, 2)
+
+    model = shrink(Listed(), X, 0.5, target="units", allocate=uniform)
+    assert model.sizes[0] == 2
+    assert sizes == [4, 8]

@@ -158,7 +158,7 @@ def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatc
     raw = Checkpoint.raw
     monkeypatch.setattr(Checkpoint, "raw", read)
     monkeypatch.setattr(checkpoint_shrinking, "_PIECE", 1000)
-    monkeypatch.setattr("secateur.shrinking._PIECE", 500)
+    monkeypatch.setattr("secateur.choosing._PIECE", 500)
     done = shrink_checkpoint(dense, None, 0.4, verify=False)
     assert done.plan.to_json() == smaller.plan.to_json()
     assert max(stop - start for start, stop in blocks) <= 1000

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import secateur.demo
-from secateur import checkpoint_sparsification, cli, terminal
+from secateur import checkpoint_sparsification, cli, depth, shrinking, terminal
 from secateur.version import __version__
 
 
@@ -391,6 +391,42 @@ def test_shrink_says_what_leaves_together_and_what_stays(zoo):
     assert "Proved on random weights that nothing else changed" in text
     assert text.endswith("Nothing was written.\n")
     assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_shrink_names_the_branches_that_leave(zoo, tmp_path):
+    result = shrunk(zoo, "--branches", "0.4", "--out", "out", sparsity=0)
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(r"^blocks\.\d+ +280$", result.stdout, re.MULTILINE)) == 5  # 4.4 of 11, rounded up
+    assert "5 of 11 residual branches leave." in result.stdout
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert len(plan["plans"][0]["modules"]) == 5
+    assert "stays" not in shrunk(zoo, "--branches", "0.1", "--keep", "blocks.0", "--dry-run").stdout
+
+
+def test_shrink_says_which_branches_the_proof_kept(zoo, monkeypatch):
+    asked = []
+
+    def wrong(_model, _coupling, branches, _inputs):
+        asked.append(branches)
+        found = {branches[0]: "output 0 differs"} if len(asked) == 1 else {}
+        return {each: each for each in branches if each not in found}, found
+
+    monkeypatch.setattr(depth, "right_branches", wrong)
+    text = shrunk(zoo, "--branches", "0.2", "--dry-run").stdout
+    assert f"{asked[0][0].name} stays: the model without it: output 0 differs." in text
+    assert "3 of 11 residual branches leave." in text
+
+
+def test_shrink_says_what_the_proof_froze(zoo, monkeypatch):
+    asked = []
+
+    def wrong(_model, _coupling, groups, *_):
+        asked.append(groups)
+        return groups[1:2] if len(asked) == 1 else []
+
+    monkeypatch.setattr(shrinking, "wrong_groups", wrong)
+    text = shrunk(zoo, "--dry-run", sparsity=0.2).stdout
+    assert "the smaller model computed something else" in text
 
 
 def test_shrink_shows_everything_when_asked(zoo):

@@ -10,14 +10,16 @@ import secateur
 
 FLOORS = """
 axes encodings files kernels origins progress shards version
-activations batches checkpoints criteria layouts masked_weight owners patterns schedules selection sizes targets
-allocation batchnorm calibration compressed_files evidence factories inference inspection prune regrowth results\
- terminal tracing
-axis_rules compressed_tensors_layout masks plots
-checkpoint_sparsification coupling report sparsification storage
-bench_command plans storage_commands verification
-proof
-configurations
+activations batches blocks checkpoints criteria layouts masked_weight owners patterns products \
+schedules selection sizes targets
+allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
+prune regrowth replay results resumable terminal tracing
+axis_rules branches compressed_tensors_layout masks plots solvers
+checkpoint_sparsification coupling mask_search report sparsification storage walk
+bench_command dense_scores plans storage_commands verification
+blockwise proof
+configurations depth oneshot_command
+choosing
 shrinking
 checkpoint_shrinking regularization
 pruner
@@ -30,6 +32,7 @@ EVERYWHERE = {"torch", "numpy"}
 AT_THE_TOP = {
     "checkpoints": {"safetensors"},
     "cli": {"typer", "rich", "click"},
+    "oneshot_command": {"typer", "rich"},
     "progress": {"rich"},
     "bench_command": {"typer"},
     "storage_commands": {"typer", "rich"},

@@ -477,6 +477,22 @@ def test_a_single_file_and_several_without_an_index_come_back(tmp_path):
     assert (tmp_path / "one-again.safetensors").read_bytes() == (source / "first.safetensors").read_bytes()
 
 
+def test_other_checkpoints_in_the_directory_are_files_like_any(tmp_path, sharded):
+    source = tmp_path / "variants"
+    source.mkdir()
+    for name in ("model.safetensors", "model.fp16.safetensors"):
+        save_file({"weight": sparse(50, 50)}, source / name)
+    for number, folder in enumerate((source, sharded)):
+        if folder is sharded:
+            (folder / "other.safetensors.index.json").write_text("{}")
+        save_compressed(folder, tmp_path / f"small{number}")
+        assert set(load_compressed(tmp_path / f"small{number}")) == set(open_checkpoint(folder))
+        expand_checkpoint(tmp_path / f"small{number}", tmp_path / f"again{number}")
+        assert tree(tmp_path / f"again{number}") == tree(folder)
+        with pytest.raises(CheckpointError, match="compressed already"):
+            save_compressed(tmp_path / f"small{number}", tmp_path / "twice")
+
+
 def test_a_header_of_another_writer_comes_back(tmp_path):
     fields = b'"dtype":"U8","data_offsets":[4000,4002]},"a":{"dtype":"F32","shape":[1000],"data_offsets":[0,4000]}}'
     header = b'{ "b" : {"shape":[2],' + fields + b"   "

@@ -1,8 +1,9 @@
 """How many units each tensor keeps: functions ``(scores, sparsity, pattern) -> {name: units kept in each group}``.
 
-Law: `everywhere`, `erk`, `owl` and (unless it is told otherwise) `by_name` remove exactly ``round(sparsity · units)``
-units over all tensors, `uniform` in each group, `above` at most that many. But for `uniform`, none asks to keep more of
-a group than earlier masks left of it. Only `everywhere` holds some of each tensor back.
+Law: `everywhere`, `erk`, `owl`, `progression` and (unless it is told otherwise) `by_name` remove exactly
+``round(sparsity · units)`` units over all tensors, `uniform` in each group, `above` at most that many. But for
+`uniform`, none asks to keep more of a group than earlier masks left of it. Only `everywhere` holds some of each tensor
+back.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ __all__ = [
     "everywhere",
     "kept_by_pattern",
     "owl",
+    "progression",
     "uniform",
 ]
 
@@ -235,6 +237,44 @@ def owl(
 
     def at(shift: float) -> dict[str, float]:
         return {name: min(max(tilt[name] + shift, 0.0) * units[name], float(left[name])) for name in units}
+
+    counts = _rounded_to(_where_the_sum_is(kept, at, -2.0, 2.0), kept, left)
+    return {name: tables.dealt_out(name, counts[name]) for name in units}
+
+
+def progression(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, *, spread: float = 0.05) -> Counts:
+    """Sparsity that grows by the same step from each block to the next: an arithmetic progression (Huang et al. 2025,
+    arXiv:2502.14770).
+
+    From ``sparsity - spread`` in the first block to ``sparsity + spread`` in the last: errors of early blocks add up in
+    all that follow. Blocks are those of `owl`, a model's stacks (encoder, decoder) each have a progression of their
+    own, and a tensor outside of blocks has the sparsity of the whole. No score is looked at. The total is exact: where
+    blocks are of several sizes, all densities are shifted alike, and they end at 0 and 1.
+
+    Args:
+        spread: half the difference between the last block's sparsity and the first's; negative for the reverse. The
+            paper searches the step, β = 2 · spread / (blocks - 1), by perplexity.
+
+    >>> from secateur.patterns import Rows
+    >>> progression({f"layers.{n}.weight": torch.rand(4, 100) for n in range(3)}, 0.5, Rows(), spread=0.1)
+    {'layers.0.weight': 60, 'layers.1.weight': 50, 'layers.2.weight': 40}
+    """
+    check_sparsity(sparsity)
+    if not -1 <= spread <= 1:
+        raise ValueError(f"spread is a difference of sparsities, in [-1, 1]; got {spread}.")
+    tables = Tables(scores, pattern)
+    units, left, kept = _budget(tables, sparsity)
+    stacks: dict[str, list[str]] = {}
+    for block in dict.fromkeys(map(_block_of, units)):
+        stacks.setdefault(block.rpartition(".")[0] if block.rpartition(".")[2].isdecimal() else block, []).append(block)
+    tilt = {
+        block: spread * (1 - 2 * at / (len(blocks) - 1)) if len(blocks) > 1 else 0.0
+        for blocks in stacks.values()
+        for at, block in enumerate(sorted(blocks, key=_last_number))
+    }
+
+    def at(shift: float) -> dict[str, float]:
+        return {name: min(max(tilt[_block_of(name)] + shift, 0.0) * units[name], float(left[name])) for name in units}
 
     counts = _rounded_to(_where_the_sum_is(kept, at, -2.0, 2.0), kept, left)
     return {name: tables.dealt_out(name, counts[name]) for name in units}
@@ -447,6 +487,11 @@ def _block_of(name: str) -> str:
     parts = name.split(".")
     first = next((at for at, part in enumerate(parts) if part.isdecimal()), len(parts))
     return ".".join(parts[: first + 1])
+
+
+def _last_number(block: str) -> int:
+    last = block.rpartition(".")[2]
+    return int(last) if last.isdecimal() else 0
 
 
 def _share_of_outliers(scores: Mapping[str, Tensor], names: list[str], outlier: float) -> float:

@@ -32,13 +32,13 @@ from secateur.checkpoints import (
     printable,
     write_header,
 )
+from secateur.choosing import TARGETS, choose, rows_at_once
 from secateur.configurations import Configured, Place, role_of, with_fields
 from secateur.coupling import Coupling, Group, Kept, find_coupling, tensors_of
 from secateur.criteria import magnitude
 from secateur.plans import Factors, Plan, factors_of, multiplied, plan_of, text_of
 from secateur.progress import track
 from secateur.proof import wrong_groups
-from secateur.shrinking import TARGETS, choose, rows_at_once
 from secateur.version import __version__
 
 __all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 from rich.console import Console
@@ -26,10 +25,12 @@ from torch import nn
 from secateur import allocation, criteria, patterns
 from secateur.checkpoint_sparsification import RECORD, CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints import new_directory, printable
-from secateur.coupling import Coupling, Group, find_coupling, in_mode, run, tensors_of
+from secateur.coupling import Group, in_mode, run, tensors_of
+from secateur.depth import KEPT
 from secateur.factories import blamed, inputs_of, load_weights, model_of
 from secateur.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.plans import Plan, plans_of, save_shrunken
+from secateur.plans import save_shrunken
+from secateur.shrinking import Shrunk
 from secateur.shrinking import shrink as shrink_model
 from secateur.terminal import bytes_text, clear_errors, percent, percents, printing, table_of, terminable, waiting
 from secateur.version import __version__
@@ -220,12 +221,20 @@ def shrink(
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Every group with all its members, every dimension that stays.")
     ] = False,
+    branches: Annotated[
+        float,
+        typer.Option(
+            metavar="FRACTION",
+            help="Residual branches that leave first: those that change their stream least on the example.",
+        ),
+    ] = 0.0,
 ) -> None:
     """Take whole channels, heads and hidden units out of a model, and write the smaller one.
 
     What leaves together is found by watching the model run on the example; units are ranked by the magnitude of their
-    weights. Modules are looked for in this directory first. DIR appears complete or not at all, with plan.json and
-    model.safetensors; load_shrunken reads it into a model that the factory made.
+    weights, whole branches by what they do to the example, which has to be a real one then. Modules are looked for in
+    this directory first. DIR appears complete or not at all, with plan.json and model.safetensors; load_shrunken reads
+    it into a model that the factory made.
     """
     with clear_errors(), terminable():
         if out is None and not dry_run:
@@ -237,11 +246,11 @@ def shrink(
                 if weights is not None:
                     load_weights(model, weights)
             started = time.monotonic()
-            with waiting("Watching the model run"):
-                with blamed(f"{factory}, run on {example},"), torch.no_grad(), in_mode(model, training=False):
-                    run(model, inputs)
-                coupling = find_coupling(model, inputs)
+            ran = blamed(f"{factory}, run on {example},")
+            with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
+                run(model, inputs)
             dense = _totals(model)
+            told: list[Shrunk] = []
             with waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
                 shrink_model(
                     model,
@@ -251,9 +260,11 @@ def shrink(
                     keep=keep,
                     round_to=round_to,
                     target=str(target),
+                    branches=branches,
                     verify=not no_verify,
+                    report=told.append,
                 )
-            done = _Shrunken(coupling, plans_of(model)[-1], dense, _totals(model))
+            done = _Shrunken(told[0], dense, _totals(model))
             if folder is not None:
                 with waiting("Writing"):
                     save_shrunken(model, folder)
@@ -296,18 +307,13 @@ def _totals(model: nn.Module) -> tuple[int, int]:
 class _Shrunken:
     """What left a model, and its totals before and after."""
 
-    coupling: Coupling
-    plan: Plan
+    told: Shrunk
     dense: tuple[int, int]
     totals: tuple[int, int]
 
     def kept(self, group: Group) -> int:
         """How many units of a group stayed."""
-        name, at = group.members[0]
-        unit = self.coupling.indices(group, name, at)
-        if name in self.plan.tensors and at in self.plan.tensors[name][1]:
-            unit = unit[self.plan.tensors[name][1][at]]
-        return len(np.unique(unit[unit >= 0]))
+        return int(self.told.kept[group.axis].sum()) if group.axis in self.told.kept else group.size
 
 
 # ------------------------------------------------------------------------------------------------------- printing
@@ -419,8 +425,10 @@ _SHOWN = 10  # rows of what stays whole, unless all are asked for
 
 
 def _print_shrunken(console: Console, done: _Shrunken, *, verbose: bool) -> None:
+    if done.told.plans[0].modules:
+        _print_branches(console, done.told)
     rows: dict[Any, list[Group]] = {}  # groups that differ only in layers' numbers share one
-    for group in done.coupling.groups:
+    for group in done.told.coupling.groups:
         own, *others = _spelled(group) if verbose else dict.fromkeys(map(_any_layer, _spelled(group)))
         rows.setdefault((own, tuple(others), group.size, done.kept(group), group.notes), []).append(group)
     table = table_of("~Group", ">Units", "~Leaves with")
@@ -437,14 +445,12 @@ def _print_shrunken(console: Console, done: _Shrunken, *, verbose: bool) -> None
         said = f" ({', '.join(notes)})" if notes else ""
         table.add_row(Text(printable(name)), units, Text(printable(", ".join(members), 10_000) + said))
     console.print(table)
-    if done.coupling.frozen:
-        _print_whole(console, done.coupling.frozen, verbose=verbose)
-    counts = {group.axis: done.kept(group) for group in done.coupling.groups}
-    work = done.coupling.multiply_adds({}), done.coupling.multiply_adds(counts)
+    if done.told.coupling.frozen:
+        _print_whole(console, done.told.coupling.frozen, verbose=verbose)
     totals = table_of("Total", ">before", ">after", ">left")
     for what, before, after, show in (
         ("parameters", done.dense[0], done.totals[0], "{:,}".format),
-        ("multiply-adds", *work, "{:,}".format),
+        ("multiply-adds", *done.told.multiply_adds, "{:,}".format),
         ("bytes", done.dense[1], done.totals[1], bytes_text),
     ):
         totals.add_row(what, show(before), show(after), percent(after / before if before else None))
@@ -475,6 +481,20 @@ def _merged(names: Sequence[str]) -> str:
     """
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def _print_branches(console: Console, told: Shrunk) -> None:
+    left = [branch for branch in told.branches if told.plans[0].takes(branch)]
+    table = table_of("~Branch", "~Leaves with", ">Parameters")
+    for branch in left:
+        others = ", ".join(path for path in branch.modules if path != branch.name)
+        table.add_row(Text(printable(branch.name)), Text(printable(others, 10_000)), f"{branch.entries:,}")
+    console.print(table)
+    console.print(f"{len(left)} of {len(told.branches)} residual branches leave.")
+    for name, why in list(told.stayed.items())[:_SHOWN]:
+        if why != KEPT:
+            console.print(f"{escape(printable(name))} stays: {escape(printable(why, 300))}.")
+    console.print()
 
 
 def _print_whole(console: Console, frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> None:

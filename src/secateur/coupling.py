@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import secateur.axis_rules  # noqa: F401  the rules register themselves
 from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved, size_of
+from secateur.branches import Branch, Flow, in_all
 from secateur.sizes import (
     Attribute,
     Equation,
@@ -80,15 +81,23 @@ class Coupling:
         frozen: ``{(name, dimension): reasons}`` of the dimensions of parameters of which nothing may leave.
         passes: which passes were watched: ``(number of the inputs, training)``.
         unknown: ``{function: calls}`` of the functions that have no rule.
+        branches: the residual branches (`Branch`), in the order in which they meet their stream.
     """
 
-    def __init__(self, trace: Trace, tensors: Mapping[str, Tensor], passes: Sequence[tuple[int, bool]]) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        tensors: Mapping[str, Tensor],
+        passes: Sequence[tuple[int, bool]],
+        branches: Sequence[Branch] = (),
+    ) -> None:
         self._trace = trace
         self._tensors = dict(tensors)
         self._names = {id(tensor): name for name, tensor in tensors.items()}
         self._dims: dict[str, list[Expression]] = {name: trace.dims(tensor) for name, tensor in self._tensors.items()}
         self.unknown = dict(trace.unknown)
         self.passes = passes
+        self.branches = list(branches)
         self._attributes: dict[Attribute, Polynomial] = {}
         self._alike: dict[Axis, Axis] = {}  # of those that keep the same share, a chain to the first of them
         self.groups: list[Group] = []
@@ -256,16 +265,18 @@ def find_coupling(
     trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
     used: set[int] = set()
     passes: list[tuple[int, bool]] = []
+    branches: list[list[Branch]] = []  # of each pass
     for number, inputs in enumerate((example_inputs, *more_inputs)):
         for training in (False, True) if modes is None else modes:
             trace.in_pass = (number, training)
             try:
-                _watch(model, inputs, trace, tensors)
+                found = _watch(model, inputs, trace, tensors)
             except Exception:  # such as a batch normalization in training on a batch of one
                 if modes is None and training:
                     continue
                 raise
             passes.append(trace.in_pass)
+            branches.append(found)
             used |= trace.touched
     for tensor in tensors.values():
         if id(tensor) not in used:
@@ -278,10 +289,10 @@ def find_coupling(
         for axis in {leaf for dim in trace.dims(tensor) for leaf in leaves(dim)} - reached:
             freeze(axis, "not reached by the example")  # such as positions beyond its length
     trace.forget(tensors.values())
-    return Coupling(trace, tensors, passes)
+    return Coupling(trace, tensors, passes, in_all(branches))
 
 
-def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> None:
+def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> list[Branch]:
     trace.touched.clear()
     trace.calls.clear()
     first, trace.products, trace.made = (trace.products, trace.made), [], []
@@ -290,7 +301,8 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     with in_mode(model, training=training), restored(tensors), seeded(), remembering:
         for each in tensors_in(inputs):
             trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
-        with torch.no_grad(), _without_values(tensors), Unseen(trace), trace:
+        flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
+        with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
             out = run(model, inputs)
         for each in tensors_in(out):
             trace.freeze_pooled(each, "a statistic over it is an output of the model")
@@ -298,7 +310,9 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
                 freeze(dim, "an output of the model")
     if any(first):
         trace.products, trace.made = first  # the cost is that of the first pass
+    branches = flow.found(tensors_in(out))
     trace.forget(tensors.values())
+    return branches
 
 
 def run(model: nn.Module, inputs: Any) -> Any:

@@ -6,7 +6,7 @@ Law: all of a plan is carried out or nothing, and one that does not fit the mode
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from secateur.branches import Branch, replacement
 from secateur.coupling import Coupling, Kept, tensors_of
 from secateur.files import write_whole
 
@@ -28,16 +29,18 @@ __all__ = [
     "multiplied",
     "number_at",
     "plan_of",
+    "plan_without",
     "plans_of",
     "save_shrunken",
     "text_of",
     "zero",
 ]
 
-Factors = list[tuple[int, npt.NDArray[np.float64]]]  # (dimension, what its positions are multiplied by)
+# (dimension, what its positions are multiplied by)
+Factors = list[tuple[int, npt.NDArray[np.float64]]]
 
 _FORMAT = "secateur shrink plan"
-_VERSION = 1
+_VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read
 _ATTRIBUTE = "shrink_plans"  # of a shrunken model: what was removed, in order
 # Numbers that torch's own modules hold for their printed form and do not use in a forward pass: as their tensors say.
 _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
@@ -70,18 +73,24 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What leaves a model: kept indices of tensors' dimensions, and numbers that modules hold.
+    """What leaves a model: kept indices of tensors' dimensions, numbers that modules hold, and whole modules.
 
     Attributes:
         tensors: ``{name: (shape before, {dimension: kept indices})}``.
         numbers: ``[(place, before, after)]``; a place is the path of a module, then names, keys and indices.
         scales: ``[(name, dimension, indices, factor)]``: entries, of those before, that are multiplied by a number,
             since the code divides by the root of a size that became smaller.
+        modules: ``{path: form}`` of what stays in place of modules that leave; see `secateur.branches.Removed`.
     """
 
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]]
     numbers: list[tuple[tuple[str | int, ...], int, int]]
     scales: list[tuple[str, int, npt.NDArray[np.int64], float]] = field(default_factory=list)
+    modules: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def takes(self, branch: Branch) -> bool:
+        """Whether nothing is left of a residual branch: all that has its parameters leaves."""
+        return all(any(name.startswith(f"{path}.") for path in self.modules) for name in branch.parameters)
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -95,6 +104,7 @@ class Plan:
                 {"tensor": name, "dimension": at, "indices": indices.tolist(), "by": factor}
                 for name, at, indices, factor in self.scales
             ],
+            **({"modules": {path: dict(form) for path, form in self.modules.items()}} if self.modules else {}),
         }
 
     @staticmethod
@@ -117,7 +127,10 @@ class Plan:
             )
             for each in values.get("scales", ())
         ]
-        return Plan(tensors, numbers, scales)
+        modules = {str(path): dict(form) for path, form in values.get("modules", {}).items()}
+        for form in modules.values():
+            replacement(form)  # one that cannot be made is no plan
+        return Plan(tensors, numbers, scales, modules)
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
@@ -151,7 +164,8 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
 
 def text_of(plans: Sequence[Plan]) -> str:
     """What ``plan.json`` holds."""
-    return json.dumps({"format": _FORMAT, "version": _VERSION, "plans": [plan.to_json() for plan in plans]})
+    version = 2 if any(plan.modules or plan.scales for plan in plans) else 1
+    return json.dumps({"format": _FORMAT, "version": version, "plans": [plan.to_json() for plan in plans]})
 
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -173,10 +187,10 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     directory = Path(directory)
     try:
         read = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
-        if read.get("format") != _FORMAT or read.get("version") != _VERSION:
+        if read.get("format") != _FORMAT or read.get("version") not in _VERSIONS:
             raise ValueError(f"it is {read.get('format')!r} version {read.get('version')!r}")
         plans = [Plan.from_json(each) for each in read["plans"]]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{directory / 'plan.json'} is no plan that this version of secateur reads: {error}."
         ) from error
@@ -218,9 +232,20 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
     return Plan(tensors, numbers, coupling.scales(counts))
 
 
+def plan_without(branches: Iterable[Branch]) -> Plan:
+    """What leaves with residual branches; of modules within others that leave, only the outer."""
+    modules = {path: form for branch in branches for path, form in branch.modules.items()}
+    outer = {path: form for path, form in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
+    return Plan({}, [], modules=outer)
+
+
 def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
-    """Slice tensors and set numbers; all or nothing. Returns what takes it back."""
+    """Slice tensors, set numbers, and put other modules in place; all or nothing. Returns what takes it back.
+
+    What left is let go of by the optimizer, too: a parameter of a module that left is in none of its groups.
+    """
     tensors = tensors_of(model)
+    places = _places(model, plan.modules)
     smaller: dict[str, Tensor] = {}
     scales = factors_of(plan)
     states: list[tuple[dict[str, Any], str, Tensor]] = []
@@ -252,8 +277,16 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     ]
     states_before = [(state, key, state[key]) for state, key, _ in states]
     history = plans_of(model)
+    groups = [] if optimizer is None else [(group, group["params"]) for group in optimizer.param_groups]
+    let_go: dict[Tensor, Any] = {}
 
     def undo() -> None:
+        for parent, key, old_module, _ in places:
+            parent._modules[key] = old_module
+        for group, members in groups:
+            group["params"] = members
+        if optimizer is not None:
+            optimizer.state.update(let_go)
         for name, (value, grad) in before.items():
             _set_data(tensors[name], value, grad)
         for place, old, _ in plan.numbers:
@@ -279,11 +312,46 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             vars(module)[key] = int(size(module))
         for state, key, value in states:
             state[key] = value
+        for parent, key, _, new_module in places:
+            parent._modules[key] = new_module
+        if optimizer is not None and places:
+            left = {id(each) for each in tensors.values()} - {id(each) for each in tensors_of(model).values()}
+            for group, members in groups:
+                let_go |= {each: optimizer.state.pop(each) for each in members if id(each) in left & _ids(optimizer)}
+                group["params"] = [each for each in members if id(each) not in left]
         vars(model)[_ATTRIBUTE] = [*history, plan]
     except BaseException:
         undo()
         raise
     return undo
+
+
+def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The tensors that it has a state for."""
+    return {id(each) for each in optimizer.state}
+
+
+def _places(
+    model: nn.Module, modules: Mapping[str, Mapping[str, Any]]
+) -> list[tuple[nn.Module, str, nn.Module, nn.Module]]:
+    """(parent, key, module, what stays) of the modules that leave, wherever the model has them."""
+    stays: dict[int, nn.Module] = {}
+    for path, form in modules.items():
+        try:
+            module = model.get_submodule(path)
+        except AttributeError as error:
+            raise ValueError(f"the model has no module {path}, which the plan takes out.") from error
+        if not path or type(module).__name__ != form["was"]:
+            raise ValueError(
+                f"{path or 'the model'} is a {type(module).__name__}; the plan was made for {form['was']}."
+            )
+        stays[id(module)] = replacement(form).train(module.training)
+    return [
+        (parent, key, child, stays[id(child)])
+        for parent in model.modules()
+        for key, child in parent._modules.items()
+        if child is not None and id(child) in stays
+    ]
 
 
 def _fits(indices: npt.NDArray[np.int64], size: int) -> bool:
@@ -350,11 +418,14 @@ def _set(model: nn.Module, place: Sequence[str | int], value: int) -> None:
 
 
 def _with(held: Any, keys: Sequence[str | int], value: int) -> Any:
-    """The same with a number at the place of these keys replaced: in place, but for tuples."""
+    """The same with a number at the place of these keys replaced: in place, but for tuples and lists.
+
+    A list that a configuration was made of is often that of other models, too.
+    """
     if not keys:
         return value
     key, rest = keys[0], keys[1:]
-    if isinstance(held, tuple):
+    if isinstance(held, tuple | list):
         return type(held)([_with(each, rest, value) if at == key else each for at, each in enumerate(held)])
     inside = _inside(held)
     inside[key] = _with(inside[key], rest, value)

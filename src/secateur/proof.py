@@ -12,8 +12,9 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
+from secateur.branches import Branch, SameDraws
 from secateur.coupling import (
     Coupling,
     Group,
@@ -33,11 +35,11 @@ from secateur.coupling import (
     tensors_in,
     tensors_of,
 )
-from secateur.plans import carry_out, plan_of, plans_of, zero
+from secateur.plans import Plan, carry_out, plan_of, plan_without, plans_of, zero
 from secateur.progress import track
 from secateur.tracing import WITHOUT_DROPOUT, name_of, written_in_others
 
-__all__ = ["difference", "differs", "outputs", "probe_of", "verify_shrunken", "wrong_groups"]
+__all__ = ["difference", "differs", "outputs", "probe_of", "right_branches", "verify_shrunken", "wrong_groups"]
 
 TOLERANCE = 1e-6  # of the largest number in an output
 
@@ -56,44 +58,70 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
     plans = plans_of(shrunken)[len(plans_of(original)) :]
     if not plans:
         raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
-    probe = probe_of(original)
-    tensors = tensors_of(probe)
-    kept_so_far = {name: [torch.arange(size) for size in tensor.shape] for name, tensor in tensors.items()}
+    probe, stage = probe_of(original), copy.deepcopy(original)
     for plan in plans:
-        for name, (_, kept) in plan.tensors.items():
-            for at, chosen in kept.items():
-                kept_so_far[name][at] = kept_so_far[name][at][torch.from_numpy(chosen)]
-    for name, parameter in probe.named_parameters():
-        for at, indices in enumerate(kept_so_far[name]):
-            gone = torch.ones(parameter.shape[at], dtype=torch.bool)
-            gone[indices] = False
-            zero(parameter, at, gone)
-    coupling = find_coupling(original, example_inputs)
-    statistics = coupling.statistics(coupling.groups)
-
-    def all_outputs(model: nn.Module, form: str) -> list[Tensor]:
-        return [
-            each
-            for in_pass in coupling.passes
-            for each in outputs(
-                model, example_inputs, training=in_pass[1], statistics=statistics[in_pass], form=form, backward=False
-            )
-        ]
-
-    expected = {form: all_outputs(probe, form) for form in ("sums", "affine")}
-    for plan in plans:
-        carry_out(probe, plan, None)
-    smaller = tensors_of(probe)
-    copied = probe_of(shrunken)
+        for part in (Plan({}, [], modules=plan.modules), replace(plan, modules={})) if plan.modules else (plan,):
+            words = _differs_by(probe, find_coupling(stage, example_inputs), part, example_inputs)
+            if words is not None:
+                raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
+            carry_out(stage, part, None)
+    smaller, copied = tensors_of(probe), probe_of(shrunken)
     mine = tensors_of(copied)
     if {name: each.shape for name, each in smaller.items()} != {name: each.shape for name, each in mine.items()}:
         raise ValueError("the shapes of the shrunken model are not those that its plans make.")
     with torch.no_grad():
         for name, tensor in mine.items():
             tensor.copy_(smaller[name])
-    found = {form: difference(expected[form], all_outputs(copied, form)) for form in expected}
-    if all(words is not None for words in found.values()):
-        raise ValueError(f"the shrunken model does not compute what the original does: {found['sums']}.")
+    for training in (False, True):
+        try:
+            expected = outputs(probe, example_inputs, training=training)
+        except Exception:  # as the original does, such as in training on a batch of one
+            if not training:
+                raise
+            continue
+        words = difference(expected, outputs(copied, example_inputs, training=training))
+        if words is not None:
+            raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
+
+
+def _differs_by(probe: nn.Module, coupling: Coupling, plan: Plan, inputs: Any) -> str | None:
+    """What differs between a model where all that a plan takes is zero and the same without it, as it is afterwards."""
+    branches = [branch for branch in coupling.branches if branch.modules.keys() <= plan.modules.keys()]
+    if other := sorted(plan.modules.keys() - plan_without(branches).modules.keys()):
+        return f"{', '.join(other[:5])} left, and lies in no residual branch"
+    statistics = coupling.statistics([] if plan.modules else coupling.groups)
+    forms = ("sums",) if plan.modules else ("sums", "affine")
+    tensors = tensors_of(probe)
+    for name, (_, kept) in plan.tensors.items():
+        if isinstance(tensors[name], nn.Parameter):
+            for at, indices in kept.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(indices)] = False
+                zero(tensors[name], at, gone)
+
+    def all_outputs(form: str, zeroed: Sequence[Branch]) -> list[Tensor]:
+        return [
+            each
+            for in_pass in coupling.passes
+            for each in outputs(
+                probe,
+                inputs,
+                training=in_pass[1],
+                statistics=statistics[in_pass],
+                form=form,
+                zeroed=_terms(zeroed, in_pass) if plan.modules else None,
+            )
+        ]
+
+    expected = {form: all_outputs(form, branches) for form in forms}
+    carry_out(probe, plan, None)
+    found = {form: difference(expected[form], all_outputs(form, ())) for form in forms}
+    return None if None in found.values() else found["sums"]
+
+
+def _terms(branches: Iterable[Branch], in_pass: tuple[int, bool]) -> list[tuple[int, int]]:
+    """Where the branches meet their streams in a pass."""
+    return [(branch.terms[in_pass].number, branch.terms[in_pass].position) for branch in branches]
 
 
 def probe_of(model: nn.Module) -> nn.Module:
@@ -115,11 +143,13 @@ def outputs(
     statistics: AbstractSet[tuple[str, int]] = frozenset(),
     form: str = "sums",
     backward: bool = False,
+    zeroed: Iterable[tuple[int, int]] | None = None,
 ) -> list[Tensor]:
     """All tensors that a probe returns; buffers and random numbers as before.
 
     ``statistics`` are the calls, by name and number, that may not count the entries of their axis: ``form`` says
-    whether they become "sums", which entries that are zero do not change, or are left out ("affine").
+    whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
+    the terms of sums that become zero; then random numbers do not depend on how many were drawn (`SameDraws`).
     """
     inputs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, inputs)
     buffers = dict(model.named_buffers())
@@ -129,6 +159,7 @@ def outputs(
         seeded(),
         _doubles(),
         _Comparable(statistics, _SUMS if form == "sums" else _AFFINE),
+        contextlib.nullcontext() if zeroed is None else SameDraws(zeroed),
         torch.set_grad_enabled(backward),
     ):
         found = list(tensors_in(run(model, inputs)))
@@ -178,6 +209,80 @@ def wrong_groups(
             "it has a result for, or verify=False."
         )
     return _wrong_among(probe, coupling, list(by_tie.values()), kept, inputs)
+
+
+def right_branches(
+    model: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> tuple[dict[Branch, Branch], dict[Branch, str]]:
+    """The branches without which the model computes what it does where they are zero, as they can leave, and of the
+    others what differs."""
+    probe = probe_of(model)
+    right: dict[Branch, Branch] = {each: each for each in branches}
+    wrong: dict[Branch, str] = {}
+    while right:
+        found = _wrong_branches(probe, coupling, list(right.values()), inputs)
+        if not found:
+            break
+        for branch, now in list(right.items()):
+            if now in found:
+                words, read = found[now]
+                less = now.without(read) if read in now.modules else None
+                if less is None:
+                    wrong[branch] = words
+                    del right[branch]
+                else:  # the code around reads something off a module that only passes the stream on: it stays
+                    right[branch] = less
+    return right, wrong
+
+
+def _wrong_branches(
+    probe: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> dict[Branch, tuple[str, str]]:
+    """What differs, and the path of the module that the code missed something of, if that is why."""
+    words = _differs_without(probe, coupling, branches, inputs)
+    if words is None:
+        return {}
+    if len(branches) == 1:
+        return {branches[0]: words}
+    half = len(branches) // 2
+    found = _wrong_branches(probe, coupling, branches[:half], inputs)
+    found |= _wrong_branches(probe, coupling, branches[half:], inputs)
+    return found or dict.fromkeys(branches, words)  # right one by one, wrong together
+
+
+def _differs_without(
+    probe: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> tuple[str, str] | None:
+    """What differs between the original whose terms are zero and the model without the branches; the probe is as
+    before afterwards."""
+
+    def all_outputs(*, zeroed: bool) -> list[Tensor]:
+        return [
+            each
+            for number, training in track(coupling.passes, "comparing")
+            for each in outputs(
+                probe,
+                inputs[number],
+                training=training,
+                backward=not zeroed,
+                zeroed=_terms(branches, (number, training)) if zeroed else (),
+            )
+        ]
+
+    expected = all_outputs(zeroed=True)
+    undo = carry_out(probe, plan_without(branches), None)
+    try:
+        found = all_outputs(zeroed=False)
+        probe.load_state_dict(probe.state_dict())
+        words = difference(expected, found)
+        return None if words is None else (words, "")
+    except Exception as error:  # whatever the model raises, this removal breaks it
+        missed = error.obj if isinstance(error, AttributeError) else None
+        path = next((path for path, module in probe.named_modules() if module is missed), "")
+        return f"it raises {type(error).__name__}: {error}", path
+    finally:
+        undo()
+        probe.zero_grad(set_to_none=True)
 
 
 def _wrong_among(

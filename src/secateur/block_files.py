@@ -1,0 +1,443 @@
+"""A Hugging Face directory as a model whose weights stay on disk: one block's at a time are read into it.
+
+Law: the model is built on the meta device, with its buffers and without its weights; what is read is checked against
+the shape that the model has, what is written goes to the bytes it was read from, and nothing else changes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
+
+__all__ = ["BlockFiles", "Group", "Written", "build_on_meta", "groups_of"]
+
+
+def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
+    """The model of a directory, its parameters on the meta device; tied ones are one object.
+
+    The class is the one that ``config.json`` names under ``architectures``, of transformers' own; no code from the
+    directory is run. Its dtype is that of most of the checkpoint's bytes.
+
+    Raises:
+        CheckpointError: no ``config.json``, a class that transformers does not have, an adapter, a quantized
+            checkpoint; or transformers is missing.
+    """
+    root = checkpoint.root
+    try:
+        import transformers
+    except ImportError:
+        raise CheckpointError(
+            "a directory is pruned block by block through transformers: pip install 'secateur[transformers]', or load "
+            "the model yourself and pass it."
+        ) from None
+    if (root / "adapter_config.json").exists() and not (root / "config.json").exists():
+        raise CheckpointError(f"{root}: holds an adapter and no model; merge it into its model first, and save that.")
+    if not checkpoint.config:
+        raise CheckpointError(f"{root}: has no config.json, which says what model this is.")
+    if "quantization_config" in checkpoint.config:
+        raise CheckpointError(f"{root}: is quantized; prune the original, and quantize the result.")
+    names = checkpoint.config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    kind = getattr(transformers, str(name), None)
+    if kind is None:
+        raise CheckpointError(
+            f"{root}: config.json names the architecture {printable(str(name))}, and transformers "
+            f"{transformers.__version__} has none of that name; load the model yourself and pass it."
+        )
+    try:
+        config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
+        with _parameters_on_meta(), _default_dtype(most_common_dtype(checkpoint)):
+            model: nn.Module = kind(config)
+    except (ValueError, KeyError, OSError) as error:
+        raise CheckpointError(f"{root}: no model can be made of its config.json: {error}") from error
+    return model.eval().requires_grad_(False)
+
+
+def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """Of the floating-point tensors, by bytes."""
+    sizes: dict[torch.dtype, int] = {}
+    for entry in checkpoint.entries.values():
+        if entry.is_floating_point and entry.torch_dtype is not None:
+            sizes[entry.torch_dtype] = sizes.get(entry.torch_dtype, 0) + entry.nbytes
+    if not sizes:
+        raise CheckpointError(f"{checkpoint.root}: holds no floating-point tensor of 16 bits or more.")
+    return max(sizes, key=lambda dtype: sizes[dtype])
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Parameters move to the meta device as modules take them, buffers are made as ever: a rotary embedding computes
+    its frequencies, and no file holds them."""
+    original = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(self, name, param)
+        if param is not None and param.device.type != "meta":
+            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+# ------------------------------------------------------------------------------------ names in files and in the model
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors of a checkpoint that together make up tensors of the model: one each, or the experts of a fused one."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+    read: Callable[[Sequence[Tensor]], dict[str, Tensor]]
+    write: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
+    """How the tensors of the checkpoint are those of the model; what the model has no place for is left out.
+
+    Names are equal, or differ by the prefix of the base model, or by what transformers' own loader does on the way:
+    since version 5 it fuses experts, and takes them apart again when a model is saved.
+    """
+    mine = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    groups: list[Group] = []
+    left: list[str] = []
+    for name in checkpoint:
+        shortened = name.removeprefix(prefix)
+        target = next((n for n in (name, prefix + name, shortened) if n in mine), None)
+        if target is None or (prefix == "." and target != name):
+            left.append(name)
+        else:
+            groups.append(_renamed(name, target))
+    return groups + (_converted(model, checkpoint, left, mine) if left else [])
+
+
+def _renamed(source: str, target: str) -> Group:
+    return Group((source,), (target,), lambda tensors: {target: tensors[0]}, lambda made: {source: made[target]})
+
+
+def _converted(
+    model: nn.Module, checkpoint: Checkpoint, names: Sequence[str], mine: Mapping[str, Tensor]
+) -> list[Group]:
+    """What transformers' conversions make of these names, by running them on tensors of the meta device."""
+    try:
+        from transformers import core_model_loading as loading
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:  # before version 5 names in files are those of the model
+        return []
+    loader: Any = loading
+    transforms = get_model_conversion_mapping(model)  # type: ignore[arg-type]
+    renamings = [each for each in transforms if isinstance(each, loader.WeightRenaming)]
+    converters = [each for each in transforms if isinstance(each, loader.WeightConverter)]
+    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
+    members: dict[str, list[tuple[str, str | None]]] = {}
+    prefix = getattr(model, "base_model_prefix", "")
+    for name in sorted(names, key=loader.dot_natural_key):
+        target, pattern = loader.rename_source_key(name, renamings, converters, prefix, mine)
+        members.setdefault(target, []).append((name, pattern))
+    model._weight_conversions = [each for each in transforms if each.was_used()]  # type: ignore[assignment]
+    groups = []
+    for target, found in members.items():
+        if len(found) == 1 and found[0][1] is None:
+            if target in mine:
+                groups.append(_renamed(found[0][0], target))
+            continue
+        if any(pattern is None for _, pattern in found):
+            continue
+        converter = by_pattern[found[0][1] or ""]
+        read = _reader(converter, target, found, model)
+        meta = [torch.empty(checkpoint.entries[name].shape, device="meta") for name, _ in found]
+        targets = tuple(read(meta))
+        if all(name in mine for name in targets):
+            groups.append(Group(tuple(name for name, _ in found), targets, read, _writer(loader, model)))
+    return groups
+
+
+def _reader(
+    converter: Any, target: str, found: Sequence[tuple[str, str | None]], model: Any
+) -> Callable[[Sequence[Tensor]], dict[str, Tensor]]:
+    def read(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        own = copy.deepcopy(converter)
+        for (name, pattern), tensor in zip(found, tensors, strict=True):
+            own.add_tensor(target, name, pattern, tensor)
+        made = own.convert(target, model=model, config=model.config)
+        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+    return read
+
+
+def _writer(loader: Any, model: Any) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    def write(made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(loader.revert_weight_conversion(model, dict(made)))
+
+    return write
+
+
+# ------------------------------------------------------------------------------------------------ reading and writing
+
+
+class Written(NamedTuple):
+    """Of a tensor in a file: its entries, those that are not 0, and whether these have the source's values."""
+
+    numel: int
+    nonzero: int
+    kept_as_they_were: bool
+
+
+class BlockFiles:
+    """The weights of a model on the meta device, in two copies of one checkpoint: as it was, and as it becomes.
+
+    Args:
+        model: from `build_on_meta`.
+        blocks: ``{name: module}``.
+        source: the checkpoint that is pruned.
+        work: a copy of it, into which pruned blocks are written.
+        device: where the weights are put.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Mapping[str, nn.Module],
+        source: Checkpoint,
+        work: Path,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model, self.blocks, self.source, self.work = model, blocks, source, work
+        self.device = device or torch.device("cpu")
+        self.group_of: dict[str, Group] = {}
+        for group in groups_of(model, source):
+            self.group_of.update(dict.fromkeys(group.targets, group))
+        self.names = {module: name for name, module in model.named_modules()}
+        self.resting = {
+            (module, key): parameter for module in model.modules() for key, parameter in module._parameters.items()
+        }
+        # of names that are one tensor, a checkpoint holds one
+        self.aliases: dict[int, list[str]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            self.aliases.setdefault(id(parameter), []).append(name)
+
+    def check(self) -> None:
+        """Whether the files hold what the blocks want, before anything is read.
+
+        Raises:
+            CheckpointError: a tensor is missing, or has another shape.
+        """
+        for block in self.blocks.values():
+            for module in block.modules():
+                for key, parameter in module._parameters.items():
+                    if parameter is not None:
+                        full = f"{self.names[module]}.{key}"
+                        group = self._wanted(full, parameter)
+                        entries = [self.source.entries[name] for name in group.sources]
+                        made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])
+                        self._check_shape(full, made.get(full, next(iter(made.values()))), parameter)
+
+    def load(self, block: str, *, finished: bool) -> None:
+        """Puts a block's weights in place, from the source, or from the pruned copy."""
+        self._fill(self.blocks[block].modules(), pruned=finished)
+
+    def unload(self, block: str) -> None:
+        """Back to the meta device."""
+        for module in self.blocks[block].modules():
+            for key in module._parameters:
+                module._parameters[key] = self.resting[module, key]
+
+    def arrive(self, module: nn.Module) -> None:
+        """Reads the weights of a module outside the blocks, which stay; of an embedding, rows as they are looked up."""
+        if any(p is not None and p.device.type == "meta" for p in module._parameters.values()):
+            self._fill([module], pruned=False)
+
+    def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Written]:
+        """Writes new values, by their names in the block, into the copy; returns what was written, by names in files.
+
+        Entries that did not change keep their bytes, also where a file stores another dtype than the model computes in.
+        """
+        fulls = {f"{block}.{local}": values for local, values in new.items()}
+        groups = {id(self._group(name)): self._group(name) for name in fulls}
+        written: dict[str, Written] = {}
+        for group in groups.values():
+            assert group is not None
+            before = dict(zip(group.sources, self._tensors(group, pruned=False), strict=True))
+            made = group.read([before[name] for name in group.sources])
+            taken_apart = group.write(made)
+            if taken_apart.keys() != before.keys() or not all(
+                torch.equal(taken_apart[name], before[name]) for name in before
+            ):
+                raise CheckpointError(
+                    f"{self.source.root}: {group.targets[0]} is made of {printable(group.sources[0])} and others, and "
+                    "can't be taken apart again by this version of transformers; load the model and pass it."
+                )
+            changed = {
+                name: _changed(values, fulls[alias].cpu()) if (alias := self._alias(name, fulls)) else values
+                for name, values in made.items()
+            }
+            for name, values in group.write(changed).items():
+                path = self.work / self.source.entries[name].path.relative_to(self.source.root)
+                write_tensor(path, replace(self.source.entries[name], path=path), values)
+                same = torch.equal(values, before[name].where(values.ne(0), 0))
+                written[name] = Written(values.numel(), int(values.count_nonzero()), same)
+        for path in {self.source.entries[name].path for name in written}:
+            with open(self.work / path.relative_to(self.source.root), "rb") as file:
+                os.fsync(file.fileno())
+        return written
+
+    def taken_apart(self, block: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensors of the block's shapes, such as masks, as the tensors in files that they belong to."""
+        found: dict[str, Tensor] = {}
+        fulls = {f"{block}.{local}": tensor.cpu() for local, tensor in tensors.items()}
+        groups = {id(group): group for name in fulls if (group := self._group(name)) is not None}
+        for group in groups.values():
+            made = {
+                name: fulls[alias] if (alias := self._alias(name, fulls)) else self._resting_like(name)
+                for name in group.targets
+            }
+            found.update(group.write(made))
+        return found
+
+    def _resting_like(self, name: str) -> Tensor:
+        resting = self._resting_parameter(name)
+        assert resting is not None
+        return torch.ones(resting.shape, dtype=torch.bool)
+
+    def stands_alone(self, name: str) -> bool:
+        """Whether a tensor in a file is one tensor of the model."""
+        return any(group.sources == (name,) and len(group.targets) == 1 for group in self.group_of.values())
+
+    def left_alone(self, pruned: Iterable[str], reasons: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+        """``{reason: names in files}`` of what was not pruned, given the reasons by names in the model."""
+        why = {name: reason for reason, names in reasons.items() for name in names}
+        chosen = set(pruned)
+        found: dict[str, list[str]] = {}
+        reason_of: dict[str, str] = {}
+        for group in self.group_of.values():
+            known = [why[name] for target in group.targets for name in self._also(target) if name in why]
+            if known:
+                reason_of.update(dict.fromkeys(group.sources, known[0]))
+        for name, entry in self.source.entries.items():
+            if name in chosen:
+                continue
+            reason = "vectors and scalars" if len(entry.shape) < 2 else "of no use to the model"
+            found.setdefault(reason_of.get(name, reason), []).append(name)
+        return found
+
+    def _also(self, name: str) -> list[str]:
+        parameter = self._resting_parameter(name)
+        return [name] if parameter is None else [name, *self.aliases.get(id(parameter), [])]
+
+    def _alias(self, name: str, fulls: Mapping[str, Tensor]) -> str | None:
+        if name in fulls:
+            return name
+        parameter = self._resting_parameter(name)
+        return next((other for other in self.aliases.get(id(parameter), ()) if other in fulls), None)
+
+    def _resting_parameter(self, name: str) -> Tensor | None:
+        path, _, key = name.rpartition(".")
+        return self.resting.get((self.model.get_submodule(path), key))
+
+    def _group(self, name: str) -> Group | None:
+        if name in self.group_of:
+            return self.group_of[name]
+        parameter = self._resting_parameter(name)
+        others = self.aliases.get(id(parameter), []) if parameter is not None else []
+        return next((self.group_of[other] for other in others if other in self.group_of), None)
+
+    def _fill(self, modules: Any, *, pruned: bool) -> None:
+        made: dict[str, Tensor] = {}
+        for module in modules:
+            path = self.names[module]
+            for key in (*module._parameters, *module._buffers):
+                resting = self.resting.get((module, key))
+                if resting is None and module._buffers.get(key) is None:
+                    continue
+                full = f"{path}.{key}" if path else key
+                if resting is None and self._group(full) is None:
+                    continue  # a buffer that no file holds was made with the model
+                group = self._wanted(full, resting)
+                if full not in made:
+                    lookup = isinstance(module, nn.Embedding) and len(group.sources) == 1
+                    tensors = [self._mapped(group.sources[0])] if lookup else self._tensors(group, pruned=pruned)
+                    values = group.read(tensors)
+                    made.update(values)
+                    if full not in made:  # tied: the file has it by its other name
+                        made[full] = next(iter(values.values()))
+                self._place(module, key, full, made.pop(full))
+
+    def _place(self, module: nn.Module, key: str, full: str, values: Tensor) -> None:
+        resting = self.resting.get((module, key))
+        expected = resting if resting is not None else module._buffers[key]
+        assert expected is not None
+        self._check_shape(full, values, expected)
+        if resting is None:
+            module._buffers[key] = values.to(self.device, expected.dtype)
+        else:
+            module._parameters[key] = nn.Parameter(values.to(self.device, expected.dtype), requires_grad=False)
+
+    def _wanted(self, full: str, like: Tensor | None) -> Group:
+        group = self._group(full)
+        if group is None:
+            shape = "" if like is None else f", of shape {tuple(like.shape)},"
+            raise CheckpointError(
+                f"{self.source.root}: {full}{shape} is in no shard; the directory is incomplete, or of another model "
+                "than its config.json says."
+            )
+        return group
+
+    def _check_shape(self, full: str, values: Tensor, expected: Tensor) -> None:
+        if values.shape != expected.shape:
+            raise CheckpointError(
+                f"{self.source.root}: {full} has shape {tuple(values.shape)}, and its config.json asks for "
+                f"{tuple(expected.shape)}."
+            )
+
+    def _tensors(self, group: Group, *, pruned: bool) -> list[Tensor]:
+        checkpoint = self._copy if pruned else self.source
+        return [checkpoint[name] for name in group.sources]
+
+    @property
+    def _copy(self) -> Checkpoint:
+        entries = {
+            name: replace(entry, path=self.work / entry.path.relative_to(self.source.root))
+            for name, entry in self.source.entries.items()
+        }
+        return Checkpoint(self.work, (), entries, {})
+
+    def _mapped(self, name: str) -> Tensor:
+        """A tensor whose pages are read when they are touched: of an embedding, the rows that are looked up."""
+        entry = self.source.entries[name]
+        if not entry.nbytes or entry.torch_dtype is None:
+            return self.source[name]
+        raw = np.memmap(entry.path, dtype=np.uint8, mode="c", offset=entry.start, shape=(entry.nbytes,))
+        if raw.ctypes.data % max(entry.torch_dtype.itemsize, 1):
+            return self.source[name]
+        return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
+
+
+def _changed(stored: Tensor, new: Tensor) -> Tensor:
+    """The new values in the stored dtype; what did not change, seen in the dtype of the new ones, stays as stored."""
+    same = new.eq(stored.to(new.dtype)) & new.ne(0)
+    return torch.where(same, stored, new.to(stored.dtype))

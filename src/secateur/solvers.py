@@ -1,0 +1,386 @@
+"""Solvers: prune one weight and repair what is left, ``(weight, sparsity, pattern, *, gram, …) -> (new_weight, mask)``.
+
+Law: exactly as many units are kept as the pattern and the sparsity say; a new weight is of the old one's dtype and
+exactly 0 where its mask is False; what is passed in is never written to. Sums are taken in float32 or wider.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from secateur.allocation import check_sparsity
+from secateur.least_squares import BLOCK, DEAD, checked, factor, finished, inverse_of_triangle, once_for, refit
+from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
+from secateur.selection import keep_largest
+
+__all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
+
+LARGEST_TOURNAMENT = 32  # groups of n:m that are ranked pair by pair; the pairs of larger ones are too many
+STEP = 16  # columns between two products inside a block
+
+
+class Solver(Protocol):
+    """What a solver of one's own provides: a function. What it needs beside the weight it names without a default."""
+
+    def __call__(
+        self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(outputs, inputs) -> the new weight, and the mask, True = kept."""
+
+
+def from_criterion(criterion: Callable[..., Tensor]) -> Solver:
+    """The solver that keeps what scores best and changes no kept weight: magnitude, Wanda, RIA, or one's own.
+
+    It names the evidence that the criterion names, so that `secateur.evidence.needs` and `oneshot` see it.
+
+    Args:
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
+
+    >>> from secateur.criteria import wanda
+    >>> solve = from_criterion(wanda)
+    >>> solve(torch.tensor([[3.0, -2.0]]), 0.5, Rows(), input_norm=torch.tensor([[1.0, 5.0]]))
+    (tensor([[ 0., -2.]]), tensor([[False,  True]]))
+    """
+
+    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+        checked(weight)
+        mask = best_mask(criterion(weight.detach(), **evidence), sparsity, pattern)
+        return finished(weight.detach(), mask, weight), mask
+
+    asked = [p for p in _parameters(criterion) if p.kind is p.KEYWORD_ONLY]
+    return _named(solve, f"from_criterion({_name(criterion)})", asked)
+
+
+def sparsegpt(
+    weight: Tensor, sparsity: float | None, pattern: Pattern, *, gram: Tensor, damping: float = 0.01
+) -> tuple[Tensor, Tensor]:
+    """Column after column: remove by ``w² / [H⁻¹]_jj``, and let the columns after it make up for the error: SparseGPT
+    (Frantar & Alistarh 2023, arXiv:2301.00774).
+
+    H is the Gram matrix with ``damping`` times its mean diagonal entry added, and the inverse is that of the columns
+    not yet seen. As in the authors' code the mask of 128 columns is chosen at once, when the sweep reaches them, and
+    n:m chooses each group when the sweep reaches it. Different from that code: counts are exact (it removes one more
+    in each block, and all of equal scores); an input that is always 0 loses its weights first, but the weights of it
+    that are kept stay as they are instead of becoming 0; damping that is not enough is raised, with a warning.
+
+    Of a pattern whose groups do not lie in blocks of columns (channels, one's own), the whole mask is chosen before
+    the sweep, by the same score.
+
+    The cost is one Cholesky factorization of the Gram matrix, shared by successive calls with the same tensor, and
+    products of inputs² · outputs; nothing is inverted but triangles of 128 by 128.
+
+    Args:
+        weight: (outputs, inputs), any real floating dtype.
+        sparsity: fraction of units to remove; None for patterns that say it themselves.
+        pattern: who competes with whom.
+        gram: ``XᵀX`` over tokens, (inputs, inputs).
+        damping: fraction of the mean diagonal entry, in [0, 1].
+
+    Returns:
+        The new weight, in the weight's dtype, and its mask.
+
+    Raises:
+        ValueError: a shape does not fit, an entry is NaN or infinite, or the matrix is no Gram matrix.
+
+    Warns:
+        SolverWarning: the damping was raised.
+
+    >>> gram = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    >>> sparsegpt(torch.tensor([[1.0, 3.0]]), 0.5, Rows(), gram=gram, damping=0.0)
+    (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
+    """
+    dense = checked(weight, gram)
+    _kept_of(pattern, sparsity, 0)  # an error of the arguments comes before the work
+    pattern.pool(torch.empty(dense.shape, device="meta"))
+    if not dense.numel():
+        return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
+    R, dead = once_for(gram, ("factor", damping), lambda: factor(gram, damping))
+    R = R.to(dense.dtype)
+    importance = R.diagonal().square()  # 1 / [H⁻¹]_jj of the columns not yet seen
+    importance = torch.where(dead, importance * DEAD**2, importance)[:, None]
+
+    W = dense.T.contiguous()  # (inputs, outputs): a column is contiguous
+    inputs = W.shape[0]
+    change = torch.zeros_like(W)  # W - W' of columns that the sweep has passed; of later ones, what they are owed
+    removed = torch.empty(W.shape, dtype=torch.bool, device=W.device)
+    groups = pattern.m if isinstance(pattern, NM) and pattern.axis % 2 else None
+    width = _columns_at_once(pattern)
+    if width is None:
+        removed.copy_(best_mask((W.square() * importance).T, sparsity, pattern).T.logical_not())
+    for start in range(0, inputs, width or BLOCK):
+        block = slice(start, min(start + (width or BLOCK), inputs))
+        corner = R[block, block]
+        U = inverse_of_triangle(corner)
+        # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
+        now = torch.addmm(W[block], U.T, change[block])
+        if width is not None and groups is None:
+            scores = (now.square() * importance[block]).T
+            kept = _kept_in_columns(pattern, sparsity, dense.shape, block)
+            removed[block] = _spread_best(scores, pattern, kept).T.logical_not()
+        _sweep(
+            now, removed[block], U, importance[block], groups, kept_in_group=_kept_of(pattern, sparsity, groups or 0)
+        )
+        torch.sub(W[block], now, out=change[block])
+        change[block.stop :].addmm_(R[block, block.stop :].T, change[block])
+    W -= change
+    mask = removed.T.logical_not().contiguous()
+    return finished(W.T, mask, weight), mask
+
+
+def dsnot(
+    weight: Tensor,
+    sparsity: float | None,
+    pattern: Pattern,
+    *,
+    input_norm: Tensor,
+    input_mean: Tensor,
+    input_var: Tensor,
+    cycles: int = 50,
+    threshold: float = 5e-5,
+    power: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """Wanda's mask, where weights change places until the mean output is the dense one's: DSnoT (Zhang et al. 2023,
+    arXiv:2310.08915). Kept weights do not change.
+
+    What a row has lost is ``e = Σ w_j E[x_j]`` over its removed weights. In each cycle the removed weight with the
+    largest ``w_j E[x_j] / Var[x_j]^power`` of the sign of e comes back, and in its stead the kept weight goes that
+    has the smallest Wanda score among those whose going moves e towards 0 (of n:m: the smallest of the same group).
+    A weight changes places once. A row is done when ``|e|`` is at most the threshold, nothing of the right sign is
+    left, or the next change would not lower ``|e|`` (the authors' code goes on, past 0 and back).
+
+    Args:
+        weight: (outputs, inputs), any real floating dtype.
+        sparsity: fraction of units to remove; None for n:m.
+        pattern: `Rows` (the paper's), `Unstructured`, or `NM` along the inputs: changes stay within a row.
+        input_norm: (1, inputs), the L2 norm of each input over all tokens.
+        input_mean: (1, inputs), its mean.
+        input_var: (1, inputs), its variance.
+        cycles: at most this many changes in a row.
+        threshold: of the change of the mean output; the authors' 0.1 is of sums over 2048 tokens.
+        power: of the variance; 0 leaves it out.
+
+    Returns:
+        The weight with what is removed set to 0, and its mask.
+
+    Raises:
+        ValueError: the pattern is another one, or a shape does not fit.
+
+    >>> norms, one = torch.tensor([[1.0, 3.0, 9.0]]), torch.ones(1, 3)
+    >>> dsnot(torch.tensor([[2.0, -1.0, -4.0]]), 0.3, Rows(), input_norm=norms, input_mean=one, input_var=one)
+    (tensor([[ 2.,  0., -4.]]), tensor([[ True, False,  True]]))
+    """
+    dense = checked(weight)
+    along_inputs = type(pattern) is NM and pattern.axis % 2 == 1
+    if type(pattern) not in (Unstructured, Rows) and not along_inputs:
+        raise ValueError(f"dsnot exchanges weights within a row: use Rows(), Unstructured() or n:m, not {pattern}.")
+    for word, evidence in {"input_norm": input_norm, "input_mean": input_mean, "input_var": input_var}.items():
+        if evidence.shape not in ((1, dense.shape[1]), (dense.shape[1],)):
+            raise ValueError(
+                f"{word} has shape {tuple(evidence.shape)}; a weight of shape {tuple(weight.shape)} needs "
+                f"(1, {dense.shape[1]})."
+            )
+    scores = dense.abs() * input_norm.to(dense.dtype)
+    mask = best_mask(scores, sparsity, pattern)
+    if dense.numel():
+        means = dense * input_mean.to(dense.dtype)
+        spread = input_var.to(dense.dtype).clamp(min=torch.finfo(dense.dtype).tiny) ** power
+        group = pattern.m if isinstance(pattern, NM) else None
+        _exchange(mask, scores, means, means / spread, cycles, threshold, group)
+    return finished(weight.detach(), mask, weight), mask
+
+
+def with_refit(solver: Solver, *, iterations: int = 20, tolerance: float = 1e-3) -> Solver:
+    """The solver, and then least squares for its mask, from the weights that it left: `secateur.least_squares.refit`.
+
+    It names the evidence that the solver names, and the Gram matrix.
+
+    >>> from secateur.criteria import magnitude
+    >>> solve = with_refit(from_criterion(magnitude))
+    >>> solve(torch.tensor([[1.0, 3.0]]), 0.5, Rows(), gram=torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
+    """
+    asked = [p for p in _parameters(solver) if p.kind is p.KEYWORD_ONLY]
+    uses_gram = any(p.name == "gram" for p in asked)
+
+    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+        gram = evidence["gram"]
+        own = evidence if uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
+        new, mask = solver(weight, sparsity, pattern, **own)
+        return refit(weight, mask, gram=gram, start=new, iterations=iterations, tolerance=tolerance), mask
+
+    gram = [] if uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
+    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram])
+
+
+def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:
+    """The mask that keeps the best units of each group: as many as the pattern or the sparsity says, exactly.
+
+    >>> best_mask(torch.tensor([[1.0, 3.0, 2.0, 4.0]]), None, NM(2, 4))
+    tensor([[False,  True, False,  True]])
+    """
+    units = pattern.pool(torch.empty(scores.shape, device="meta")).shape[1]
+    return _spread_best(scores, pattern, _kept_of(pattern, sparsity, units))
+
+
+# ---- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _sweep(
+    now: Tensor, removed: Tensor, inverse: Tensor, importance: Tensor, groups: int | None, kept_in_group: int
+) -> None:
+    """Columns of one block, in place: what is removed becomes 0, and later columns make up for it.
+
+    Args:
+        now: (columns, outputs).
+        removed: of the same shape; where ``groups`` is given it is chosen on the way, and written.
+        inverse: (columns, columns), the inverse of the block's triangle.
+        importance: (columns, 1).
+        groups: m of n:m along the inputs, or None.
+        kept_in_group: n.
+    """
+    ratios = inverse / inverse.diagonal()[:, None]
+    errors = torch.empty_like(now)
+    rows, errors_of, removed_of = now.unbind(), errors.unbind(), removed.unbind()
+    columns = len(rows)
+    step = STEP if groups is None else groups * max(1, STEP // groups)
+    pairs, won = _tournament(groups if groups is not None and groups <= LARGEST_TOURNAMENT else 1, now)
+    for start in range(0, columns, step):
+        end = min(start + step, columns)
+        if start:
+            now[start:end].addmm_(ratios[:start, start:end].T, errors[:start], alpha=-1)
+        for column in range(start, end):
+            if groups is not None and column % groups == 0:
+                group = slice(column, column + groups)
+                scores = now[group].square() * importance[group]
+                removed[group] = _best_along_first(scores, kept_in_group, pairs, won).logical_not_()
+            error = torch.mul(rows[column], removed_of[column], out=errors_of[column])
+            rows[column].sub_(error)
+            if column + 1 < end:
+                now[column + 1 : end].addr_(ratios[column, column + 1 : end], error, alpha=-1)
+
+
+def _best_along_first(scores: Tensor, kept: int, pairs: Tensor, won: Tensor) -> Tensor:
+    """True for the ``kept`` largest of each column of (m, outputs), of equal ones the first.
+
+    Each pair plays once, and the earlier wins a tie: what has won at least m - kept times is kept.
+    """
+    if scores.shape[0] > LARGEST_TOURNAMENT:
+        return keep_largest(scores.T, kept).T
+    first, second = scores[pairs[0]], scores[pairs[1]]
+    earlier_wins = torch.ge(first, second, out=torch.empty_like(first))
+    m = scores.shape[0]
+    before = torch.arange(m, dtype=scores.dtype, device=scores.device)[:, None]  # games that it wins unless they do
+    return torch.addmm(before, won, earlier_wins) >= m - kept
+
+
+def _tournament(m: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs (2, m (m - 1) / 2) of a group of m, the earlier first, and (m, pairs) who wins if the earlier does."""
+    pairs = torch.triu_indices(m, m, 1, device=like.device)
+    won = torch.zeros(m, pairs.shape[1], dtype=like.dtype, device=like.device)
+    won.scatter_(0, pairs[:1], 1).scatter_(0, pairs[1:], -1)
+    return pairs, won
+
+
+def _columns_at_once(pattern: Pattern) -> int | None:
+    """How many columns have their mask chosen at once; None: the pattern's groups do not lie in blocks of columns."""
+    if type(pattern) in (Unstructured, Rows):
+        return BLOCK
+    if type(pattern) is NM:
+        return pattern.m * max(1, BLOCK // pattern.m) if pattern.axis % 2 else BLOCK
+    if type(pattern) is Block:
+        return pattern.width * max(1, BLOCK // pattern.width)
+    return None
+
+
+def _kept_of(pattern: Pattern, sparsity: float | None, units: int) -> int:
+    """How many units of a group stay; ``ValueError`` where pattern and sparsity do not say it, or contradict."""
+    if pattern.density is not None:
+        if sparsity is not None and abs(sparsity - (1 - pattern.density)) > 1e-9:
+            raise ValueError(
+                f"{pattern} removes {1 - pattern.density:g} of the weights, not {sparsity}; pass None as the sparsity."
+            )
+        return round(pattern.density * units)
+    if sparsity is None:
+        raise ValueError(f"{pattern} needs a sparsity: the fraction to remove, in [0, 1].")
+    check_sparsity(sparsity)
+    return units - round(sparsity * units)
+
+
+def _kept_in_columns(pattern: Pattern, sparsity: float | None, shape: torch.Size, block: slice) -> int:
+    """How many units of a group of these columns stay, so that all blocks together keep what the whole group does."""
+    if isinstance(pattern, NM):
+        return _kept_of(pattern, sparsity, pattern.m)
+
+    def until(column: int) -> int:
+        units = pattern.pool(torch.empty(shape[0], column, device="meta")).shape[1] if column else 0
+        return _kept_of(pattern, sparsity, units)
+
+    return until(block.stop) - until(block.start)
+
+
+def _spread_best(scores: Tensor, pattern: Pattern, kept: int) -> Tensor:
+    mask: Any = pattern.spread(keep_largest(pattern.pool(scores), kept), scores.shape)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != scores.shape:
+        what = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{pattern}.spread returned {what}, not a bool mask of shape {tuple(scores.shape)}.")
+    return mask
+
+
+def _exchange(
+    mask: Tensor,
+    scores: Tensor,
+    means: Tensor,
+    weighed: Tensor,
+    cycles: int,
+    threshold: float,
+    group: int | None,
+) -> None:
+    """The cycles of `dsnot`, on all rows at once; writes to the mask."""
+    fresh = torch.ones_like(mask)  # has not changed places
+    error = torch.where(mask, 0.0, means).sum(1, keepdim=True)
+    active = torch.ones_like(error, dtype=torch.bool)
+    for _ in range(cycles):
+        sign = error.sign()
+        ahead = torch.where(~mask & fresh & (means * sign > 0), weighed * sign, -torch.inf)
+        gain, back = ahead.max(1, keepdim=True)
+        can_go = mask & fresh
+        if group is None:
+            can_go &= means * sign < 0
+        else:
+            places = torch.arange(mask.shape[1], device=mask.device)
+            can_go &= places // group == back // group
+        loss, gone = torch.where(can_go, scores, torch.inf).min(1, keepdim=True)
+        after = error - means.gather(1, back) + means.gather(1, gone)
+        active &= (error.abs() > threshold) & (gain > -torch.inf) & (loss < torch.inf) & (after.abs() < error.abs())
+        if not bool(active.any()):
+            break
+        for place, value in ((back, True), (gone, False)):
+            mask.scatter_(1, place, torch.where(active, value, mask.gather(1, place)))
+            fresh.scatter_(1, place, fresh.gather(1, place) & ~active)
+        error = torch.where(active, after, error)
+
+
+def _named(solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter]) -> Solver:
+    """The function under a name, with a signature that shows which evidence it asks for."""
+    own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
+    shown: Any = solve
+    shown.__signature__ = inspect.Signature([*own, *asked])
+    shown.__name__ = shown.__qualname__ = name
+    named: Solver = shown
+    return named
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", repr(function)))
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:  # built-in functions such as torch.abs show no signature
+        return []

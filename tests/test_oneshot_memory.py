@@ -1,0 +1,93 @@
+"""A checkpoint of more than 2 GB is pruned in a quarter of its size beside what the libraries take."""
+
+import json
+import math
+import subprocess
+import sys
+
+import torch
+from safetensors.torch import save_file
+
+from secateur.checkpoints import open_checkpoint
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "num_hidden_layers": 40,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+    "dtype": "float32",
+}
+SHARDS = 8
+PROGRAM = """
+import resource, sys
+import torch
+from transformers import LlamaForCausalLM, conversion_mapping
+from secateur import Unstructured
+from secateur.blockwise import oneshot
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+def halves(weight, sparsity, pattern):  # what a solver costs is its own matter
+    mask = torch.zeros(weight.shape, dtype=torch.bool)
+    mask[:, ::2] = True
+    return weight * mask, mask
+
+before = peak()
+batches = [torch.arange(16)[None]]
+done = oneshot(sys.argv[1], batches, 0.5, solver=halves, out=sys.argv[2])
+print(peak() - before, before, len(done.layers))
+"""
+
+
+def write_checkpoint(folder):
+    """Random blocks that are all alike, in shards; returns the bytes of all tensors."""
+    hidden, inner = CONFIG["hidden_size"], CONFIG["intermediate_size"]
+    torch.manual_seed(0)
+    block = {f"self_attn.{name}_proj": (hidden, hidden) for name in "qkvo"}
+    block |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden), "mlp.down_proj": (hidden, inner)}
+    tensors = {f"{name}.weight": torch.randn(shape).mul_(0.02) for name, shape in block.items()}
+    tensors |= {f"{name}_layernorm.weight": torch.ones(hidden) for name in ("input", "post_attention")}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    layers = CONFIG["num_hidden_layers"]
+    places, total = {}, 0
+    for shard in range(SHARDS):
+        own = range(shard * layers // SHARDS, (shard + 1) * layers // SHARDS)
+        content = {f"model.layers.{n}.{name}": tensor for n in own for name, tensor in tensors.items()}
+        if shard == 0:
+            content["model.embed_tokens.weight"] = torch.randn(CONFIG["vocab_size"], hidden)
+            content["model.norm.weight"] = torch.ones(hidden)
+        name = f"model-{shard + 1:05}-of-{SHARDS:05}.safetensors"
+        save_file({key: value.clone() for key, value in content.items()}, folder / name, metadata={"format": "pt"})
+        places |= dict.fromkeys(content, name)
+        total += sum(value.nbytes for value in content.values())
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return total
+
+
+def test_two_gigabytes_in_a_quarter_of_them(tmp_path):
+    size = write_checkpoint(tmp_path / "dense")
+    assert size >= 2e9
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "dense"), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    more, before, layers = map(int, ended.stdout.split())
+    assert layers == 7 * CONFIG["num_hidden_layers"]
+    print(f"{size / 1e9:.2f} GB pruned in {more / 1e6:.0f} MB beside {before / 1e6:.0f} MB of libraries")
+    assert more < size / 4
+    found = open_checkpoint(tmp_path / "out")
+    name = "model.layers.39.mlp.down_proj.weight"
+    assert math.isclose(found[name].eq(0).float().mean(), 0.5, abs_tol=1e-3)
+    assert int(found[name][:, 1::2].count_nonzero()) == 0
