@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import secateur.demo
-from secateur import checkpoint_sparsification, cli, depth, shrinking, terminal
+from secateur import checkpoint_sparsification, cli, depth, shrink_command, shrinking, terminal
 from secateur.version import __version__
 
 
@@ -440,7 +440,7 @@ def test_shrink_shows_everything_when_asked(zoo):
 
 
 def test_shrink_stops_listing_reasons(zoo, monkeypatch):
-    monkeypatch.setattr(cli, "_SHOWN", 0)
+    monkeypatch.setattr(shrink_command, "_SHOWN", 0)
     assert "and for 1 more reason: --verbose shows all." in shrunk(zoo, "--dry-run").stdout
 
 
@@ -542,7 +542,7 @@ def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeyp
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device", str(folder))
 
-    monkeypatch.setattr(cli, "save_shrunken", full)
+    monkeypatch.setattr(shrink_command, "save_shrunken", full)
     result = shrunk(zoo, "--out", "out", "--no-verify")
     fails(result, "No space left on device")
     assert not list(tmp_path.glob("out*"))

@@ -22,7 +22,7 @@ configurations depth oneshot_command
 choosing
 shrinking
 checkpoint_shrinking regularization
-pruner
+pruner shrink_command
 demo
 cli
 __init__ __main__
@@ -34,6 +34,7 @@ AT_THE_TOP = {
     "cli": {"typer", "rich", "click"},
     "oneshot_command": {"typer", "rich"},
     "progress": {"rich"},
+    "shrink_command": {"typer", "rich"},
     "bench_command": {"typer"},
     "storage_commands": {"typer", "rich"},
     "terminal": {"typer", "rich"},

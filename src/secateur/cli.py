@@ -1,38 +1,31 @@
-"""The ``secateur`` command: inspect a checkpoint, prune one, shrink a model, run the demo.
+"""The ``secateur`` command: checkpoints inspected, pruned and verified, the demo; and the commands of other files.
 
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
-import contextlib
 import enum
 import json
 import re
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
-from torch import nn
 
 from secateur import allocation, criteria, patterns
 from secateur.checkpoint_sparsification import RECORD, CheckpointSparsification, sparsify_checkpoint
-from secateur.checkpoints import new_directory, printable
-from secateur.coupling import Group, in_mode, run, tensors_of
-from secateur.depth import KEPT
-from secateur.factories import blamed, inputs_of, load_weights, model_of
+from secateur.checkpoints import printable
 from secateur.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.plans import save_shrunken
-from secateur.shrinking import Shrunk
-from secateur.shrinking import shrink as shrink_model
-from secateur.terminal import bytes_text, clear_errors, percent, percents, printing, table_of, terminable, waiting
+from secateur.oneshot_command import oneshot
+from secateur.shrink_command import shrink
+from secateur.storage_commands import compress, expand
+from secateur.terminal import bytes_text, clear_errors, percent, percents, printing, table_of, terminable
+from secateur.verification import Verification, verify_checkpoint
 from secateur.version import __version__
 
 __all__ = ["app", "main"]
@@ -58,14 +51,6 @@ class Criterion(enum.StrEnum):
     magnitude = "magnitude"
     random = "random"
     lamp = "lamp"
-
-
-class Target(enum.StrEnum):
-    params = "params"
-    macs = "macs"
-    memory = "memory"
-    latency = "latency"
-    units = "units"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -179,101 +164,36 @@ def prune(
         sys.stdout.flush()
 
 
-@app.command(short_help="Take channels and heads out of a model, which gets smaller.")
-def shrink(
-    factory: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY", help="What makes the model, called without arguments.")
+@app.command(short_help="Prove what a pruned directory claims of itself.")
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory with secateur.json beside the weights.")
     ],
-    example: Annotated[
-        str,
-        typer.Option(
-            metavar="MODULE:INPUTS",
-            help="A tensor, a tuple of arguments or a dict of keyword arguments, or a function that makes one.",
-        ),
-    ],
-    sparsity: Annotated[float, typer.Option("--sparsity", "-s", help="Fraction of the target that leaves, in [0, 1).")],
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory to write. Must not exist.", show_default=False)
+    source: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What it was pruned from: then all else has to be unchanged.")
     ] = None,
-    target: Annotated[
-        Target,
-        typer.Option(help="Of the example: multiply-adds, memory, measured time; units are channels, heads, ..."),
-    ] = Target.params,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Shrink only what tensors of these names take part in. Repeatable."),
-    ] = None,
-    keep: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave what these take part in whole. Repeatable.")
-    ] = None,
-    round_to: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Keep multiples of this many units; 16 of 64 or more if left out."),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Load these first: a safetensors file, an index, or a directory with one."),
-    ] = None,
-    no_verify: Annotated[
-        bool, typer.Option("--no-verify", help="Do not prove that nothing else changed: faster, in less memory.")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave, and write nothing.")] = False,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Every group with all its members, every dimension that stays.")
-    ] = False,
-    branches: Annotated[
-        float,
-        typer.Option(
-            metavar="FRACTION",
-            help="Residual branches that leave first: those that change their stream least on the example.",
-        ),
-    ] = 0.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Take whole channels, heads and hidden units out of a model, and write the smaller one.
+    """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
-    What leaves together is found by watching the model run on the example; units are ranked by the magnitude of their
-    weights, whole branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first. DIR appears complete or not at all, with plan.json and model.safetensors; load_shrunken reads
-    it into a model that the factory made.
+    Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """
-    with clear_errors(), terminable():
-        if out is None and not dry_run:
-            raise ValueError("give --out DIR, the directory to write, or --dry-run.")
-        with contextlib.nullcontext() if out is None or dry_run else new_directory(out) as folder:
-            with waiting("Building the model"):
-                model, expression = model_of(factory)
-                inputs = inputs_of(example)
-                if weights is not None:
-                    load_weights(model, weights)
-            started = time.monotonic()
-            ran = blamed(f"{factory}, run on {example},")
-            with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
-                run(model, inputs)
-            dense = _totals(model)
-            told: list[Shrunk] = []
-            with waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
-                shrink_model(
-                    model,
-                    inputs,
-                    sparsity,
-                    include=include,
-                    keep=keep,
-                    round_to=round_to,
-                    target=str(target),
-                    branches=branches,
-                    verify=not no_verify,
-                    report=told.append,
-                )
-            done = _Shrunken(told[0], dense, _totals(model))
-            if folder is not None:
-                with waiting("Writing"):
-                    save_shrunken(model, folder)
-        with printing() as console:
-            _print_shrunken(console, done, verbose=verbose)
-            proof = "Not proved, as asked" if no_verify else "Proved on random weights that nothing else changed"
-            console.print(f"\n{proof} ({time.monotonic() - started:.1f} s).")
-            _print_written(console, None if dry_run else out, factory, expression)
+    with clear_errors():
+        found = verify_checkpoint(directory, source)
+        if as_json:
+            sys.stdout.write(json.dumps(found.as_json(), indent=2) + "\n")
+        else:
+            with printing() as console:
+                _print_verification(console, found)
         sys.stdout.flush()
+    if not found.ok:
+        raise typer.Exit(1)
+
+
+app.command(short_help="Take channels and heads out of a model, which gets smaller.")(shrink)
+app.command(short_help="Prune a transformer block by block, with calibration text.")(oneshot)
+app.command(short_help="Write a copy of a checkpoint in which zeros take little room.")(compress)
+app.command(short_help="Write the dense checkpoint that a compressed one was made of.")(expand)
 
 
 @app.command(short_help="Train a small network, prune it, report what that cost.")
@@ -295,28 +215,6 @@ def demo(
             typer.echo("\n* without --method")
             return
         run_demo(out, methods=method or None, training=train)
-
-
-def _totals(model: nn.Module) -> tuple[int, int]:
-    """Parameters, and bytes of all tensors."""
-    tensors = tensors_of(model).values()
-    return sum(each.numel() for each in model.parameters()), sum(each.nbytes for each in tensors)
-
-
-@dataclass(frozen=True)
-class _Shrunken:
-    """What left a model, and its totals before and after."""
-
-    told: Shrunk
-    dense: tuple[int, int]
-    totals: tuple[int, int]
-
-    def kept(self, group: Group) -> int:
-        """How many units of a group stayed."""
-        return int(self.told.kept[group.axis].sum()) if group.axis in self.told.kept else group.size
-
-
-# ------------------------------------------------------------------------------------------------------- printing
 
 
 def _print_inspection(console: Console, inspection: Inspection, group: bool) -> None:
@@ -421,115 +319,24 @@ def _print_done(console: Console, done: CheckpointSparsification) -> None:
     )
 
 
-_SHOWN = 10  # rows of what stays whole, unless all are asked for
-
-
-def _print_shrunken(console: Console, done: _Shrunken, *, verbose: bool) -> None:
-    if done.told.plans[0].modules:
-        _print_branches(console, done.told)
-    rows: dict[Any, list[Group]] = {}  # groups that differ only in layers' numbers share one
-    for group in done.told.coupling.groups:
-        own, *others = _spelled(group) if verbose else dict.fromkeys(map(_any_layer, _spelled(group)))
-        rows.setdefault((own, tuple(others), group.size, done.kept(group), group.notes), []).append(group)
-    table = table_of("~Group", ">Units", "~Leaves with")
-    for (_, _, size, kept, notes), groups in rows.items():
-        alike: dict[str, list[str]] = {}
-        for group in groups:
-            for each in _spelled(group)[1:]:
-                alike.setdefault(each if verbose else _any_layer(each), []).append(each)
-        members = [_merged(each) for each in alike.values()]
-        if len(members) > 3 and not verbose:
-            members = [*members[:2], f"{len(members) - 2} more"]
-        name = _merged([group.name for group in groups]) + (f" (x{len(groups)})" if len(groups) > 1 else "")
-        units = f"{size} -> {kept}" if kept < size else f"{size}"
-        said = f" ({', '.join(notes)})" if notes else ""
-        table.add_row(Text(printable(name)), units, Text(printable(", ".join(members), 10_000) + said))
+def _print_verification(console: Console, found: Verification) -> None:
+    pruned = [tensor for tensor in found.tensors if tensor.claimed is not None]
+    for problem in found.problems:
+        console.print(f"[bold]wrong[/bold]      {escape(printable(problem, 1000))}", soft_wrap=True)
+    for what in found.unchecked:
+        console.print(f"unchecked  {escape(printable(what, 1000))}", soft_wrap=True)
+    if found.problems or found.unchecked:
+        console.print()
+    table = table_of("", ">Tensors", ">Zeros")
+    table.add_row("pruned", f"{len(pruned):,}", percent(found.target_sparsity))
+    table.add_row("left alone", f"{len(found.tensors) - len(pruned):,}", "")
     console.print(table)
-    if done.told.coupling.frozen:
-        _print_whole(console, done.told.coupling.frozen, verbose=verbose)
-    totals = table_of("Total", ">before", ">after", ">left")
-    for what, before, after, show in (
-        ("parameters", done.dense[0], done.totals[0], "{:,}".format),
-        ("multiply-adds", *done.told.multiply_adds, "{:,}".format),
-        ("bytes", done.dense[1], done.totals[1], bytes_text),
-    ):
-        totals.add_row(what, show(before), show(after), percent(after / before if before else None))
-    console.print()
-    console.print(totals)
-
-
-def _spelled(group: Group) -> list[str]:
-    """``name[dimension]`` of all members, the one that gave the group its name first."""
-    names = [name for name, _ in group.members]
-    own = (
-        group.name if group.name in names else group.name.rpartition(":")[0]
-    )  # the second group of a name has a number
-    first = names.index(own)
-    members = [group.members[first], *group.members[:first], *group.members[first + 1 :]]
-    return [f"{name}[{at}]" for name, at in members]
-
-
-def _any_layer(name: str) -> str:
-    return re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name)
-
-
-def _merged(names: Sequence[str]) -> str:
-    """Names of the same parts as one, with stars for the parts that differ.
-
-    >>> _merged(["layers.0.mlp.2.weight", "layers.1.mlp.2.weight"])
-    'layers.*.mlp.2.weight'
-    """
-    parts = zip(*(name.split(".") for name in names), strict=True)
-    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
-
-
-def _print_branches(console: Console, told: Shrunk) -> None:
-    left = [branch for branch in told.branches if told.plans[0].takes(branch)]
-    table = table_of("~Branch", "~Leaves with", ">Parameters")
-    for branch in left:
-        others = ", ".join(path for path in branch.modules if path != branch.name)
-        table.add_row(Text(printable(branch.name)), Text(printable(others, 10_000)), f"{branch.entries:,}")
-    console.print(table)
-    console.print(f"{len(left)} of {len(told.branches)} residual branches leave.")
-    for name, why in list(told.stayed.items())[:_SHOWN]:
-        if why != KEPT:
-            console.print(f"{escape(printable(name))} stays: {escape(printable(why, 300))}.")
-    console.print()
-
-
-def _print_whole(console: Console, frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> None:
-    console.print()
-    if verbose:
-        table = table_of("~Stays whole", "~because")
-        for (name, at), reason in frozen.items():
-            table.add_row(Text(printable(f"{name}[{at}]")), Text(printable(reason, 1000)))
-        console.print(table)
-        return
-    by_reason: dict[str, list[str]] = {}
-    for (name, at), reason in frozen.items():
-        by_reason.setdefault(reason, []).append(f"{name}[{at}]")
-    table = table_of("~Stays whole, because", ">Dimensions", "~such as")
-    for reason, names in list(by_reason.items())[:_SHOWN]:
-        table.add_row(Text(printable(reason, 300)), f"{len(names):,}", Text(printable(names[0])))
-    console.print(table)
-    if len(by_reason) > _SHOWN:
-        more = len(by_reason) - _SHOWN
-        console.print(f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all.")
-
-
-def _print_written(console: Console, out: Path | None, factory: str, expression: str) -> None:
-    if out is None:
-        console.print("Nothing was written.")
-        return
-    module, _, name = factory.partition(":")
-    base = name.partition(".")[0]
-    console.print(f"Wrote plan.json and model.safetensors to {escape(printable(str(out)))}. To load it:\n")
-    for line in (
-        "from secateur import load_shrunken",
-        f"from {module} import {base}",
-        f"model = load_shrunken({expression}, {str(out)!r})",
-    ):
-        console.print(f"    {escape(printable(line))}", soft_wrap=True)
+    pattern = f", pattern {found.pattern}" if found.pattern else ""
+    compared = f", {found.files} other files compared" if found.source else ""
+    verdict = "holds" if found.ok else f"does not hold: {len(found.problems)} problems"
+    console.print(
+        f"\n{escape(printable(str(found.path)))}: what {RECORD} claims {verdict}{pattern}{compared}.", soft_wrap=True
+    )
 
 
 def _sparsity(tensor: TensorInspection) -> float:
