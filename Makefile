@@ -6,7 +6,7 @@ VENV := .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 
-.PHONY: demo test lint types unit clean
+.PHONY: demo test lint types unit sanitize clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -22,6 +22,14 @@ types: $(VENV)/.test
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
 	$(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
+
+# the tests of the kernels with AddressSanitizer and UBSan watching the C code; needs gcc or clang
+sanitize: $(VENV)/.test
+	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/secateur build/sanitized/
+	$(VENV)/bin/python hatch_build.py build/sanitized/secateur --sanitize
+	PYTHONPATH=build/sanitized OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 \
+	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+	  $(VENV)/bin/python -m pytest tests/test_kernels.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

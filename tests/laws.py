@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks
 from secateur.allocation import uniform
 from secateur.evidence import needs
+from secateur.patterns import GroupedColumns
 
 
 def largest(channels):
@@ -32,6 +33,7 @@ PATTERNS = [
     Channels(0),
     Channels(1),
     Channels(-1, reduce=largest),
+    GroupedColumns(3),
 ]
 
 

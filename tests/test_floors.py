@@ -9,14 +9,14 @@ import pytest
 import secateur
 
 FLOORS = """
-axes encodings files origins progress shards version
+axes encodings files kernels origins progress shards version
 activations batches blocks checkpoints criteria layouts masked_weight owners patterns products \
 schedules selection sizes targets
-allocation batchnorm block_files calibration compressed_files evidence factories inspection least_squares \
+allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
 prune regrowth replay results resumable terminal tracing
 axis_rules branches compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage walk
-dense_scores plans storage_commands verification
+bench_command dense_scores plans storage_commands verification
 blockwise proof
 configurations depth oneshot_command
 choosing
@@ -35,6 +35,7 @@ AT_THE_TOP = {
     "oneshot_command": {"typer", "rich"},
     "progress": {"rich"},
     "shrink_command": {"typer", "rich"},
+    "bench_command": {"typer"},
     "storage_commands": {"typer", "rich"},
     "terminal": {"typer", "rich"},
 }

@@ -9,7 +9,7 @@ import torch
 from secateur import NM, Block, Channels, Rows, Unstructured, criteria, make_masks, schedules
 from secateur.allocation import check_sparsity, erk, everywhere, uniform
 from secateur.evidence import VOCABULARY, needs
-from secateur.patterns import parse
+from secateur.patterns import GroupedColumns, parse
 
 W = torch.tensor([[1.0, -4.0, 0.5, 2.0], [3.0, -0.25, 6.0, -1.5], [-5.0, 0.75, -2.5, 0.1]])
 
@@ -49,6 +49,10 @@ def test_blocks():
     assert torch.allclose(Block(2, 2).pool(W.abs()), torch.tensor([[2.0625, 2.5, 2.875, 1.3]]))
     assert kept(make_masks({"w": W}, 0.5, pattern=Block(2, 2))["w"]) == [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]
     assert kept(make_masks({"w": W}, 0.5, pattern=Block(3, 1))["w"]) == [[1, 0, 1, 0]] * 3
+    grouped = GroupedColumns(2)  # the third output is a group of its own
+    assert torch.allclose(grouped.pool(W.abs()), torch.stack([W.abs()[:2].mean(0), W.abs()[2]]))
+    both = grouped.spread(torch.tensor([[True, False, True, False], [False, True, True, False]]), W.shape)
+    assert kept(both) == [[1, 0, 1, 0], [1, 0, 1, 0], [0, 1, 1, 0]]
     largest = Block(3, 2, reduce=lambda tiles: tiles.amax(1))
     assert largest.pool(W.abs()).tolist() == [[5.0, 6.0]]
 
@@ -157,6 +161,7 @@ def test_parse_is_the_inverse_of_words():
     assert parse("rows") == Rows()
     assert parse("16x1") == Block(16, 1)
     assert parse("4×4") == Block(4, 4)
+    assert parse("columns:64") == GroupedColumns(64)
     assert parse("channels") == Channels()
     assert parse("channels:-1") == Channels(-1)
 
@@ -228,6 +233,8 @@ def test_patterns_of_ones_own_need_no_base_class():
         (lambda: Block(0, 2), "at least 1 output and 1 input"),
         (lambda: Block(2, 2).pool(torch.zeros(8)), "2x2 blocks need a weight of 2 or more dimensions"),
         (lambda: Block(2, 2, reduce=torch.amax).pool(torch.zeros(3, 4)), "must divide 3x4"),
+        (lambda: GroupedColumns(0), "a group of columns has at least 1 output; got 0"),
+        (lambda: GroupedColumns(4).pool(torch.zeros(8)), "columns grouped by 4 outputs need a weight of 2 or more"),
         (lambda: Channels(3).pool(torch.zeros(2, 2)), "channels along dimension 3 need more dimensions"),
         (lambda: Rows().pool(torch.zeros(())), "a scalar has no rows"),
         (lambda: parse("diagonal"), "no pattern is called 'diagonal'"),

@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Channels", "NM", "Pattern", "Rows", "Unstructured", "parse"]
+__all__ = ["Block", "Channels", "GroupedColumns", "NM", "Pattern", "Rows", "Unstructured", "parse"]
 
 
 class Pattern(Protocol):
@@ -232,8 +232,59 @@ class Channels:
         return keep.reshape(along).expand(shape).contiguous()
 
 
+@dataclass(frozen=True)
+class GroupedColumns:
+    """Each group of ``outputs`` consecutive outputs keeps inputs of its own: table (groups, inputs).
+
+    What is left is a small dense matrix for each group and the list of inputs that it reads, which any runtime
+    computes fast: a gather and a matrix product (`secateur.inference.GroupedLinear`). Unlike with ``Channels(1)``
+    each group chooses for itself; unlike with ``Block(outputs, 1)`` the columns of one group compete among themselves,
+    so that a uniform allocation leaves every group the same number. Other allocations leave groups of different
+    lengths, which are padded to the longest when packed.
+
+    Convolution weights are seen as (outputs, inputs · kernel). A last group that is not full is smaller. A column's
+    score is the mean of its weights' scores.
+
+    Args:
+        outputs: how many consecutive outputs share a choice, >= 1. Larger is faster, smaller keeps more of the weights'
+            energy; powers of 2 from 16 to 256 are what hardware likes.
+
+    >>> GroupedColumns(2).pool(torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    tensor([[2., 3.],
+            [5., 6.]])
+    """
+
+    outputs: int
+
+    def __post_init__(self) -> None:
+        if self.outputs < 1:
+            raise ValueError(f"a group of columns has at least 1 output; got {self.outputs}.")
+
+    @property
+    def density(self) -> None:
+        return None
+
+    def _groups(self, shape: torch.Size) -> tuple[int, int]:
+        """(groups, inputs)"""
+        if len(shape) < 2:
+            raise ValueError(
+                f"columns grouped by {self.outputs} outputs need a weight of 2 or more dimensions, not {tuple(shape)}."
+            )
+        return -(-shape[0] // self.outputs), math.prod(shape[1:])
+
+    def pool(self, scores: Tensor) -> Tensor:
+        groups = self._groups(scores.shape)
+        return Block(self.outputs, 1).pool(scores).reshape(groups)
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        groups, inputs = self._groups(shape)
+        rows = keep.reshape(groups, 1, inputs).expand(groups, self.outputs, inputs)
+        return rows.reshape(groups * self.outputs, inputs)[: shape[0]].reshape(shape)
+
+
 def parse(text: str) -> Pattern:
-    """The pattern that a word means: unstructured, rows, 2:4 (any n:m), 16x1 (any block), channels, channels:1.
+    """The pattern that a word means: unstructured, rows, 2:4 (any n:m), 16x1 (any block), columns:64 (columns of any
+    number of outputs, see `GroupedColumns`), channels, channels:1.
 
     Raises:
         ValueError: the word is none of these.
@@ -242,6 +293,8 @@ def parse(text: str) -> Pattern:
     NM(n=2, m=4, axis=1)
     >>> parse("16x1")
     Block(height=16, width=1, reduce=None)
+    >>> parse("columns:64")
+    GroupedColumns(outputs=64)
     """
     word = text.strip().lower()
     if word == "unstructured":
@@ -252,10 +305,13 @@ def parse(text: str) -> Pattern:
         return NM(int(found[1]), int(found[2]))
     if found := re.fullmatch(r"(\d+)[x×](\d+)", word):
         return Block(int(found[1]), int(found[2]))
+    if found := re.fullmatch(r"columns:(\d+)", word):
+        return GroupedColumns(int(found[1]))
     if found := re.fullmatch(r"channels(?::(-?\d+))?", word):
         return Channels(int(found[1] or 0))
     raise ValueError(
-        f"no pattern is called {text!r}; write unstructured, rows, 2:4 (n:m), 16x1 (blocks), channels or channels:1."
+        f"no pattern is called {text!r}; write unstructured, rows, 2:4 (n:m), 16x1 (blocks), columns:64, channels or "
+        "channels:1."
     )
 
 

@@ -1,0 +1,96 @@
+"""Compiles src/secateur/kernels.c where there is a C compiler; without one the package is pure Python.
+
+Law: a failed compilation never fails the installation; SECATEUR_KERNELS=0 leaves the kernels out and
+SECATEUR_KERNELS=1 insists on them.
+
+    python hatch_build.py          compiles into src/secateur, which is what an editable installation loads from
+    python hatch_build.py DIR --sanitize    the same with AddressSanitizer and UBSan, into DIR
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ImportError:  # run as a command, without hatchling
+    BuildHookInterface = object  # type: ignore[assignment,misc]
+
+ROOT = Path(__file__).parent
+SOURCE = ROOT / "src" / "secateur" / "kernels.c"
+FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast"]
+# gcc's; tried first, and left out where a compiler does not know them
+TUNING = ["-fno-tree-loop-distribute-patterns"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
+
+
+def levels() -> dict[str, list[str]]:
+    """``{file name: flags}``: one shared object for each level of x86-64, one elsewhere."""
+    if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
+        return {
+            "_kernels.so": ["-march=x86-64"],
+            "_kernels_v3.so": ["-march=x86-64-v3"],
+            "_kernels_v4.so": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+        }
+    return {"_kernels.so": []}
+
+
+def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
+    """Compiles all levels into the folder, or raises OSError or CalledProcessError and writes nothing."""
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    done = []
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        for name, march in levels().items():
+            out = Path(temporary, name)
+            command = [*FLAGS, *march, *(extra or []), str(SOURCE), "-o", str(out)]
+            try:
+                _call([*compiler[:1], *TUNING, *command])
+            except subprocess.CalledProcessError:
+                _call([*compiler[:1], *command])
+            done.append(out)
+        return [Path(out.replace(folder / out.name)) for out in done]
+
+
+def _call(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,valid-type]
+    """What hatchling calls for a wheel, and for an editable installation, which is one too."""
+
+    PLUGIN_NAME = "custom"
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        del version
+        wanted = os.environ.get("SECATEUR_KERNELS", "")
+        if wanted == "0" or os.name != "posix":
+            return
+        try:
+            files = compile_kernels(SOURCE.parent)
+        except (OSError, subprocess.CalledProcessError) as error:
+            if wanted == "1":
+                raise RuntimeError(f"the kernels do not compile: {getattr(error, 'stderr', '') or error}") from error
+            self.app.display_warning(f"secateur is installed without compiled kernels: {error}")
+            return
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
+        build_data["artifacts"] += [f"/src/secateur/{file.name}" for file in files]
+
+
+if __name__ == "__main__":
+    arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    folder = Path(arguments[0]) if arguments else SOURCE.parent
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for file in compile_kernels(folder, SANITIZERS if "--sanitize" in sys.argv else None):
+            print(file)
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.stderr)

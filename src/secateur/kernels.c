@@ -1,0 +1,421 @@
+/* Products of a sparse matrix with a few vectors, in plain C: y[b] = W x[b] + bias.
+
+Law: no intrinsics and no state; a call writes y and nothing else, and several threads may call at once. What is read is
+what the caller has validated: `secateur.kernels` checks every index and pointer before it calls.
+
+Loops over 16 lanes are what a compiler turns into vectors of whatever width the machine has. `GCC unroll 1` keeps gcc
+from unrolling them into scalars before it looks for vectors; built without loop distribution, accumulators stay in
+registers (with it gcc 12 makes a memset of their zeros, and then they stay in memory: twice the time). Single entries
+of x are loaded one by one: on the machines measured the processor's gather was slower (docs/faster.md). */
+
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__GNUC__)
+#define INLINE static inline __attribute__((always_inline))
+#define EXPORT __attribute__((visibility("default")))
+#define PREFETCH(address) __builtin_prefetch(address)
+#else
+#define INLINE static inline
+#define EXPORT
+#define PREFETCH(address) ((void)(address))
+#endif
+
+#define LANES _Pragma("GCC unroll 1") for (int l = 0; l < 16; l++)
+
+enum { LANE = 16, WIDEST = 64, CHUNK = 256, MOST_THREADS = 64, AHEAD = 16, BLOCK_BYTES = 4 << 20 };
+
+/* Vectors of the batch that a tile of 16 outputs meets at once: as many as there are registers for. */
+#if defined(__AVX512F__)
+enum { TILE = 16 };
+#elif defined(__AVX__) || defined(__aarch64__)
+enum { TILE = 4 };
+#else
+enum { TILE = 2 };
+#endif
+
+typedef struct {
+    const uint16_t *indices;  /* the column of each kept entry, or of each block of 16 outputs */
+    const uint32_t *pointers; /* where a row's entries (of one panel) begin; one more for the end of the last */
+    const void *values;       /* float, or bfloat16 as its 16 bits */
+    const float *bias;        /* or NULL */
+    const float *x;           /* (batch, columns) */
+    float *y;                 /* (batch, rows) */
+    size_t rows, columns, batch;
+    size_t rows_together, panels; /* CSR: panels of columns, within blocks of that many rows */
+    int is_bfloat16;
+} Product;
+
+typedef struct {
+    const Product *product;
+    size_t first_row, end_row, first, end; /* rows (or blocks of rows) and vectors of the batch */
+    int failed;
+} Part;
+
+/* ------------------------------------------------------------------------------------------------------ entries */
+
+INLINE float value_at(const void *values, size_t at, int is_bfloat16) {
+    if (!is_bfloat16) return ((const float *)values)[at];
+    uint32_t bits = (uint32_t)((const uint16_t *)values)[at] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* x of some vectors, transposed: (columns, width), zero where there is no vector. */
+static void transpose(const float *restrict x, size_t count, size_t columns, size_t width, float *restrict out) {
+    for (size_t left = 0; left < columns; left += LANE) {
+        size_t right = left + LANE < columns ? left + LANE : columns;
+        for (size_t b = 0; b < count; b++)
+            for (size_t c = left; c < right; c++) out[c * width + b] = x[b * columns + c];
+        for (size_t b = count; b < width; b++)
+            for (size_t c = left; c < right; c++) out[c * width + b] = 0;
+    }
+}
+
+static size_t width_for(size_t count) { return count > 32 ? 64 : count > 16 ? 32 : 16; }
+
+/* ---------------------------------------------------------------------------------------------- CSR, one vector */
+
+INLINE float dot(const uint16_t *restrict indices, const void *restrict values, size_t at, size_t end,
+                 const float *restrict x, int is_bfloat16) {
+    float a[LANE], b[LANE];
+    LANES a[l] = 0;
+    LANES b[l] = 0;
+    for (; at + 2 * LANE <= end; at += 2 * LANE) {
+        LANES a[l] += value_at(values, at + l, is_bfloat16) * x[indices[at + l]];
+        LANES b[l] += value_at(values, at + LANE + l, is_bfloat16) * x[indices[at + LANE + l]];
+    }
+    float sum = 0;
+    for (; at < end; at++) sum += value_at(values, at, is_bfloat16) * x[indices[at]];
+    for (int l = 0; l < LANE; l++) sum += a[l] + b[l];
+    return sum;
+}
+
+INLINE void csr_one(const Part *part, int is_bfloat16) {
+    const Product *p = part->product;
+    for (size_t b = part->first; b < part->end; b++) {
+        const float *x = p->x + b * p->columns;
+        float *y = p->y + b * p->rows;
+        for (size_t top = part->first_row; top < part->end_row; top += p->rows_together) {
+            size_t count = part->end_row - top < p->rows_together ? part->end_row - top : p->rows_together;
+            const uint32_t *pointer = p->pointers + top * p->panels;
+            for (size_t r = top; r < top + count; r++) y[r] = p->bias ? p->bias[r] : 0;
+            for (size_t panel = 0; panel < p->panels; panel++)
+                for (size_t r = top; r < top + count; r++, pointer++)
+                    y[r] += dot(p->indices, p->values, pointer[0], pointer[1], x, is_bfloat16);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------ CSR, several vectors */
+
+/* One row's entries in one panel, times 16, 32 or 64 vectors: sums (width) += value * x[index] (width). Four
+accumulators each, for an addition takes four cycles. */
+INLINE void row_16(const uint16_t *restrict indices, const void *restrict values, size_t at, size_t end,
+                   const float *restrict x, float *restrict sums, int is_bfloat16) {
+    float a[LANE], b[LANE], c[LANE], d[LANE];
+    LANES a[l] = sums[l];
+    LANES b[l] = 0;
+    LANES c[l] = 0;
+    LANES d[l] = 0;
+    for (; at + 4 <= end; at += 4) {
+        const float *xa = x + (size_t)indices[at] * 16, *xb = x + (size_t)indices[at + 1] * 16;
+        const float *xc = x + (size_t)indices[at + 2] * 16, *xd = x + (size_t)indices[at + 3] * 16;
+        float va = value_at(values, at, is_bfloat16), vb = value_at(values, at + 1, is_bfloat16);
+        float vc = value_at(values, at + 2, is_bfloat16), vd = value_at(values, at + 3, is_bfloat16);
+        LANES a[l] += va * xa[l];
+        LANES b[l] += vb * xb[l];
+        LANES c[l] += vc * xc[l];
+        LANES d[l] += vd * xd[l];
+    }
+    for (; at < end; at++) {
+        const float *xa = x + (size_t)indices[at] * 16;
+        float va = value_at(values, at, is_bfloat16);
+        LANES a[l] += va * xa[l];
+    }
+    LANES sums[l] = (a[l] + b[l]) + (c[l] + d[l]);
+}
+
+INLINE void row_32(const uint16_t *restrict indices, const void *restrict values, size_t at, size_t end,
+                   const float *restrict x, float *restrict sums, int is_bfloat16) {
+    float a[LANE], b[LANE], c[LANE], d[LANE];
+    LANES a[l] = sums[l];
+    LANES b[l] = sums[16 + l];
+    LANES c[l] = 0;
+    LANES d[l] = 0;
+    for (; at + 2 <= end; at += 2) {
+        const float *xa = x + (size_t)indices[at] * 32, *xc = x + (size_t)indices[at + 1] * 32;
+        float va = value_at(values, at, is_bfloat16), vc = value_at(values, at + 1, is_bfloat16);
+        LANES a[l] += va * xa[l];
+        LANES b[l] += va * xa[16 + l];
+        LANES c[l] += vc * xc[l];
+        LANES d[l] += vc * xc[16 + l];
+    }
+    if (at < end) {
+        const float *xa = x + (size_t)indices[at] * 32;
+        float va = value_at(values, at, is_bfloat16);
+        LANES a[l] += va * xa[l];
+        LANES b[l] += va * xa[16 + l];
+    }
+    LANES sums[l] = a[l] + c[l];
+    LANES sums[16 + l] = b[l] + d[l];
+}
+
+INLINE void row_64(const uint16_t *restrict indices, const void *restrict values, size_t at, size_t end,
+                   const float *restrict x, float *restrict sums, int is_bfloat16) {
+    float a[LANE], b[LANE], c[LANE], d[LANE];
+    LANES a[l] = sums[l];
+    LANES b[l] = sums[16 + l];
+    LANES c[l] = sums[32 + l];
+    LANES d[l] = sums[48 + l];
+    for (; at < end; at++) {
+        const float *xa = x + (size_t)indices[at] * 64;
+        float va = value_at(values, at, is_bfloat16);
+        LANES a[l] += va * xa[l];
+        LANES b[l] += va * xa[16 + l];
+        LANES c[l] += va * xa[32 + l];
+        LANES d[l] += va * xa[48 + l];
+    }
+    LANES sums[l] = a[l];
+    LANES sums[16 + l] = b[l];
+    LANES sums[32 + l] = c[l];
+    LANES sums[48 + l] = d[l];
+}
+
+/* `width` is a constant where this is inlined. */
+INLINE void csr_rows(const Part *part, size_t first, size_t count, const float *x, float *sums, const size_t width,
+                     int is_bfloat16) {
+    const Product *p = part->product;
+    for (size_t top = part->first_row; top < part->end_row; top += p->rows_together) {
+        size_t rows = part->end_row - top < p->rows_together ? part->end_row - top : p->rows_together;
+        const uint32_t *pointer = p->pointers + top * p->panels;
+        for (size_t r = 0; r < rows; r++)
+            for (size_t l = 0; l < width; l++) sums[r * width + l] = p->bias ? p->bias[top + r] : 0;
+        for (size_t panel = 0; panel < p->panels; panel++)
+            for (size_t r = 0; r < rows; r++, pointer++) {
+                float *out = sums + r * width;
+                if (width == 16) row_16(p->indices, p->values, pointer[0], pointer[1], x, out, is_bfloat16);
+                if (width == 32) row_32(p->indices, p->values, pointer[0], pointer[1], x, out, is_bfloat16);
+                if (width == 64) row_64(p->indices, p->values, pointer[0], pointer[1], x, out, is_bfloat16);
+            }
+        for (size_t left = 0; left < rows; left += LANE) {
+            size_t right = left + LANE < rows ? left + LANE : rows;
+            for (size_t b = 0; b < count; b++)
+                for (size_t r = left; r < right; r++) p->y[(first + b) * p->rows + top + r] = sums[r * width + b];
+        }
+    }
+}
+
+INLINE void csr_several(Part *part, int is_bfloat16) {
+    const Product *p = part->product;
+    float *x = malloc((p->columns + 1) * WIDEST * sizeof(float));
+    float *sums = malloc((p->rows_together + 1) * WIDEST * sizeof(float));
+    part->failed = !x || !sums;
+    for (size_t first = part->first; first < part->end && !part->failed;) {
+        size_t left = part->end - first, width = width_for(left), count = left < width ? left : width;
+        transpose(p->x + first * p->columns, count, p->columns, width, x);
+        if (width == 16) csr_rows(part, first, count, x, sums, 16, is_bfloat16);
+        if (width == 32) csr_rows(part, first, count, x, sums, 32, is_bfloat16);
+        if (width == 64) csr_rows(part, first, count, x, sums, 64, is_bfloat16);
+        first += count;
+    }
+    free(x);
+    free(sums);
+}
+
+static void *csr_part(void *argument) {
+    Part *part = argument;
+    int is_bfloat16 = part->product->is_bfloat16;
+    if (part->product->batch == 1) {
+        if (is_bfloat16) csr_one(part, 1);
+        else csr_one(part, 0);
+    } else {
+        if (is_bfloat16) csr_several(part, 1);
+        else csr_several(part, 0);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------- blocks: 16 outputs share their inputs */
+
+INLINE void block_store(const Product *p, size_t b, size_t block, const float *sums) {
+    size_t top = block * LANE, count = p->rows - top < LANE ? p->rows - top : LANE;
+    float *y = p->y + b * p->rows + top;
+    for (size_t l = 0; l < count; l++) y[l] = sums[l] + (p->bias ? p->bias[top + l] : 0);
+}
+
+INLINE void block_one(const Part *part, int is_bfloat16) {
+    const Product *p = part->product;
+    const uint16_t *restrict indices = p->indices;
+    const void *restrict values = p->values;
+    const float *restrict x = p->x;
+    for (size_t block = part->first_row; block < part->end_row; block++) {
+        size_t at = p->pointers[block], end = p->pointers[block + 1];
+        float a[LANE], b[LANE], c[LANE], d[LANE];
+        LANES a[l] = 0;
+        LANES b[l] = 0;
+        LANES c[l] = 0;
+        LANES d[l] = 0;
+        for (; at + 4 <= end; at += 4) {
+            float xa = x[indices[at]], xb = x[indices[at + 1]], xc = x[indices[at + 2]], xd = x[indices[at + 3]];
+            LANES a[l] += value_at(values, at * LANE + l, is_bfloat16) * xa;
+            LANES b[l] += value_at(values, (at + 1) * LANE + l, is_bfloat16) * xb;
+            LANES c[l] += value_at(values, (at + 2) * LANE + l, is_bfloat16) * xc;
+            LANES d[l] += value_at(values, (at + 3) * LANE + l, is_bfloat16) * xd;
+        }
+        for (; at < end; at++) {
+            float xa = x[indices[at]];
+            LANES a[l] += value_at(values, at * LANE + l, is_bfloat16) * xa;
+        }
+        LANES a[l] = (a[l] + b[l]) + (c[l] + d[l]);
+        block_store(p, 0, block, a);
+    }
+}
+
+/* 16 outputs times TILE vectors, all sums in registers. Which inputs come next no hardware guesses: asking for those of
+the block 16 further on takes a quarter off the time at 256 vectors. */
+INLINE void block_tile(const Product *p, size_t at, size_t end, const float *restrict x, float sums[TILE][LANE],
+                       int is_bfloat16) {
+    const uint16_t *restrict indices = p->indices;
+    const void *restrict values = p->values;
+    float a[TILE][LANE];
+    _Pragma("GCC unroll 16") for (int b = 0; b < TILE; b++) LANES a[b][l] = 0;
+    for (; at < end; at++) {
+        const float *xs = x + (size_t)indices[at] * LANE;
+        PREFETCH(at + AHEAD < end ? x + (size_t)indices[at + AHEAD] * LANE : xs);
+        float w[LANE];
+        LANES w[l] = value_at(values, at * LANE + l, is_bfloat16);
+        _Pragma("GCC unroll 16") for (int b = 0; b < TILE; b++) {
+            float xb = xs[b];
+            LANES a[b][l] += w[l] * xb;
+        }
+    }
+    _Pragma("GCC unroll 16") for (int b = 0; b < TILE; b++) LANES sums[b][l] = a[b][l];
+}
+
+/* Blocks whose values stay in the third cache meet all the vectors of a chunk, 16 at a time, before the next ones. Less
+than that would read the vectors too often: 512 kB took 1.3 times as long at 256 vectors. */
+INLINE void block_several(Part *part, int is_bfloat16) {
+    const Product *p = part->product;
+    size_t most = part->end - part->first < CHUNK ? part->end - part->first : CHUNK;
+    size_t strips = (most + LANE - 1) / LANE, bytes = LANE * (is_bfloat16 ? 2 : 4);
+    float *x = malloc((p->columns + 1) * strips * LANE * sizeof(float));
+    part->failed = !x;
+    for (size_t first = part->first; first < part->end && x; first += CHUNK) {
+        size_t count = part->end - first < CHUNK ? part->end - first : CHUNK;
+        for (size_t b = 0; b < count; b += LANE)
+            transpose(p->x + (first + b) * p->columns, count - b < LANE ? count - b : LANE, p->columns, LANE,
+                      x + b * p->columns);
+        for (size_t block = part->first_row, next; block < part->end_row; block = next) {
+            size_t limit = p->pointers[block] + BLOCK_BYTES / bytes;
+            for (next = block + 1; next < part->end_row && p->pointers[next + 1] <= limit;) next++;
+            for (size_t strip = 0; strip < count; strip += LANE)
+                for (size_t each = block; each < next; each++)
+                    for (size_t b = strip; b < strip + LANE && b < count; b += TILE) {
+                        float sums[TILE][LANE];
+                        block_tile(p, p->pointers[each], p->pointers[each + 1], x + strip * p->columns + (b - strip),
+                                   sums, is_bfloat16);
+                        for (size_t t = 0; t < TILE && b + t < count; t++)
+                            block_store(p, first + b + t, each, sums[t]);
+                    }
+        }
+    }
+    free(x);
+}
+
+static void *block_part(void *argument) {
+    Part *part = argument;
+    int is_bfloat16 = part->product->is_bfloat16;
+    if (part->product->batch == 1) {
+        if (is_bfloat16) block_one(part, 1);
+        else block_one(part, 0);
+    } else {
+        if (is_bfloat16) block_several(part, 1);
+        else block_several(part, 0);
+    }
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------- threads */
+
+/* Threads are made for the call and joined at its end: 20 to 40 microseconds each, and nothing to go wrong after a
+fork. The caller's thread does the first part, and any part for which no thread could be had. */
+static int in_threads(void *(*work)(void *), Part *parts, size_t count) {
+    pthread_t threads[MOST_THREADS];
+    int started[MOST_THREADS] = {0}, failed = 0;
+    for (size_t n = 1; n < count; n++) started[n] = pthread_create(&threads[n], NULL, work, &parts[n]) == 0;
+    work(&parts[0]);
+    for (size_t n = 1; n < count; n++) {
+        if (started[n]) pthread_join(threads[n], NULL);
+        else work(&parts[n]);
+    }
+    for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
+    return failed;
+}
+
+/* A large batch is cut by vectors, a small one by rows, with as many entries for each thread. `unit` rows stay
+together. */
+static int run(void *(*work)(void *), const Product *p, size_t rows, size_t unit, size_t panels, size_t threads) {
+    Part parts[MOST_THREADS];
+    size_t count = 0;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads < 1) threads = 1;
+    if (p->batch >= threads * WIDEST) {
+        size_t share = (p->batch / threads + WIDEST - 1) / WIDEST * WIDEST;
+        for (size_t first = 0; first < p->batch; first += share, count++) {
+            size_t end = p->batch - first < share ? p->batch : first + share;
+            parts[count] = (Part){p, 0, rows, first, end, 0};
+        }
+    } else {
+        uint64_t total = p->pointers[rows * panels];
+        for (size_t row = 0, n = 1; n <= threads && row < rows; n++) {
+            size_t end = row;
+            while (end < rows && (end == row || n == threads || p->pointers[end * panels] < total * n / threads)) {
+                end += unit;
+                if (end > rows) end = rows;
+            }
+            parts[count++] = (Part){p, row, end, 0, p->batch, 0};
+            row = end;
+        }
+    }
+    return count ? in_threads(work, parts, count) : 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------ exported */
+
+/* Both return 0, or 1 where memory could not be had. */
+EXPORT int secateur_csr(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *bias,
+                        const float *x, float *y, size_t rows, size_t columns, size_t batch, size_t rows_together,
+                        size_t panels, int is_bfloat16, size_t threads) {
+    Product p = {indices, pointers, values, bias, x, y, rows, columns, batch, rows_together, panels, is_bfloat16};
+    return run(csr_part, &p, rows, panels > 1 ? rows_together : 1, panels, threads);
+}
+
+EXPORT int secateur_block(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *bias,
+                          const float *x, float *y, size_t rows, size_t columns, size_t batch, int is_bfloat16,
+                          size_t threads) {
+    Product p = {indices, pointers, values, bias, x, y, rows, columns, batch, 1, 1, is_bfloat16};
+    return run(block_part, &p, (rows + LANE - 1) / LANE, 1, 1, threads);
+}
+
+/* Counts the changes of these functions' arguments: an object left over from another version is not used. */
+EXPORT int secateur_interface(void) { return 1; }
+
+/* The level of x86-64 that this processor has: 1, 3 or 4; 0 elsewhere. */
+EXPORT int secateur_level(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    int third = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
+                __builtin_cpu_supports("bmi2");
+    int fourth = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                 __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+                 __builtin_cpu_supports("avx512vl");
+    return third && fourth ? 4 : third ? 3 : 1;
+#else
+    return 0;
+#endif
+}

@@ -1,0 +1,305 @@
+"""The kernels against float64, at every level of processor that this machine has, and what they refuse."""
+
+import importlib.util
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secateur import kernels
+from secateur.inference import BlockLinear, SparseLinear
+
+FOLDER = Path(kernels.__file__).parent
+FIND = kernels._library.__wrapped__  # without its cache
+
+
+def libraries():
+    """Every shared object that this processor can run, and None: the dense products of torch."""
+    found = [None]
+    if kernels.available():
+        level = kernels._library()[0].secateur_level()
+        found += [name for at, name in kernels._FILES.items() if at <= level and (FOLDER / name).exists()]
+    return sorted(set(found), key=str)
+
+
+@pytest.fixture(params=libraries(), ids=str, scope="module")
+def library(request):
+    before = kernels._library
+    found = None if request.param is None else kernels._opened(FOLDER / request.param)
+    kernels._library = lambda: (found, "for the test")
+    yield request.param
+    kernels._library = before
+
+
+def drawn(data, most_rows=70, most_columns=90):
+    rows, columns = data.draw(st.integers(0, most_rows)), data.draw(st.integers(1, most_columns))
+    density = data.draw(st.sampled_from([0.0, 0.05, 0.3, 1.0]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+    weight = torch.randn(rows, columns, generator=generator)
+    weight = weight * (torch.rand(rows, columns, generator=generator) < density)
+    weight = weight.to(data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    bias = torch.randn(rows, generator=generator) if data.draw(st.booleans()) else None
+    batch = data.draw(st.sampled_from([0, 1, 2, 3, 15, 16, 17, 32, 33, 47, 64, 65, 130]))
+    x = torch.randn(batch, columns, generator=generator)
+    layout = data.draw(st.sampled_from(["plain", "transposed", "strided", "batched"]))
+    if layout == "transposed":
+        x = x.t().contiguous().t()
+    elif layout == "strided":
+        x = torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0]
+    elif layout == "batched" and batch % 2 == 0:
+        x = x.reshape(2, batch // 2, columns)
+    return weight, bias, x
+
+
+def is_the_product(y, x, weight, bias):
+    expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
+    assert y.dtype == x.dtype
+    torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@settings(max_examples=60)
+@given(data=st.data(), threads=st.integers(1, 5))
+def test_csr_is_the_product(library, data, threads):
+    weight, bias, x = drawn(data)
+    together = data.draw(st.sampled_from([1, 7, 16, 1000])), data.draw(st.sampled_from([1, 5, 16, 1000]))
+    layer = SparseLinear._laid_out(weight, bias, *together)
+    assert torch.equal(layer.weight, weight)
+    with_threads(threads, lambda: is_the_product(layer(x), x, weight, bias))
+
+
+@settings(max_examples=60)
+@given(data=st.data(), threads=st.integers(1, 5))
+def test_blocks_are_the_product(library, data, threads):
+    weight, bias, x = drawn(data)
+    layer = BlockLinear.from_dense(weight, bias)
+    assert torch.equal(layer.weight, weight)
+    with_threads(threads, lambda: is_the_product(layer(x), x, weight, bias))
+
+
+def with_threads(threads, body):
+    """More threads than the sizes of a test would get."""
+    work, before = kernels._WORK_FOR_A_THREAD, torch.get_num_threads()
+    kernels._WORK_FOR_A_THREAD = 1
+    torch.set_num_threads(threads)
+    try:
+        body()
+    finally:
+        kernels._WORK_FOR_A_THREAD = work
+        torch.set_num_threads(before)
+
+
+def test_a_chunk_of_many_blocks_and_vectors(library):
+    """More vectors than a chunk, more values than the cache is taken to hold."""
+    weight = torch.randn(150, 700)
+    x = torch.randn(300, 700)
+    is_the_product(BlockLinear.from_dense(weight)(x), x, weight, None)
+    is_the_product(SparseLinear.from_dense(weight, batch=300)(x), x, weight, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_inputs_of_other_dtypes(library, dtype):
+    weight = torch.randn(20, 30) * (torch.rand(20, 30) < 0.3)
+    x = torch.randn(4, 30).to(dtype)
+    for layer in (SparseLinear.from_dense(weight), BlockLinear.from_dense(weight)):
+        y = layer(x)
+        assert y.dtype == dtype
+        expected = x.double() @ weight.double().t()
+        tolerance = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float64: 1e-12}[dtype]
+        torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_what_is_removed_is_not_multiplied():
+    weight = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    x = torch.tensor([[2.0, torch.inf]])
+    if kernels.available():
+        assert SparseLinear.from_dense(weight)(x).tolist() == [[2.0, torch.inf]]
+
+
+def test_two_threads_call_one_layer(library):
+    weight = torch.randn(64, 96) * (torch.rand(64, 96) < 0.2)
+    inputs = [torch.randn(batch, 96) for batch in (1, 40)]
+    layers = [SparseLinear.from_dense(weight), BlockLinear.from_dense(weight)]
+    wrong = []
+
+    def call(x):
+        for _ in range(50):
+            wrong.extend(layer for layer in layers if not torch.allclose(layer(x), x @ weight.t(), atol=1e-4))
+
+    workers = [threading.Thread(target=call, args=(x,)) for x in inputs * 2]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def test_gradients_reach_the_input():
+    weight = torch.randn(10, 12) * (torch.rand(10, 12) < 0.4)
+    for layer in (SparseLinear._laid_out(weight, None, 5, 4), BlockLinear.from_dense(weight)):
+        x = torch.randn(3, 12, requires_grad=True)
+        layer(x).square().sum().backward()
+        with torch.no_grad():
+            expected = 2 * (x @ weight.t()) @ weight
+        torch.testing.assert_close(x.grad, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["csr_linear", "block_linear"])
+def test_operators_obey_torch(name):
+    """Schema, fake kernel and autograd registration agree with what the operator does."""
+    weight = torch.randn(20, 12) * (torch.rand(20, 12) < 0.4)
+    x = torch.randn(3, 12, requires_grad=True)
+    if name == "csr_linear":
+        layer = SparseLinear.from_dense(weight)
+        arguments = (layer.columns_together, layer.rows_together)
+    else:
+        layer = BlockLinear.from_dense(weight)
+        arguments = (20,)
+    torch.library.opcheck(
+        getattr(torch.ops.secateur, name).default,
+        (x, layer.indices, layer.pointers, layer.values, torch.randn(20), *arguments),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- what is refused
+
+
+def csr(**changes):
+    """A call of a right layer, but for the changes."""
+    right = {
+        "x": torch.randn(2, 5),
+        "indices": torch.tensor([0, 4, 2]).to(torch.uint16),
+        "pointers": torch.tensor([0, 2, 3], dtype=torch.int32),
+        "values": torch.randn(3),
+        "bias": None,
+        "columns_together": 5,
+        "rows_together": 2,
+    }
+    return kernels.csr_linear(**{**right, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"indices": torch.tensor([0, 5, 2]).to(torch.uint16)}, "an index is 5, but there are 5 inputs"),
+        ({"indices": torch.tensor([0, 65535, 2]).to(torch.uint16)}, "an index is 65535"),
+        ({"indices": torch.tensor([0, 1, 2])}, "indices are a vector of uint16"),
+        ({"pointers": torch.tensor([0, 3, 2], dtype=torch.int32)}, "do not rise from 0 to 3"),
+        ({"pointers": torch.tensor([1, 2, 3], dtype=torch.int32)}, "do not rise from 0 to 3"),
+        ({"pointers": torch.tensor([0, -2, 3], dtype=torch.int32)}, "do not rise from 0 to 3"),
+        ({"pointers": torch.tensor([0, 2, 4], dtype=torch.int32)}, "do not rise from 0 to 3"),
+        ({"pointers": torch.tensor([0, 2, 3])}, "pointers one of int32"),
+        ({"values": torch.randn(2)}, r"3 indices for values of shape \(2,\)"),
+        ({"values": torch.randn(3).half()}, "values are float32 or bfloat16, not torch.float16"),
+        ({"bias": torch.randn(3)}, r"the bias is float32 of shape \(2,\), not torch.float32 of shape \(3,\)"),
+        ({"columns_together": 0}, "are at least 1"),
+        ({"columns_together": 2}, "3 pointers where 1 are needed|3 pointers where 4 are needed"),
+        ({"x": torch.randn(2, 70_000), "columns_together": 70_000}, "an index of 16 bits counts up to 65536"),
+    ],
+    ids=str,
+)
+def test_messages(changes, message):
+    assert csr().shape == (2, 2)
+    with pytest.raises(ValueError, match=message):
+        csr(**changes)
+
+
+def test_blocks_refuse_too():
+    indices, pointers = torch.tensor([5]).to(torch.uint16), torch.tensor([0, 1], dtype=torch.int32)
+    with pytest.raises(ValueError, match="an index is 5"):
+        kernels.block_linear(torch.randn(1, 5), indices, pointers, torch.randn(1, 16), None, 3)
+    with pytest.raises(ValueError, match=r"1 indices for values of shape \(1, 8\)"):
+        kernels.block_linear(torch.randn(1, 9), indices, pointers, torch.randn(1, 8), None, 3)
+    with pytest.raises(ValueError, match="2 pointers where 3 are needed"):
+        kernels.block_linear(torch.randn(1, 9), indices, pointers, torch.randn(1, 16), None, 30)
+
+
+def test_changed_indices_are_checked_again():
+    layer = SparseLinear.from_dense(torch.eye(4))
+    x = torch.randn(2, 4)
+    assert torch.equal(layer(x), x)
+    layer.indices.copy_(torch.tensor([0, 1, 2, 9]).to(torch.uint16))
+    with pytest.raises(ValueError, match="an index is 9"):
+        layer(x)
+    layer.load_state_dict({**layer.state_dict(), "indices": torch.tensor([0, 1, 2, 3]).to(torch.uint16)})
+    assert torch.equal(layer(x), x)
+    layer.pointers[1] = 100
+    with pytest.raises(ValueError, match="do not rise"):
+        layer(x)
+
+
+def test_layouts_of_any_size_take_no_memory(library):
+    """rows_together comes from a file: (2**56 + 1) rows of 64 sums of 4 bytes would be 256 bytes, in 64 bits."""
+    layer = SparseLinear.from_dense(torch.eye(40))
+    layer.rows_together, layer.columns_together = 2**56, 2**70
+    x = torch.randn(50, 40)
+    assert torch.equal(layer(x), x)
+
+
+def test_inference_mode(library):
+    with torch.inference_mode():
+        layer = SparseLinear.from_dense(torch.eye(4))
+        x = torch.randn(2, 4)
+        assert torch.equal(layer(x), x)
+        layer.indices.fill_(7)
+        with pytest.raises(ValueError, match="an index is 7"):
+            layer(x)
+
+
+def test_without_kernels_it_is_said(monkeypatch):
+    monkeypatch.setenv("SECATEUR_KERNELS", "0")
+    found, words = FIND()
+    assert found is None
+    assert words == "not used (SECATEUR_KERNELS=0)"
+
+
+def test_a_broken_library_is_no_library(tmp_path, monkeypatch):
+    for name in set(kernels._FILES.values()):
+        (tmp_path / name).write_bytes(b"not a shared object")
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    monkeypatch.delenv("SECATEUR_KERNELS", raising=False)
+    found, words = FIND()
+    assert found is None
+    assert words.startswith("none, ")
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "elsewhere" / "kernels.py"))
+    assert FIND() == (None, "none, installed without a C compiler")
+
+
+# ------------------------------------------------------------------------------------------------------- the build
+
+
+def hook():
+    spec = importlib.util.spec_from_file_location("hatch_build", Path(__file__).parents[1] / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_failed_compilation_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(subprocess.CalledProcessError):
+        hook().compile_kernels(tmp_path)
+    monkeypatch.setenv("CC", "/no/such/compiler")
+    with pytest.raises(OSError):
+        hook().compile_kernels(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_installation_goes_on_without_a_compiler(monkeypatch):
+    build = hook()
+    said = []
+    app = type("App", (), {"display_warning": lambda self, text: said.append(text)})()
+    each = type("Hook", (build.CustomBuildHook,), {"__init__": lambda self: None, "app": app})()
+    data = {"artifacts": []}
+    monkeypatch.delenv("SECATEUR_KERNELS", raising=False)
+    monkeypatch.setenv("CC", "false")
+    each.initialize("standard", data)
+    assert data == {"artifacts": []}
+    assert "installed without compiled kernels" in said[0]
+    monkeypatch.setenv("SECATEUR_KERNELS", "1")
+    with pytest.raises(RuntimeError, match="the kernels do not compile"):
+        each.initialize("standard", data)
