@@ -36,11 +36,11 @@ def levels() -> dict[str, list[str]]:
     """``{file name: flags}``: one shared object for each level of x86-64, one elsewhere."""
     if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
         return {
-            "_kernels.so": ["-march=x86-64"],
-            "_kernels_v3.so": ["-march=x86-64-v3"],
-            "_kernels_v4.so": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+            "libkernels.baseline.so": ["-march=x86-64"],
+            "libkernels.v3.so": ["-march=x86-64-v3"],
+            "libkernels.v4.so": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
         }
-    return {"_kernels.so": []}
+    return {"libkernels.baseline.so": []}
 
 
 def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:

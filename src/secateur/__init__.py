@@ -9,8 +9,9 @@ from secateur.blockwise import oneshot
 from secateur.calibration import read_calibration
 from secateur.checkpoint_shrinking import shrink_checkpoint
 from secateur.checkpoint_sparsification import sparsify_checkpoint
+from secateur.inference import pack
 from secateur.masks import apply_, attach, detach, make_masks, sparsity_of
-from secateur.patterns import NM, Block, Channels, Rows, Unstructured
+from secateur.patterns import NM, Block, Channels, GroupedColumns, Rows, Unstructured
 from secateur.plans import load_shrunken, save_shrunken
 from secateur.proof import verify_shrunken
 from secateur.pruner import Pruner
@@ -23,6 +24,7 @@ from secateur.version import __version__
 __all__ = [
     "Block",
     "Channels",
+    "GroupedColumns",
     "NM",
     "Pruner",
     "Rows",
@@ -37,6 +39,7 @@ __all__ = [
     "load_shrunken",
     "make_masks",
     "oneshot",
+    "pack",
     "patterns",
     "prune",
     "read_calibration",

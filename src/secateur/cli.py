@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from secateur import allocation, criteria, patterns
+from secateur import allocation, criteria, kernels, patterns
+from secateur.bench_command import bench
 from secateur.checkpoint_sparsification import RECORD, CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints import printable
 from secateur.inspection import Inspection, TensorInspection, inspect_checkpoint
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"secateur {__version__}")
+        typer.echo(f"secateur {__version__}\n{kernels.describe()}")
         raise typer.Exit
 
 
@@ -109,7 +110,9 @@ def prune(
     ] = None,
     pattern: Annotated[
         str,
-        typer.Option("--pattern", "-p", help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels."),
+        typer.Option(
+            "--pattern", "-p", help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels."
+        ),
     ] = "unstructured",
     allocate: Annotated[
         Allocate | None,
@@ -194,6 +197,7 @@ app.command(short_help="Take channels and heads out of a model, which gets small
 app.command(short_help="Prune a transformer block by block, with calibration text.")(oneshot)
 app.command(short_help="Write a copy of a checkpoint in which zeros take little room.")(compress)
 app.command(short_help="Write the dense checkpoint that a compressed one was made of.")(expand)
+app.command(short_help="What zeros would be worth to your model, measured here.")(bench)
 
 
 @app.command(short_help="Train a small network, prune it, report what that cost.")

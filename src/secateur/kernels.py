@@ -22,7 +22,8 @@ __all__ = ["LANES", "MOST_COLUMNS", "available", "block_linear", "csr_linear", "
 
 LANES = 16  # outputs that share their inputs in a block
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
-_FILES = {4: "_kernels_v4.so", 3: "_kernels_v3.so", 1: "_kernels.so", 0: "_kernels.so"}
+# with a dot before the suffix, so that nothing takes them for Python modules
+_FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
 _INTERFACE = 1  # that of kernels.c
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
