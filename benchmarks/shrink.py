@@ -1,6 +1,6 @@
 """`shrink` beside Torch-Pruning: is it right, how fast is it, what is gained, what does it cost in accuracy.
 
-    python benchmarks/shrink.py coverage|speed|effect|accuracy [--seeds 3] [--only GLOB] [--json FILE]
+    python benchmarks/shrink.py coverage|speed|effect|accuracy|depth [--seeds 3] [--only GLOB] [--json FILE]
 
 Law: nothing here trusts the library's own proof. Whether a smaller model is right is decided by a comparison that is
 written in this file, the same for both libraries; ratios are of medians of runs that alternate in one process.
@@ -45,7 +45,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from secateur import demo
 from secateur.allocation import everywhere
-from secateur.coupling import find_coupling
+from secateur.coupling import find_coupling, run
 from secateur.criteria import ln_norm, taylor
 from secateur.evidence import collect
 from secateur.shrinking import shrink
@@ -801,6 +801,44 @@ def effect(rounds: int = 40, narrow: int = 128, wide: int = 256, **_: Any) -> di
     return {"rows": rows}
 
 
+def depth(rounds: int = 25, **_: Any) -> dict[str, Any]:
+    """The time of a forward pass without a share of the residual branches, over the dense model's, in turn."""
+    torch.manual_seed(0)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
+    llama = LlamaForCausalLM(LlamaConfig(vocab_size=500, **sizes)).eval()
+    blocks = (zoo.BasicBlock(64, 64) for _ in range(8))
+    resnet = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+    tokens = {"input_ids": torch.randint(0, 500, (4, 64)), "use_cache": False}
+    rows = []
+    print(f"{'':28} {'branches':>9} {'weights left':>13} {'time left':>24} {'proof, s':>9}")
+    for name, model, example in (
+        ("Llama, 4 layers", llama, tokens),
+        ("ResNet, 8 blocks", resnet, torch.randn(4, 3, 32, 32)),
+    ):
+        for share in (0.25, 0.5):
+            smaller = copy.deepcopy(model)
+            start = time.perf_counter()
+            shrink(smaller, example, branches=share)
+            proof = time.perf_counter() - start
+            with torch.no_grad():
+                times = [[_seconds(each, example) for each in (smaller, model)] for _ in range(rounds + 2)][2:]
+            low, middle, high = statistics.quantiles([one / other for one, other in times], n=4)
+            left = count_of(smaller) / count_of(model)
+            rows.append({"model": name, "share": share, "left": left, "time left": [low, middle, high], "proof": proof})
+            print(
+                f"{name:28} {share:9.0%} {left:13.2f} {middle:10.2f} ({low:.2f} … {high:.2f}) {proof:9.1f}", flush=True
+            )
+    return {"rows": rows}
+
+
+def _seconds(model: nn.Module, example: Any) -> float:
+    start = time.perf_counter()
+    run(model, example)
+    return time.perf_counter() - start
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # Accuracy
 # --------------------------------------------------------------------------------------------------------------------
@@ -1055,6 +1093,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "speed": speed,
     "effect": effect,
     "accuracy": accuracy,
+    "depth": depth,
 }
 
 if __name__ == "__main__":
