@@ -31,7 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur import Block, Unstructured, kernels, shrink, sparsify, uniform
+from secateur import Block, Unstructured, kernels, shrink, sparsify
+from secateur.allocation import uniform
 from secateur.inference import BlockLinear, GroupedLinear, SparseLinear, pack
 from secateur.patterns import GroupedColumns
 

@@ -10,21 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import (
-    NM,
-    Block,
-    Channels,
-    Pruner,
-    Rows,
-    criteria,
-    find_targets,
-    masks_from_zeros,
-    prune,
-    regrowth,
-    schedules,
-    sparsity_of,
-)
+from secateur import NM, Block, Channels, Pruner, Rows, criteria, prune, regrowth, schedules, sparsity_of
 from secateur.allocation import above, erk, uniform
+from secateur.masks import masks_from_zeros
+from secateur.targets import find_targets
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 quiet = functools.partial(Pruner, verbose=False)

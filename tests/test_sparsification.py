@@ -11,24 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from secateur import (
-    NM,
-    Channels,
-    Pruner,
-    Rows,
-    attach,
-    criteria,
-    everywhere,
-    find_targets,
-    make_masks,
-    prune,
-    schedules,
-    sparsify,
-    sparsity_of,
-    uniform,
-)
+from secateur import NM, Channels, Pruner, Rows, attach, criteria, make_masks, prune, schedules, sparsify, sparsity_of
+from secateur.allocation import everywhere, uniform
 from secateur.batchnorm import reestimate_batchnorm
 from secateur.evidence import collect
+from secateur.targets import find_targets
 
 cross_entropy = functional.cross_entropy
 

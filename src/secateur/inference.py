@@ -498,7 +498,8 @@ def pack(
         ValueError: there is no such layer, ``at_least`` is not positive, or a packed layer's output is not that of the
             dense one.
 
-    >>> from secateur import apply_, make_masks, find_targets
+    >>> from secateur import apply_, make_masks
+    >>> from secateur.targets import find_targets
     >>> from secateur.patterns import GroupedColumns
     >>> model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8))
     >>> masks = make_masks(find_targets(model, include="0.weight"), 0.9, pattern=GroupedColumns(256))
