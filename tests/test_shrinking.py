@@ -14,6 +14,7 @@ from torch import nn
 
 from secateur import load_shrunken, plans, save_shrunken, shrink, shrinking, verify_shrunken
 from secateur.allocation import by_name, everywhere
+from secateur.choosing import by_cost
 from secateur.coupling import find_coupling, run, tensors_of
 from secateur.criteria import magnitude
 from secateur.plans import Plan, carry_out, plan_of, zero
@@ -720,3 +721,18 @@ def test_run_takes_tensors_tuples_and_keywords():
     assert run(Sum(), {"a": torch.ones(1), "b": 4}) == 5
     assert list(tensors_of(small())) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert magnitude(torch.tensor(-1.0)) == 1
+
+
+def test_by_cost_takes_first_what_costs_most():
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    model, x = nn.Sequential(*layers), torch.zeros(1, 1, 16, 16)
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)  # all score the same
+    by_work = shrink(copy.deepcopy(model), x, 0.3, target="macs", allocate=by_cost)
+    # a unit of the first costs 9 * 14² + 72 * 3² = 2412 multiply-adds, one of the second 72 * 3² + 2 * 3² = 666
+    assert (by_work[0].out_channels, by_work[2].out_channels) == (5, 8)
+    by_weights = shrink(copy.deepcopy(model), x, 0.3, allocate=by_cost)
+    # of the first 9 + 1 + 72 = 82 parameters, of the second 72 + 1 + 2 = 75
+    assert (by_weights[0].out_channels, by_weights[2].out_channels) == (5, 8)
+    by_number = shrink(copy.deepcopy(model), x, 0.3, target="units", allocate=by_cost)
+    assert by_number[0].out_channels + by_number[2].out_channels == 11

@@ -18,16 +18,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, uniform
+from secateur.allocation import Allocation, Counts, everywhere, uniform
 from secateur.axes import Axis, Expression, Product, leaves, resolved, size_of
 from secateur.coupling import Coupling, Group, Kept, run
 from secateur.masks import make_masks
+from secateur.patterns import Pattern
 from secateur.plans import carry_out, plan_of
 from secateur.progress import track
 from secateur.selection import keep_largest
 
 __all__ = [
     "TARGETS",
+    "by_cost",
     "check_globs",
     "choose",
     "cost_of",
@@ -41,6 +43,26 @@ TARGETS = ("params", "macs", "memory", "latency", "units")
 
 _TRIES = 64  # of counts that a configuration may allow
 _PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
+
+
+def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+    """`everywhere`, of scores per cost: what leaves first gains most of the target for the score that it loses.
+
+    An allocation for `secateur.shrink`, which divides each group's scores by what one of its units costs of the target
+    before (parameters, multiply-adds, bytes); of "latency" and "units" all cost the same.
+
+    >>> from secateur import shrink
+    >>> layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    >>> model = nn.Sequential(*layers)
+    >>> _ = shrink(model, torch.zeros(1, 1, 16, 16), 0.3, target="macs", allocate=by_cost)
+    >>> model[0].out_channels < model[2].out_channels  # eight times the positions
+    True
+    """
+    return everywhere(scores, sparsity, pattern)
+
+
+_marked: Any = by_cost
+_marked.divides_by_cost = True
 
 
 def choose(
@@ -164,6 +186,9 @@ def _ranked(
     tied = [_Tied(each, round_to, minimum) for each in _by_tie(groups)]
     outer = _outer(coupling, groups) if allocate is None and target != "units" else set()
     whole = {group.name for group in groups if group.tied in outer}
+    if getattr(allocate, "divides_by_cost", False) and target not in ("units", "latency"):
+        prices = _prices(cost_of(model, coupling, example_inputs, target), tied)
+        scores = {group.name: scores[group.name] / prices[group.axis] for group in groups}
 
     def counts_at(share: float) -> dict[Axis, int]:
         ranked = {name: each for name, each in scores.items() if name not in whole}
@@ -206,6 +231,17 @@ def _ranked(
         mask = keep_largest(scores[group.name].reshape(1, -1), counts[group.axis])
         kept[group.axis] = mask.reshape(-1).numpy()
     return kept
+
+
+def _prices(cost: Callable[[Mapping[Axis, int]], float], tied: Sequence[_Tied]) -> dict[Axis, float]:
+    """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
+    found: dict[Axis, float] = {}
+    for each in tied:
+        fewer = each.counts(each.parts - each.step)
+        units = sum(group.size - fewer[group.axis] for group in each.groups)
+        price = (cost({}) - cost(fewer)) / units if units else 0.0
+        found |= {group.axis: price or 1.0 for group in each.groups}
+    return found
 
 
 def _by_tie(groups: Iterable[Group]) -> list[list[Group]]:

@@ -104,7 +104,7 @@ def sparsegpt(
     importance = R.diagonal().square()  # 1 / [H⁻¹]_jj of the columns not yet seen
     importance = torch.where(dead, importance * DEAD**2, importance)[:, None]
 
-    W = dense.T.contiguous()  # (inputs, outputs): a column is contiguous
+    W = dense.T.clone(memory_format=torch.contiguous_format)  # (inputs, outputs): a column is contiguous
     inputs = W.shape[0]
     change = torch.zeros_like(W)  # W - W' of columns that the sweep has passed; of later ones, what they are owed
     removed = torch.empty(W.shape, dtype=torch.bool, device=W.device)
