@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import secateur.demo
-from secateur import checkpoint_sparsification, cli, depth, shrink_command, shrinking, terminal
+from secateur import checkpoint_sparsification, cli, depth, kernels, shrink_command, shrinking, terminal
 from secateur.version import __version__
 
 
@@ -44,7 +44,7 @@ def model(tmp_path):
 
 
 def test_help_and_version():
-    assert run("--version").stdout == f"secateur {__version__}\n"
+    assert run("--version").stdout == f"secateur {__version__}\n{kernels.describe()}\n"
     text = run("--help").stdout
     for word in ("inspect", "prune", "shrink", "demo"):
         assert re.search(rf"^  {word} .*\.$", text, re.MULTILINE)  # a whole sentence on one line
@@ -55,7 +55,7 @@ def test_help_and_version():
 
 def test_python_m_secateur():
     done = subprocess.run([sys.executable, "-m", "secateur", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"secateur {__version__}\n"
+    assert done.stdout == f"secateur {__version__}\n{kernels.describe()}\n"
 
 
 # ---- inspect -----------------------------------------------------------------------------------------------------
