@@ -20,6 +20,7 @@ from secateur.proof import right_branches
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import zoo
+from unchanged import is_unchanged, state_of
 
 # what makes a branch zero by hand, such that the proof is not its own judge; how many branches there are
 ZEROED = {
@@ -94,17 +95,6 @@ FORMS = [
 class Stack(nn.Sequential):
     def __init__(self, *forms, width=6):
         super().__init__(nn.Linear(4, width), *(Block(form, width) for form in forms), nn.Linear(width, 3))
-
-
-def state_of(model):
-    return {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
-
-
-def is_unchanged(model, state):
-    now = model.state_dict(keep_vars=True)
-    return now.keys() == state.keys() and all(
-        now[name] is tensor and torch.equal(now[name], value) for name, (tensor, value) in state.items()
-    )
 
 
 def outputs(model, inputs):

@@ -18,6 +18,7 @@ from secateur.coupling import find_coupling, tensors_in
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import zoo
+from unchanged import is_unchanged, state_of
 
 # of each what its configuration can say, found by experiment; the widths of T5 and Gemma 2 have to stay
 FIELDS = {
@@ -147,17 +148,6 @@ X = torch.ones(2, 3)
 def random_of(kind, **values):
     torch.manual_seed(0)
     return kind(Config(**values))
-
-
-def state_of(model):
-    return {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
-
-
-def is_unchanged(model, state):
-    now = model.state_dict(keep_vars=True)
-    return now.keys() == state.keys() and all(
-        now[name] is tensor and torch.equal(now[name], value) for name, (tensor, value) in state.items()
-    )
 
 
 def says_it(model, x=X):

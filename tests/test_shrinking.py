@@ -22,6 +22,7 @@ from secateur.proof import difference, differs, outputs, probe_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import zoo
+from unchanged import is_unchanged, state_of
 
 NOTHING_LEAVES = {"shufflenet_v1", "unfold_attention"}  # their code fixes every width by a number or by neighbours
 FROZEN_BY_PROOF = {"linear_attention", "weight_standardized"}  # a removed unit is not zero where it is summed over
@@ -34,17 +35,6 @@ TRANSFORMERS = [
 
 def small(width=16):
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
-
-
-def state_of(model):
-    return {name: (tensor, tensor.clone()) for name, tensor in model.state_dict(keep_vars=True).items()}
-
-
-def is_unchanged(model, state):
-    now = model.state_dict(keep_vars=True)
-    return now.keys() == state.keys() and all(
-        now[name] is tensor and torch.equal(now[name], value) for name, (tensor, value) in state.items()
-    )
 
 
 # ---- the zoo --------------------------------------------------------------------------------------------------------
