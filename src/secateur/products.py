@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Piece", "Products", "Statistics", "Tokens"]
+__all__ = ["Piece", "Products", "Statistics", "Tokens", "add_gram"]
 
 PANEL = 512  # columns of a Gram matrix that are computed together
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
@@ -73,7 +73,7 @@ class Statistics:
         self.tokens += x.shape[0]
         wide = x if x.dtype == torch.float64 else x.float()
         if "gram" in self.words:
-            self.gram = _add_gram(self.gram, wide)
+            self.gram = add_gram(self.gram, wide)
         elif (missing := SAMPLE - sum(len(part) for part in self.sample)) > 0:
             self.sample.append(x[:missing].clone())
         if self.words & {"input_norm", "input_var"}:
@@ -154,7 +154,7 @@ def _added(held: Tensor | None, more: Tensor) -> Tensor:
     return more if held is None else held.add_(more)
 
 
-def _add_gram(gram: Tensor | None, x: Tensor) -> Tensor:
+def add_gram(gram: Tensor | None, x: Tensor) -> Tensor:
     """Adds the upper half of x'x, in panels: measured 1.5 times as fast as all of it for 4096 inputs."""
     inputs = x.shape[1]
     if gram is None:

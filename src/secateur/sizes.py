@@ -293,13 +293,33 @@ def settle(equations: Iterable[Equation | Outcome]) -> dict[Attribute, Polynomia
             continue
         if not broken:
             return {attribute: value for attribute, value in values.items() if any(value)}
-        if any(difference is not None and _split(difference, known, each.why) for each, difference in broken):
-            continue
-        equation, difference = broken[0]
-        if difference is None:
-            _freeze_all(_variables(equation, values), equation.why)
-        else:
-            _freeze_all(_deciding(difference), equation.why)
+        split = functools.partial(_split, equations=known, tied=_tied(known))
+        if not _each_apart(broken, values, split):
+            _each_apart(broken, values, functools.partial(_freeze_broken, values=values))
+
+
+def _each_apart(
+    broken: Iterable[tuple[Equation, Polynomial | None]],
+    values: Mapping[Attribute, Polynomial],
+    mend: Callable[[Equation, Polynomial | None], set[Variable]],
+) -> bool:
+    """Mends the first equation that can be, and those in which nothing is that others before have changed: of a stack
+    of layers one in each, so that the number of rounds does not grow with the layers."""
+    changed: set[Variable] = set()
+    for equation, difference in broken:
+        variables = (
+            _variables(equation, values) if difference is None else {each for term in difference for each in term}
+        )
+        if variables.isdisjoint(changed):
+            changed |= mend(equation, difference)
+    return bool(changed)
+
+
+def _freeze_broken(
+    equation: Equation, difference: Polynomial | None, *, values: Mapping[Attribute, Polynomial]
+) -> set[Variable]:
+    variables = _variables(equation, values) if difference is None else _deciding(difference)
+    return variables if _freeze_all(variables, equation.why) else set()
 
 
 def axes_of(outcome: Outcome, values: Mapping[Attribute, Polynomial]) -> set[Axis]:
@@ -397,13 +417,17 @@ def _over(left: Polynomial, right: Polynomial) -> Polynomial | None:
     return found
 
 
-def _split(difference: Polynomial, equations: Iterable[Equation], why: str) -> bool:
+def _split(
+    equation: Equation, difference: Polynomial | None, *, equations: Iterable[Equation], tied: set[Axis]
+) -> set[Variable]:
     """Split an axis that has to be as long as a product of others is into as many factors, which keep as many.
+
+    Returns the axis, if there is one. ``tied`` are those that others keep as many as, and gets those that now do.
 
     The width of a stream that attention's code divides by the number of heads, such as of `nn.MultiheadAttention`.
     """
-    if len(difference) != 2:
-        return False
+    if difference is None or len(difference) != 2:
+        return set()
     for (one, first), (others, second) in itertools.permutations(difference.items()):
         times = -second / first
         if len(one) != 1 or times.denominator != 1 or times < 1 or not others or one[0] in others:
@@ -412,18 +436,21 @@ def _split(difference: Polynomial, equations: Iterable[Equation], why: str) -> b
         axes = _in_order([each for each in others if isinstance(each, Axis)], equations)
         if not isinstance(whole, Axis) or len(axes) < len(others):
             continue
-        if whole.size != times * math.prod(each.size for each in axes) or _is_tied(whole, equations):
+        if whole.size != times * math.prod(each.size for each in axes) or whole in tied:
             continue
         factors = [Axis(each.size) for each in axes]
-        unify(whole, multiplied([Axis(int(times), reasons=[why]), *factors]))
+        unify(whole, multiplied([Axis(int(times), reasons=[equation.why]), *factors]))
         for factor, axis in zip(factors, axes, strict=True):
-            tie(axis, factor, why)
-        return True
-    return False
+            tie(axis, factor, equation.why)
+            tied |= {axis, factor}
+        return {whole}
+    return set()
 
 
 def _in_order(axes: list[Axis], equations: Iterable[Equation]) -> list[Axis]:
     """As the dimensions of the model have them, the outer before the inner."""
+    if len(axes) < 2:
+        return axes
     for equation in equations:
         for part in parts_of(equation):
             if isinstance(part, Axis | Product | Sum):
@@ -433,13 +460,10 @@ def _in_order(axes: list[Axis], equations: Iterable[Equation]) -> list[Axis]:
     return axes
 
 
-def _is_tied(axis: Axis, equations: Iterable[Equation]) -> bool:
-    return any(
-        isinstance(part, Axis | Product | Sum)
-        and any(each is not axis and representative(each) is axis for each in leaves(part))
-        for equation in equations
-        for part in parts_of(equation)
-    )
+def _tied(equations: Iterable[Equation]) -> set[Axis]:
+    """The axes of dimensions that another keeps as many as."""
+    parts = (part for equation in equations for part in parts_of(equation) if isinstance(part, Axis | Product | Sum))
+    return {representative(each) for part in parts for each in leaves(part) if representative(each) is not each}
 
 
 def _number(variable: Variable) -> int:
