@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from secateur import load_shrunken, plans, save_shrunken, shrink, shrinking, verify_shrunken
@@ -623,10 +624,13 @@ def test_saved_and_loaded_also_on_meta_and_twice_shrunken(tmp_path):
         verify_shrunken(small(), each, x)
 
 
-def spoil(text, change):
-    values = json.loads(text)
+def spoil(folder, change):
+    """Changes a plan, and what would tell that it was changed."""
+    values = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    del values["fingerprint"]
     change(values)
-    return json.dumps(values)
+    (folder / "plan.json").write_text(json.dumps(values), encoding="utf-8")
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt"})
 
 
 @pytest.mark.parametrize(
@@ -652,8 +656,7 @@ def spoil(text, change):
 )
 def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):
     save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
-    path = tmp_path / "plan.json"
-    path.write_text(spoil(path.read_text(encoding="utf-8"), change), encoding="utf-8")
+    spoil(tmp_path, change)
     fresh = small()
     state = state_of(fresh)
     with pytest.raises(ValueError, match=words):
@@ -726,3 +729,40 @@ def test_by_cost_takes_first_what_costs_most():
     assert (by_weights[0].out_channels, by_weights[2].out_channels) == (5, 8)
     by_number = shrink(copy.deepcopy(model), x, 0.3, target="units", allocate=by_cost)
     assert by_number[0].out_channels + by_number[2].out_channels == 11
+
+
+def test_files_of_two_saves_are_told_apart(tmp_path):
+    def saved(folder, share):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        save_shrunken(shrink(model, torch.zeros(1, 4), share, target="units"), tmp_path / folder)
+
+    fresh = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    state = state_of(fresh)
+    saved("a", 0.5)
+    saved("b", 0.25)
+    (tmp_path / "a" / "plan.json").replace(tmp_path / "b" / "plan.json")  # as where a save ended between its files
+    with pytest.raises(ValueError, match=r"plan.json and model.safetensors in .*b are not of one save"):
+        load_shrunken(fresh, tmp_path / "b")
+    saved("b", 0.25)
+    plan = tmp_path / "b" / "plan.json"
+    text = json.loads(plan.read_text())
+    text["plans"][0]["tensors"]["0.weight"]["shape"] = [16, 5]
+    plan.write_text(json.dumps(text))
+    with pytest.raises(ValueError, match="it was changed after it was written"):
+        load_shrunken(fresh, tmp_path / "b")
+    assert is_unchanged(fresh, state)
+
+
+def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
+    model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    save_shrunken(model, tmp_path)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(plans, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_shrunken(shrink(model, torch.zeros(1, 4), 0.5), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files

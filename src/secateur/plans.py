@@ -5,6 +5,7 @@ Law: all of a plan is carried out or nothing, and one that does not fit the mode
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -158,14 +159,21 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
-    write_whole(directory / "model.safetensors", save(tensors, {"format": "pt"}))
+    # a plan of one save beside the weights of another is told by it: two files cannot be replaced at once
+    write_whole(directory / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
     write_whole(directory / "plan.json", text_of(plans))
 
 
 def text_of(plans: Sequence[Plan]) -> str:
     """What ``plan.json`` holds."""
     version = 2 if any(plan.modules or plan.scales for plan in plans) else 1
-    return json.dumps({"format": _FORMAT, "version": version, "plans": [plan.to_json() for plan in plans]})
+    every = [plan.to_json() for plan in plans]
+    return json.dumps({"format": _FORMAT, "version": version, "fingerprint": _fingerprint(plans), "plans": every})
+
+
+def _fingerprint(plans: Sequence[Plan]) -> str:
+    """SHA-256 of what the plans say: shapes before, indices, numbers, scales, modules."""
+    return hashlib.sha256(json.dumps([plan.to_json() for plan in plans], sort_keys=True).encode()).hexdigest()
 
 
 def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -182,6 +190,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape
     torch.Size([7, 4])
     """
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     directory = Path(directory)
@@ -190,10 +199,16 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
         if read.get("format") != _FORMAT or read.get("version") not in _VERSIONS:
             raise ValueError(f"it is {read.get('format')!r} version {read.get('version')!r}")
         plans = [Plan.from_json(each) for each in read["plans"]]
+        if read.get("fingerprint", _fingerprint(plans)) != _fingerprint(plans):
+            raise ValueError("it was changed after it was written")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{directory / 'plan.json'} is no plan that this version of secateur reads: {error}."
         ) from error
+    with safe_open(directory / "model.safetensors", framework="pt") as file:
+        of = (file.metadata() or {}).get("plan")
+    if of is not None and of != _fingerprint(plans):
+        raise ValueError(f"plan.json and model.safetensors in {directory} are not of one save; save the model again.")
     tensors = load_file(directory / "model.safetensors")
     undo: list[Callable[[], None]] = []
     try:
