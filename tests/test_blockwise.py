@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import traceback
 import warnings
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from families import batches, make
+from forks import forked
 from secateur import NM, Block, Channels, Rows, Unstructured, allocation, block_files, criteria, prune, resumable
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
@@ -491,24 +491,6 @@ def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
     everything = [*record["pruned"], *(name for names in record["left_alone"].values() for name in names)]
     assert sorted(everything) == sorted(make("llama").state_dict())
     assert record["layers"]["model.layers.0.mlp.down_proj.weight"]["tokens"] == 60
-
-
-def forked(body):
-    """The exit status of a copy of this process that runs ``body``; a fork, since importing transformers takes long."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of threads, of which the child uses none
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            torch.set_num_threads(1)
-            body()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1]
 
 
 def dying(moment, source, out):

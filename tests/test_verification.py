@@ -93,7 +93,9 @@ def as_claimed(folder, **also):
 # ---- what holds -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["unstructured", "rows", "2:4", "1:8", "4x4", "3x5", "16x1", "columns:3", "channels", "channels:1"])
+@pytest.mark.parametrize(
+    "word", ["unstructured", "rows", "2:4", "1:8", "4x4", "3x5", "16x1", "columns:3", "channels", "channels:1"]
+)
 @pytest.mark.parametrize("allocate", [None, uniform])
 def test_what_sparsify_writes_holds(dense, word, allocate, monkeypatch):
     monkeypatch.setattr(verification, "PIECE", 64)
