@@ -43,13 +43,15 @@ def libraries():
     return [None, *sorted({name for at, name in kernels._FILES.items() if at <= level and (FOLDER / name).exists()})]
 
 
-@pytest.fixture(params=libraries(), ids=str, scope="module")
+OPENED = {name: None if name is None else kernels._opened(FOLDER / name) for name in libraries()}
+
+
+@pytest.fixture(params=OPENED, ids=str, scope="module")
 def compiled(request):
     """Each way to decode."""
     before = encodings.library
-    found = None if request.param is None else kernels._opened(FOLDER / request.param)
-    encodings.library = lambda: found
-    yield found
+    encodings.library = lambda: OPENED[request.param]
+    yield
     encodings.library = before
 
 
@@ -210,7 +212,7 @@ def test_values_may_lie_at_the_end_of_what_they_become(encoding):
         assert np.array_equal(out, expected)
 
 
-@settings(max_examples=300)
+@settings(max_examples=60)
 @given(st.data())
 def test_both_ways_agree_on_anything(data):
     """Bytes that mostly are none of an encoding: the same bits, or the same error."""
@@ -230,9 +232,8 @@ def test_both_ways_agree_on_anything(data):
     signs = dice.integers(0, 255, -(-(numel - kept) // 8), np.uint8, endpoint=True)
     found, before = [], encodings.library
     try:
-        for name in libraries():
-            library = None if name is None else kernels._opened(FOLDER / name)
-            encodings.library = lambda library=library: library
+        for name in OPENED:
+            encodings.library = lambda name=name: OPENED[name]
             try:
                 found.append(spread(encoding, parts, values, numel, kept, signs=Entries(signs)).tobytes())
             except EncodingError as error:

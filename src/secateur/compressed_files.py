@@ -480,11 +480,10 @@ class _Ahead:
             if size - there > self._left:
                 raise EncodingError("a part has too few entries.")
             target = max(size, min(AHEAD, there + self._left))
-            old, self._buffer = (
-                self._buffer,
-                self._buffer if self._buffer.size >= target else np.empty(target, np.uint8),
-            )
-            self._buffer[:there] = old[self._at : self._stop].copy()
+            left = self._buffer[self._at : self._stop].copy()
+            if self._buffer.size < target:
+                self._buffer = np.empty(target, np.uint8)
+            self._buffer[:there] = left
             self._fill(self._buffer[there:target])
             self._left -= target - there
             self._at, self._stop = 0, target

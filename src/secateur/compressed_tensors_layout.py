@@ -80,10 +80,12 @@ class _Rows:
         self._offsets = None if offsets is None else file_stream(read, offsets, np.dtype(np.int64))
         self._left = np.zeros(0, np.bool_)  # bits of rows that were read, and not taken yet
         self._rows = tensor.entry.numel // self._columns
-        self._kept = 0
+        # offsets run along the first dimension, those of each place in the middle ones for itself
+        self._together = math.prod(tensor.entry.shape[1:-1])
+        self._kept = np.zeros(self._together, np.int64)
 
     def take(self, count: int) -> Array:
-        at_once = max(1, PIECE // self._columns)
+        at_once = self._together * max(1, PIECE // (self._columns * self._together))
         pieces = [self._left]
         there = self._left.size
         while there < 8 * count and self._rows:
@@ -100,11 +102,11 @@ class _Rows:
             raise self._tensor.damaged("its bitmask has bits after the end of a row.")
         bits = np.unpackbits(packed, axis=1, count=self._columns, bitorder="little").view(np.bool_)
         if self._offsets is not None:
-            counts = bits.sum(-1, dtype=np.int64)
-            found = np.cumsum(counts) - counts + self._kept
-            if not np.array_equal(found, self._offsets.take(rows)):
+            counts = bits.sum(-1, dtype=np.int64).reshape(-1, self._together)
+            ends = counts.cumsum(0) + self._kept
+            if not np.array_equal((ends - counts).reshape(-1), self._offsets.take(rows)):
                 raise self._tensor.damaged("its row_offsets are not those of its bitmask.")
-            self._kept += int(counts.sum())
+            self._kept = ends[-1]
         self._rows -= rows
         return bits.reshape(-1)
 

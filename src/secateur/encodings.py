@@ -53,7 +53,7 @@ Indices = NDArray[np.intp]
 Parts = Mapping[str, Array]
 
 PIECE = 1 << 16  # entries at a time: in cache, and a whole number of every encoding's rows
-STEP = 1 << 19  # entries decoded by one call of a compiled function, so that there are few calls
+STEP = 1 << 20  # entries decoded by one call of a compiled function, so that there are few calls
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 GROUPS = (2, 4, 8, 16)  # the m of n:m; an m-bit number names a group's kept entries
 

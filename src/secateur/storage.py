@@ -137,9 +137,7 @@ def save_compressed(
         def read(entry: TensorEntry) -> Array:
             tensor = whole(tensors[entry.name].detach())
             if entry.name in attached:
-                tensor = torch.where(
-                    attached[entry.name], tensor, torch.zeros((), dtype=tensor.dtype).to(tensor.device)
-                )
+                tensor = torch.where(attached[entry.name], tensor, tensor.new_zeros(()))
             return _bytes_of(tensor)
 
         work = _Work(
