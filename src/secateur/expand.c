@@ -33,7 +33,7 @@ static size_t bits_in(uint64_t word) {
 #define FOUR(m) ONE(m), ONE((m) + 1), ONE((m) + 2), ONE((m) + 3)
 #define SIXTEEN(m) FOUR(m), FOUR((m) + 4), FOUR((m) + 8), FOUR((m) + 12)
 #define SIXTY_FOUR(m) SIXTEEN(m), SIXTEEN((m) + 16), SIXTEEN((m) + 32), SIXTEEN((m) + 48)
-static const uint8_t TAKEN[256][8] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128), SIXTY_FOUR(192)};
+static const uint16_t TAKEN[256][8] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128), SIXTY_FOUR(192)};
 
 /* ------------------------------------------------------------------------------------------------------ a bitmask */
 
@@ -43,23 +43,38 @@ static const uint8_t TAKEN[256][8] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(
         for (unsigned j = 0; j < 8; j++) out[j] = values[TAKEN[m][j] & 7] & (TYPE)(0 - (TYPE)(m >> j & 1));            \
     }
 
+/* Indices have 16 bits because gcc 12 widens those to 32 and 64 by an instruction, and bytes one by one. */
 #define EIGHT_BY_SHUFFLE(TYPE, WIDTH)                                                                                  \
     typedef TYPE Eight##WIDTH __attribute__((vector_size(8 * WIDTH)));                                                 \
     static inline void eight_##WIDTH(unsigned m, const TYPE *values, TYPE *out) {                                      \
-        typedef uint8_t Bytes __attribute__((vector_size(8)));                                                         \
-        Bytes bytes;                                                                                                   \
+        typedef uint16_t Indices __attribute__((vector_size(16)));                                                     \
+        Indices indices;                                                                                               \
         Eight##WIDTH next;                                                                                             \
         const Eight##WIDTH none = {0};                                                                                 \
-        memcpy(&bytes, TAKEN[m], sizeof bytes);                                                                        \
+        memcpy(&indices, TAKEN[m], sizeof indices);                                                                    \
         memcpy(&next, values, sizeof next);                                                                            \
-        next = __builtin_shuffle(next, none, __builtin_convertvector(bytes, Eight##WIDTH));                            \
+        next = __builtin_shuffle(next, none, __builtin_convertvector(indices, Eight##WIDTH));                          \
         memcpy(out, &next, sizeof next);                                                                               \
     }
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__AVX2__)
-#define EIGHT EIGHT_BY_SHUFFLE
+#define SHUFFLED EIGHT_BY_SHUFFLE
+static const uint8_t TAKEN_BYTES[256][8] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(128), SIXTY_FOUR(192)};
+/* Bytes: the lower half of a vector of 16, whose upper half is zero. */
+#define BYTES_SHUFFLED(TYPE, WIDTH)                                                                                    \
+    static inline void eight_##WIDTH(unsigned m, const TYPE *values, TYPE *out) {                                      \
+        typedef uint64_t Halves __attribute__((vector_size(16)));                                                      \
+        typedef uint8_t Bytes __attribute__((vector_size(16)));                                                        \
+        uint64_t next, indices;                                                                                        \
+        memcpy(&next, values, 8);                                                                                      \
+        memcpy(&indices, TAKEN_BYTES[m], 8);                                                                           \
+        Halves found = (Halves)__builtin_shuffle((Bytes)(Halves){next, 0}, (Bytes)(Halves){indices, 0});               \
+        next = found[0];                                                                                               \
+        memcpy(out, &next, 8);                                                                                         \
+    }
 #else
-#define EIGHT EIGHT_BY_LOADS
+#define BYTES_SHUFFLED EIGHT_BY_LOADS
+#define SHUFFLED EIGHT_BY_LOADS
 #endif
 
 #define BITMASK(TYPE, WIDTH)                                                                                           \
@@ -125,17 +140,17 @@ static const uint8_t TAKEN[256][8] = {SIXTY_FOUR(0), SIXTY_FOUR(64), SIXTY_FOUR(
         return at != count;                                                                                            \
     }
 
-#define ALL(TYPE, WIDTH)                                                                                               \
+#define ALL(TYPE, WIDTH, EIGHT)                                                                                        \
     EIGHT(TYPE, WIDTH)                                                                                                 \
     BITMASK(TYPE, WIDTH)                                                                                               \
     ROWS(TYPE, WIDTH, uint16_t, uint8_t)                                                                               \
     ROWS(TYPE, WIDTH, uint32_t, uint16_t)                                                                              \
     SIGNS(TYPE, WIDTH)
 
-ALL(uint8_t, 1)
-ALL(uint16_t, 2)
-ALL(uint32_t, 4)
-ALL(uint64_t, 8)
+ALL(uint8_t, 1, BYTES_SHUFFLED)
+ALL(uint16_t, 2, SHUFFLED)
+ALL(uint32_t, 4, SHUFFLED)
+ALL(uint64_t, 8, SHUFFLED)
 
 /* ------------------------------------------------------------------------------------------------------- exported */
 
