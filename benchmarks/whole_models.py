@@ -18,6 +18,7 @@ import copy
 import fnmatch
 import io
 import json
+import logging
 import math
 import random
 import statistics
@@ -563,6 +564,8 @@ def onnx_file(path: Path, model: nn.Module, example: tuple[Tensor, ...], quantiz
 
     if path.exists():
         return path
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # what it skips of torchvision
+    logging.getLogger().setLevel(logging.ERROR)  # quantize_dynamic's advice
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(model, example, dynamo=True, verbose=False)
@@ -571,7 +574,8 @@ def onnx_file(path: Path, model: nn.Module, example: tuple[Tensor, ...], quantiz
             graph = onnx.load(path)
             del graph.graph.value_info[:]  # the exporter's shapes and those that are inferred anew differ
             onnx.save(graph, path)
-            quantize_dynamic(path, path, per_channel=True)
+            grouped = any(len(tensor.dims) == 3 for tensor in graph.graph.initializer)
+            quantize_dynamic(path, path, per_channel=not grouped)  # batched products take one scale only
     return path
 
 
@@ -629,16 +633,15 @@ def table(subject: Subject, rows: list[Row], times: dict[str, list[float]], thre
 
 def subjects(options: Any) -> dict[str, tuple[Callable[[Path], Subject], str]]:
     """What makes each subject, and its place in the cache, by a short name."""
+
+    def digits(title: str, build: Callable[[], nn.Module], spare: tuple[str, ...]) -> Callable[[Path], Subject]:
+        return lambda place: Digits(f"digits {title}, 64 images", build, spare, place)
+
     makers: dict[str, tuple[Callable[[Path], Subject], str]] = {
-        "mlp": (lambda place: Digits("digits MLP, 64 images", mlp, ("5.*",), place), "mlp"),
-        "cnn": (
-            lambda place: Digits("digits CNN (3×3), 64 images", lambda: demo.DigitsNet(64, 128), ("stem.*", "head.*"), place),
-            "cnn",
-        ),
-        "bottlenecks": (
-            lambda place: Digits("digits CNN (1×1 and 3×3), 64 images", bottlenecks, ("0.*", "7.*"), place), "bottlenecks"
-        ),
-    }  # fmt: skip
+        "mlp": (digits("MLP", mlp, ("5.*",)), "mlp"),
+        "cnn": (digits("CNN (3×3)", lambda: demo.DigitsNet(64, 128), ("stem.*", "head.*")), "cnn"),
+        "bottlenecks": (digits("CNN (1×1 and 3×3)", bottlenecks, ("0.*", "7.*")), "bottlenecks"),
+    }
     if options.minilm is not None:
         makers["minilm"] = (lambda _: Encoder(options.minilm, options.repair_steps), f"minilm-{options.repair_steps}")
     makers["llama"] = (

@@ -11,7 +11,7 @@ import secateur
 FLOORS = """
 axes encodings files kernels origins progress shards version
 activations batches blocks checkpoints criteria layouts masked_weight owners patterns products \
-schedules selection sizes targets
+schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
 prune regrowth replay results resumable terminal tracing
 axis_rules branches compressed_tensors_layout masks plots solvers

@@ -45,7 +45,7 @@ def why_not_semi_structured(weight: Tensor) -> str:
     rows, columns = weight.shape
     if not rows or not columns or rows % _ROWS or columns % _COLUMNS:
         return f"2:4 on CUDA takes multiples of {_ROWS} outputs and {_COLUMNS} inputs, and it has {rows} and {columns}"
-    if int(weight.ne(0).view(rows, -1, 4).sum(2).max()) > 2:
+    if int(weight.ne(0).reshape(rows, -1, 4).sum(2).max()) > 2:
         return "its zeros are not 2:4"
     return ""
 
@@ -55,7 +55,8 @@ class SemiStructuredLinear(nn.Module):
 
     For inference on CUDA devices, through `torch.sparse.to_sparse_semi_structured`, whose interface torch calls a
     prototype. What is saved is held in main memory; the GPU has only what it multiplies with, 9/16 of the dense weight,
-    made at the first call. On other devices it computes the same, slowly. Made by ``SemiStructuredLinear.from_dense``.
+    made at the first call. On other devices it computes the same, slowly; inputs of another dtype are computed in the
+    weight's. Made by ``SemiStructuredLinear.from_dense``.
 
     Args:
         values: float16 or bfloat16 (outputs, inputs / 2), the two that are kept of each four; zero where fewer are.
@@ -95,7 +96,7 @@ class SemiStructuredLinear(nn.Module):
         """The layer of a 2:4 weight; ``ValueError`` says why another one is none."""
         if why := why_not_semi_structured(weight):
             raise ValueError(f"a weight of shape {tuple(weight.shape)} does not do: {why}.")
-        fours = weight.detach().view(weight.shape[0], -1, 4)
+        fours = weight.detach().reshape(weight.shape[0], -1, 4)
         kept = fours.ne(0).to(torch.uint8).sort(dim=2, descending=True, stable=True).indices[..., :2].sort(dim=2).values
         places = kept[..., 0] + 4 * kept[..., 1]
         return cls(fours.gather(2, kept).flatten(1), places.to(torch.uint8), None if bias is None else bias.clone())
@@ -110,13 +111,15 @@ class SemiStructuredLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 0 or x.shape[-1] != self.in_features:
             raise ValueError(f"the input has shape {tuple(x.shape)}; its last dimension must be {self.in_features}.")
-        if x.device.type != "cuda":
-            return functional.linear(x, self.weight.to(x.device), self.bias)
-        y = functional.linear(x.reshape(-1, self.in_features), self._on(x.device), self.bias)
-        return y.reshape(*x.shape[:-1], self.out_features)
+        flat = x.reshape(-1, self.in_features).to(self.values.dtype)
+        bias = None if self.bias is None else self.bias.to(self.values.dtype)
+        y = functional.linear(flat, self._on(x.device), bias)
+        return y.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
     def _on(self, device: torch.device) -> Tensor:
-        """What the GPU multiplies with; made again where the tensors changed."""
+        """What is multiplied with there; on a GPU kept, and made again where the tensors changed."""
+        if device.type != "cuda":
+            return self.weight.to(device)
         key = (device, self.values.data_ptr(), self.values._version, self.places._version)
         if self._operand is None or self._operand[0] != key:
             self._operand = key, torch.sparse.to_sparse_semi_structured(self.weight.to(device))
