@@ -2,6 +2,7 @@
 
     python benchmarks/inference.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR] [--rounds 9]
+    python benchmarks/inference.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
 
 Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. The
 best dense product is the fastest of torch's `linear`, the same on a transposed weight, and oneDNN's packed one (which a
@@ -151,7 +152,7 @@ def bench_kernels(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
-    parser.add_argument("what", choices=["kernels", "models"])
+    parser.add_argument("what", choices=["kernels", "models", "onnx"])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--batches", type=numbers, default=[1, 16, 256])
     parser.add_argument("--rounds", type=int, default=9)
@@ -165,9 +166,9 @@ def main() -> None:
     if options.what == "kernels":
         bench_kernels(options)
     else:
-        from whole_models import bench_models
+        import whole_models
 
-        bench_models(options)
+        whole_models.bench_models(options) if options.what == "models" else whole_models.bench_onnx(options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Whole models with trained weights: what pruning does to milliseconds and bytes, with the accuracy beside it.
 
-Run by ``python benchmarks/inference.py models``; everything that is printed is measured there.
+Run by ``python benchmarks/inference.py models`` (or ``onnx``, for single layers in ONNX Runtime); everything that is
+printed is measured there.
 
 Law: no latency without an accuracy; the rows of a table run in one process, alternating, and a ratio is the median of
 the rounds' ratios; dense rivals (torch.compile, ONNX Runtime, int8) run in the same rounds as what is pruned.
@@ -38,12 +39,12 @@ from torch.nn import functional
 
 import oneshot as oneshot_benchmark
 from inference import alternating, ratio
-from secateur import demo, oneshot, shrink
+from secateur import demo, oneshot, shrink, sparsify
 from secateur.allocation import uniform
 from secateur.batchnorm import reestimate_batchnorm
 from secateur.criteria import magnitude
-from secateur.inference import pack
-from secateur.patterns import Pattern, parse
+from secateur.inference import GroupedLinear, pack
+from secateur.patterns import GroupedColumns, Pattern, parse
 from secateur.plans import load_shrunken, save_shrunken
 from secateur.progress import track
 from secateur.pruner import Pruner
@@ -672,3 +673,69 @@ def bench_models(options: Any) -> None:
                     times = alternating({row.name: row.call for row in rows}, options.rounds, options.clock)
                 print(table(subject, rows, times, threads), flush=True)
     print(f"\nAll of it took {(time.monotonic() - started) / 60:.0f} minutes.")
+
+
+# ------------------------------------------------------------------------------------------- grouped columns in ONNX
+
+
+class _ColumnsGathered(nn.Module):
+    """A `GroupedLinear` as torch computes it best: columns of the inputs are gathered."""
+
+    def __init__(self, layer: GroupedLinear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        groups, kept, outputs = self.layer.values.shape
+        inputs = x.index_select(1, self.layer.indices.reshape(-1)).view(-1, groups, kept).transpose(0, 1)
+        return torch.bmm(inputs, self.layer.values).transpose(0, 1).reshape(-1, groups * outputs) + self.layer.bias
+
+
+class _Separate(_ColumnsGathered):
+    """The same with a product of its own for each group."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        layer = self.layer
+        inputs = x.index_select(1, layer.indices.reshape(-1)).split(layer.values.shape[1], 1)
+        products = [part @ values for part, values in zip(inputs, layer.values, strict=True)]
+        return torch.cat(products, 1) + layer.bias
+
+
+def bench_onnx(options: Any) -> None:
+    """Grouped columns in ONNX Runtime: three ways to write them, and int8, beside the dense layer there."""
+    for threads in options.threads:
+        print(f"\n{threads} thread{'s' * (threads > 1)}; milliseconds in ONNX Runtime\n")
+        print(
+            "| layer | batch | dense | columns gathered | separate products | **rows gathered** | dense int8 | int8 |"
+        )
+        print("|---|---|---|---|---|---|---|---|")
+        for rows, columns, outputs in ((1536, 384, 64), (2048, 2048, 256)):
+            for sparsity in SPARSITIES:
+                torch.manual_seed(0)
+                dense = nn.Linear(columns, rows)
+                sparsify(nn.Sequential(dense), sparsity, pattern=GroupedColumns(outputs), allocate=uniform)
+                layer = GroupedLinear.from_dense(dense.weight, dense.bias, outputs=outputs).requires_grad_(False)
+                forms = {
+                    "dense": (dense, False),
+                    "columns": (_ColumnsGathered(layer), False),
+                    "separate": (_Separate(layer), False),
+                    "rows": (layer, False),
+                    "dense int8": (dense, True),
+                    "int8": (layer, True),
+                }
+                for batch in options.batches:
+                    x = torch.randn(batch, columns)
+                    with tempfile.TemporaryDirectory() as folder:
+                        calls = {
+                            name: partial(
+                                session(onnx_file(Path(folder, f"{slug(name)}.onnx"), form, (x,), small), threads), x
+                            )
+                            for name, (form, small) in forms.items()
+                        }
+                        times = alternating(calls, options.rounds, options.clock)
+                    print(
+                        f"| {rows}×{columns}, g = {outputs}, {sparsity:.0%} | {batch} | ".replace("%", " %")
+                        + " | ".join(f"{statistics.median(own):.3f}" for own in times.values())
+                        + " |",
+                        flush=True,
+                    )

@@ -16,13 +16,13 @@ allocation batchnorm block_files calibration compressed_files evidence factories
 prune regrowth replay results resumable terminal tracing
 axis_rules branches compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage walk
-bench_command dense_scores plans storage_commands verification
+dense_scores plans storage_commands verification
 blockwise proof
 configurations depth oneshot_command
 choosing
 shrinking
 checkpoint_shrinking regularization
-pruner shrink_command
+bench_command pruner shrink_command
 demo
 cli
 __init__ __main__
