@@ -22,6 +22,7 @@ import json
 import logging
 import math
 import random
+import re
 import statistics
 import tempfile
 import time
@@ -456,7 +457,7 @@ def label(word: str, sparsity: float) -> str:
 
 
 def slug(name: str) -> str:
-    return "".join(c if c.isalnum() else "-" for c in name.replace("×", "x")).strip("-").replace("--", "-")
+    return re.sub(r"[^\w]+", "-", name.replace("×", "x")).strip("-")
 
 
 # -------------------------------------------------------------------------------------------------------------- rows
@@ -692,13 +693,13 @@ class _ColumnsGathered(nn.Module):
 
 
 class _Separate(_ColumnsGathered):
-    """The same with a product of its own for each group."""
+    """Rows of the transposed inputs gathered, and a product of its own for each group."""
 
     def forward(self, x: Tensor) -> Tensor:
         layer = self.layer
-        inputs = x.index_select(1, layer.indices.reshape(-1)).split(layer.values.shape[1], 1)
-        products = [part @ values for part, values in zip(inputs, layer.values, strict=True)]
-        return torch.cat(products, 1) + layer.bias
+        inputs = x.t().index_select(0, layer.indices.reshape(-1)).split(layer.values.shape[1])
+        products = [values.t() @ part for part, values in zip(inputs, layer.values, strict=True)]
+        return torch.cat(products).t() + layer.bias
 
 
 def bench_onnx(options: Any) -> None:

@@ -168,9 +168,9 @@ def test_channels_leave_as_many_as_asked(results: Results) -> None:
     assert [(row.method, row.seeds) for row in rows] == [
         ("dense", 2),
         ("gradual (zeros)", 2),
-        ("columns of 16 (zeros)", 2),
-        ("gradual (packed)", 2),
-        ("columns of 16 (packed)", 2),
+        ("columns:16 (zeros)", 2),
+        ("gradual, packed", 2),
+        ("columns:16, packed", 2),
         ("channels (shrink)", 2),
         ("channels (shrink)", 2),
     ]
@@ -194,12 +194,12 @@ def test_channels_leave_as_many_as_asked(results: Results) -> None:
 def test_packed_networks_are_the_masked_ones_in_other_layers(results: Results) -> None:
     """Accuracy and compressed file are the masked network's; bytes in memory and milliseconds are measured anew."""
     masked = {(run.method.partition(" (")[0], run.seed): run for run in results.shrunken if "(zeros)" in run.method}
-    packed = [run for run in results.shrunken if "(packed)" in run.method]
+    packed = [run for run in results.shrunken if run.method.endswith(", packed")]
     assert len(packed) == len(masked) == 4
     [dense, *_] = results.shrunken
     assert dense.memory is not None
     for run in packed:
-        twin = masked[run.method.partition(" (")[0], run.seed]
+        twin = masked[run.method.removesuffix(", packed"), run.seed]
         assert (run.sparsity, run.after, run.compressed) == (twin.sparsity, twin.after, twin.compressed)
         assert (run.memory is not None) == (run.batch_ms is not None) == (run.seed == 0)
         assert run.memory is None or run.memory <= dense.memory

@@ -573,7 +573,7 @@ def _group(dense: Mapping[int, nn.Module], epochs: int) -> list[_Trial]:
         model = copy.deepcopy(whole)
         originals = {name: weight.detach().clone() for name, weight in find_targets(model).items()}
         masks = sparsify(model, COLUMN_SPARSITY, pattern=COLUMNS, allocate=uniform, exclude=["stem.*", "head.*"])
-        label = f"columns of {COLUMNS.outputs}"
+        label = f"columns:{COLUMNS.outputs}"
         trials.append(_Trial(label, COLUMN_SPARSITY, seed, model, masks, epochs, ORDER + seed, originals=originals))
     return trials
 
@@ -765,7 +765,7 @@ def _with_shrunken(
             skipping.append(
                 replace(
                     run,
-                    method=f"{trial.label} (packed)",
+                    method=f"{trial.label}, packed",
                     bytes=None if measured is None else _file(each.many),
                     memory=None if measured is None else _held(each.many),
                     latency_ms=latencies.get(id(measured)),
@@ -776,7 +776,7 @@ def _with_shrunken(
     channels = [run for run in runs if run.method.startswith("channels")]
     runs = [*(run for run in runs if run not in channels), *skipping, *channels]
     rows = summarize(runs)
-    first, last, skips = rows[0], rows[-1], [row for row in rows if row.method.endswith("(packed)")][-1]
+    first, last, skips = rows[0], rows[-1], [row for row in rows if row.method.endswith(", packed")][-1]
     assert first.multiply_adds is not None
     assert last.multiply_adds is not None
     assert None not in (first.batch_ms, last.batch_ms, skips.batch_ms)
@@ -787,10 +787,10 @@ def _with_shrunken(
         f"(dense: {_kilo(first.bytes)}), and {BATCH} images take {last.batch_ms:.2f} ms "
         f"(dense: {first.batch_ms:.2f} ms).",
         f"Zeros can be skipped where a layer allows it. Of the network with {100 * skips.sparsity:.0f} % zeros in "
-        f"columns, pack replaced {_count(packed[-1])}, those where that was measured to be faster; 3×3 convolutions "
-        f"stay dense. Then {BATCH} images take {skips.batch_ms:.2f} ms, and its tensors {_kilo(skips.memory)} of "
-        f"memory (dense: {_kilo(first.memory)}). Compressed, its file has {_kilo(skips.compressed)} (dense: "
-        f"{_kilo(first.bytes)}).",
+        f"columns, pack replaced {_count(packed[-1])}: 3×3 convolutions, nearly all of this network, stay dense, "
+        f"because nothing that skips their zeros is faster; linear layers are another matter. {BATCH} images then take "
+        f"{skips.batch_ms:.2f} ms, and its tensors {_kilo(skips.memory)} of memory (dense: {_kilo(first.memory)}). "
+        f"Compressed, its file has {_kilo(skips.compressed)} (dense: {_kilo(first.bytes)}).",
     )
     return replace(results, shrunken=tuple(runs), text=(*results.text, *map(_tight, said)))
 
