@@ -15,6 +15,7 @@ the rounds' ratios; dense rivals (torch.compile, ONNX Runtime, int8) run in the 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fnmatch
 import io
@@ -508,17 +509,22 @@ def rows_of(subject: Subject, cache: Path, folder: Path, threads: int) -> list[R
             accuracy = accuracies.of(name, lambda: subject.accuracy(judge))
             rows.append(Row(name, lambda: run(*example), judged.stat().st_size, accuracy, **more))
         except Exception as error:  # an exporter's failure is a finding
-            print(
-                f"({subject.title}: no {name}: {type(error).__name__}: {str(error).splitlines()[0][:200]})", flush=True
-            )
+            said(name, error)
+
+    def said(name: str, error: Exception) -> None:
+        print(f"({subject.title}: no {name}: {type(error).__name__}: {str(error)[:200].splitlines()})", flush=True)
 
     dense = subject.model
     torch_row("eager", dense, "eager", kind="float")
     torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(subject.serve(dense)), options={"freezing": True})
-    rows.append(
-        Row("torch.compile, frozen", lambda: compiled(*example), bytes_of(dense), rows[0].accuracy, kind="float")
-    )
+    name = "torch.compile, frozen"
+    try:
+        with quiet():
+            compiled(*example)
+        rows.append(Row(name, lambda: compiled(*example), bytes_of(dense), rows[0].accuracy, kind="float"))
+    except Exception as error:  # as above
+        said(name, error)
     onnx_row("ONNX Runtime", dense, False, kind="float")
     torch_row("int8, torch", int8(dense), "int8, torch", kind="int8")
     onnx_row("int8, ONNX Runtime", dense, True, kind="int8")
@@ -566,19 +572,32 @@ def onnx_file(path: Path, model: nn.Module, example: tuple[Tensor, ...], quantiz
 
     if path.exists():
         return path
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # what it skips of torchvision
-    logging.getLogger().setLevel(logging.ERROR)  # quantize_dynamic's advice
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = torch.onnx.export(model, example, dynamo=True, verbose=False)
-        program.save(str(path), external_data=False)
+    unfinished = path.with_suffix(".unfinished")
+    with quiet():
+        torch.onnx.export(model, example, dynamo=True, verbose=False).save(str(unfinished), external_data=False)
         if quantized:
-            graph = onnx.load(path)
+            graph = onnx.load(unfinished)
             del graph.graph.value_info[:]  # the exporter's shapes and those that are inferred anew differ
-            onnx.save(graph, path)
+            onnx.save(graph, unfinished)
             grouped = any(len(tensor.dims) == 3 for tensor in graph.graph.initializer)
-            quantize_dynamic(path, path, per_channel=not grouped)  # batched products take one scale only
-    return path
+            quantize_dynamic(unfinished, unfinished, per_channel=not grouped)  # batched products take one scale only
+    return unfinished.rename(path)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the exporter's list of what it skips, the quantizer's advice, and warnings of what will change."""
+    loggers = [logging.getLogger(name) for name in (None, "torch.onnx")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def session(path: Path, threads: int) -> Callable[..., Any]:
