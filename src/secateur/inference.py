@@ -7,7 +7,6 @@ another form beats the best dense one on the user's own batch.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -832,8 +831,11 @@ def _check_same(name: str, packed: Tensor, expected: Tensor) -> None:
 
 def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
     """Milliseconds of each on x, the median of rounds in which they alternate."""
-    # a GPU's calls return before it is done
-    finish = functools.partial(torch.cuda.synchronize, x.device) if x.device.type == "cuda" else lambda: None
+
+    def finish() -> None:  # a GPU's calls return before it is done
+        if x.device.type == "cuda":
+            torch.cuda.synchronize(x.device)
+
     rounds: list[list[float]] = [[] for _ in functions]
     longest = 0.0
     for function in functions:
