@@ -498,14 +498,13 @@ def rows_of(subject: Subject, cache: Path, folder: Path, threads: int) -> list[R
     def onnx_row(name: str, model: nn.Module, quantized: bool, **more: Any) -> None:
         """As `torch_row`, in ONNX Runtime; what it can't export or run is said."""
         try:
-            served, judged = (
-                onnx_file(folder / f"{slug(name)}-{kind}.onnx", make(model), inputs, quantized)
-                for kind, make, inputs in (
-                    ("served", subject.serve, example),
-                    ("judged", subject.judge, subject.judged),
+            served = judged = onnx_file(folder / f"{slug(name)}.onnx", subject.serve(model), example, quantized)
+            run = judge = session(served, threads)
+            if subject.judged is not example:
+                judged = onnx_file(
+                    folder / f"{slug(name)}-judged.onnx", subject.judge(model), subject.judged, quantized
                 )
-            )
-            run, judge = session(served, threads), session(judged, torch.get_num_threads())
+                judge = session(judged, threads)
             accuracy = accuracies.of(name, lambda: subject.accuracy(judge))
             rows.append(Row(name, lambda: run(*example), judged.stat().st_size, accuracy, **more))
         except Exception as error:  # an exporter's failure is a finding
