@@ -23,13 +23,13 @@ unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
 	$(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
 
-# the tests of the kernels with AddressSanitizer and UBSan watching the C code; needs gcc or clang
+# the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
 sanitize: $(VENV)/.test
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/secateur build/sanitized/
 	$(VENV)/bin/python hatch_build.py build/sanitized/secateur --sanitize
 	PYTHONPATH=build/sanitized OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-	  $(VENV)/bin/python -m pytest tests/test_kernels.py
+	  $(VENV)/bin/python -m pytest tests/test_kernels.py tests/test_encodings.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

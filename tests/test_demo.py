@@ -156,7 +156,7 @@ def test_every_figure_of_the_story_is_measured(results: Results) -> None:
     figures = {f"{run.latency_ms:.2f}" for run in results.runs if run.latency_ms}
     batches = {f"{run.batch_ms:.2f}" for run in results.shrunken if run.batch_ms}
     told = re.findall(r"(\d+\.\d\d)\sms", " ".join(results.text))
-    assert len(told) == 4
+    assert len(told) == 5
     assert set(told[:2]) <= figures
     assert set(told[2:]) <= batches
 
@@ -168,6 +168,9 @@ def test_channels_leave_as_many_as_asked(results: Results) -> None:
     assert [(row.method, row.seeds) for row in rows] == [
         ("dense", 2),
         ("gradual (zeros)", 2),
+        ("columns:16 (zeros)", 2),
+        ("gradual, packed", 2),
+        ("columns:16, packed", 2),
         ("channels (shrink)", 2),
         ("channels (shrink)", 2),
     ]
@@ -185,7 +188,25 @@ def test_channels_leave_as_many_as_asked(results: Results) -> None:
         assert (run.latency_ms is not None) == (run.batch_ms is not None) == (run.seed == 0)
         twin = [each for each in results.runs if f"{each.method} (zeros)" == run.method or each.method == run.method]
         assert all(each.after == run.after for each in twin if (each.seed, each.sparsity) == (run.seed, run.sparsity))
-        assert bool(twin) == (not run.method.startswith("channels"))
+        assert bool(twin) == (run.method in ("dense", "gradual (zeros)"))
+
+
+def test_packed_networks_are_the_masked_ones_in_other_layers(results: Results) -> None:
+    """Accuracy and compressed file are the masked network's; bytes in memory and milliseconds are measured anew."""
+    masked = {(run.method.partition(" (")[0], run.seed): run for run in results.shrunken if "(zeros)" in run.method}
+    packed = [run for run in results.shrunken if run.method.endswith(", packed")]
+    assert len(packed) == len(masked) == 4
+    [dense, *_] = results.shrunken
+    assert dense.memory is not None
+    for run in packed:
+        twin = masked[run.method.removesuffix(", packed"), run.seed]
+        assert (run.sparsity, run.after, run.compressed) == (twin.sparsity, twin.after, twin.compressed)
+        assert (run.memory is not None) == (run.batch_ms is not None) == (run.seed == 0)
+        assert run.memory is None or run.memory <= dense.memory
+        assert twin.memory == dense.memory  # zeros take as much room
+        assert twin.compressed is not None
+        assert twin.bytes is not None
+        assert twin.compressed < 0.5 * twin.bytes
 
 
 def test_masked_networks_with_about_as_much_work_stand_beside() -> None:

@@ -11,18 +11,18 @@ import secateur
 FLOORS = """
 axes files kernels origins progress shards version
 activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
-schedules selection sizes targets
+schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
 prune regrowth replay results resumable terminal tracing
 axis_rules branches compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage walk
-bench_command dense_scores plans storage_commands verification
+dense_scores plans storage_commands verification
 blockwise proof
 configurations depth oneshot_command
 choosing
 shrinking
 checkpoint_shrinking regularization
-pruner shrink_command
+bench_command pruner shrink_command
 demo
 cli
 __init__ __main__

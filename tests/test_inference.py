@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from secateur import Block, Unstructured, apply_, inference, kernels, sparsify
+from secateur.allocation import uniform
 from secateur.inference import BlockLinear, GroupedLinear, Pointwise, SparseLinear, load_packed, pack, save_packed
 from secateur.masks import attach, make_masks
 from secateur.patterns import GroupedColumns
@@ -329,6 +330,21 @@ def test_conv1d_of_transformers(clock):
     x = torch.randn(2, 3, 32)
     expected = model(x)
     assert len(pack(model, x).packed) == 1
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pattern", [GroupedColumns(16), Unstructured()], ids=str)
+def test_convolutions_of_one_place_are_packed_and_larger_ones_are_not(pattern, clock):
+    clock(2.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(32, 64, 1, stride=2), nn.ReLU(), nn.Conv2d(64, 32, 3, padding=1)).eval()
+    apply_(model, make_masks(find_targets(model), 0.9, pattern=pattern, allocate=uniform))
+    x = torch.randn(2, 32, 6, 6)
+    expected = model(x)
+    packing = pack(model, x)
+    assert (type(model[0]) is Pointwise) == (bool(packing.packed)) == (kernels.available() or pattern != Unstructured())
+    assert type(model[2]) is nn.Conv2d
+    assert packing.layers[1].why == "only kernels of one place pay; shrink takes whole channels out"
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 

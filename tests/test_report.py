@@ -76,9 +76,10 @@ def make_results(**changes: object) -> Results:
             Check(HOSTILE_TOO, "what positions are worth", [Run("b", 0.9, 60.0, 91.0)]),
         ],
         "shrunken": [
-            Run("dense", 0.0, 99.3, 99.4, 0, 158_000, None, 1.1, 0.0, 900_000, 8.0),
+            Run("dense", 0.0, 99.3, 99.4, 0, 158_000, None, 1.1, 0.0, 900_000, 8.0, 157_000, 155_000),
             Run(HOSTILE_TOO, 0.5, 97.0, 99.1, 0, 158_000, None, 1.1, 0.5, 450_000, 8.0),
             Run("channels", 0.52, 90.0, 98.7, 0, 79_000, None, 1.0, 0.5, 440_000, 5.0),
+            Run("columns (packed)", 0.8, 90.0, 97.7, 0, 60_000, None, 1.0, 0.5, 440_000, 6.0, 58_000, 31_000),
         ],
     }
     return Results(**{**given, **changes})  # type: ignore[arg-type]
@@ -256,10 +257,14 @@ def test_channels_that_left_stand_beside_the_dense_network(page_path: Path, page
     """How many times smaller and faster each is than the first; nothing is said of sizes that are all the same."""
     assert "Channels that left" in page.text
     [table] = re.findall(r'<table[^>]* id="shrunken">.*?</table>', page_path.read_text(encoding="utf-8"), re.DOTALL)
-    header, dense, _, channels = re.findall("<tr>(.*?)</tr>", table, re.DOTALL)
+    header, dense, _, channels, packed = re.findall("<tr>(.*?)</tr>", table, re.DOTALL)
     assert "times smaller" in header
     assert Page(dense).text.strip().startswith("dense")
     assert re.findall(r">([0-9.]+)×<", channels) == ["2.0", "2.0", "1.1", "1.6"]
+    # the file, compressed, in memory, multiply-adds, one image, a batch
+    assert re.findall(r">([0-9.]+)×<", packed) == ["2.6", "5.0", "2.7", "2.0", "1.1", "1.3"]
+    assert "in memory" in header
+    assert "58.0" in packed
     [table] = re.findall(r'<table[^>]* id="runs">.*?</table>', page_path.read_text(encoding="utf-8"), re.DOTALL)
     assert table.count("times smaller") == 1  # of the zipped file
     assert "batch" not in table
@@ -432,6 +437,8 @@ def test_sparsities_that_differ_by_rounding_share_a_row() -> None:
         ({"zipped": 0}, "zipped is 0"),
         ({"latency_ms": -1.0}, "latency_ms is -1"),
         ({"multiply_adds": 0}, "multiply_adds is 0"),
+        ({"memory": 0}, "memory is 0"),
+        ({"compressed": -1}, "compressed is -1"),
         ({"overall": 1.0}, r"overall is a fraction in \[0, 1\), not 1.0"),
         ({"before": None}, "neither before nor after was measured"),
     ],

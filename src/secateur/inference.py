@@ -25,6 +25,11 @@ from torch.nn import functional
 from secateur import batches, kernels
 from secateur.files import write_whole
 from secateur.progress import track
+from secateur.semi_structured import (
+    SemiStructuredLinear,
+    why_no_semi_structured_device,
+    why_not_semi_structured,
+)
 
 __all__ = [
     "BlockLinear",
@@ -128,9 +133,12 @@ class GroupedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
         groups, kept, outputs = self.values.shape
-        flat = x.reshape(-1, self.in_features)
-        inputs = flat.index_select(1, self.indices.reshape(-1)).view(flat.shape[0], groups, kept)
-        y = torch.bmm(inputs.transpose(0, 1), self._values())  # (groups, batch, outputs)
+        flat, indices = x.reshape(-1, self.in_features), self.indices.reshape(-1)
+        if torch.onnx.is_in_onnx_export():  # ONNX Runtime gathers whole rows up to five times as fast as columns
+            inputs = flat.t().index_select(0, indices).view(groups, kept, flat.shape[0]).transpose(1, 2)
+        else:
+            inputs = flat.index_select(1, indices).view(flat.shape[0], groups, kept).transpose(0, 1)
+        y = torch.bmm(inputs, self._values())  # (groups, batch, outputs)
         y = y.transpose(0, 1).reshape(flat.shape[0], groups * outputs)
         if groups * outputs != self.out_features:
             y = y[:, : self.out_features]
@@ -384,7 +392,7 @@ class Pointwise(nn.Module):
         return cast("Tensor", y.movedim(-1, channel))
 
 
-_KINDS: dict[str, Any] = {cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear)}
+_KINDS: dict[str, Any] = {cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear, SemiStructuredLinear)}
 
 
 def _expect(x: Tensor, columns: int) -> None:
@@ -469,6 +477,7 @@ def pack(
     *,
     at_least: float = 1.1,
     kernels_too: bool = True,
+    semi_structured: bool = False,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     forward: batches.Forward | None = None,
@@ -488,6 +497,8 @@ def pack(
         example: a batch: a tensor, a tuple that begins with the input, or a mapping of keyword arguments.
         at_least: how many times faster than the best dense form.
         kernels_too: False for plain torch operations only: what is packed trains, and exports to ONNX.
+        semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
+            float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, batch) -> outputs`` for other batches.
 
@@ -495,8 +506,8 @@ def pack(
         What was chosen for each layer, and what was measured.
 
     Raises:
-        ValueError: there is no such layer, ``at_least`` is not positive, or a packed layer's output is not that of the
-            dense one.
+        ValueError: there is no such layer, ``at_least`` is not positive, ``semi_structured`` without a GPU that can, or
+            a packed layer's output is not that of the dense one.
 
     >>> from secateur import apply_, make_masks
     >>> from secateur.targets import find_targets
@@ -510,12 +521,15 @@ def pack(
     """
     if not at_least > 0:
         raise ValueError(f"at_least says how many times faster, so it is positive; got {at_least}.")
+    device = batches.device_of(model) or torch.device("cpu")
+    if semi_structured and (why := why_no_semi_structured_device(device)):
+        raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)
     inputs = _inputs_of(model, chosen, example, forward)
     layers: list[PackedLayer] = []
     replacements: dict[str, nn.Module] = {}
     for name, module in track(chosen.items(), "timing layers"):
-        found, replacement = _consider(model, name, module, inputs.get(name), at_least, kernels_too)
+        found, replacement = _consider(model, name, module, inputs.get(name), at_least, kernels_too, semi_structured)
         layers.append(found)
         if replacement is not None:
             replacements[name] = replacement
@@ -661,7 +675,13 @@ def _inputs_of(
 
 
 def _consider(
-    model: nn.Module, name: str, module: nn.Module, x: Tensor | None, at_least: float, kernels_too: bool
+    model: nn.Module,
+    name: str,
+    module: nn.Module,
+    x: Tensor | None,
+    at_least: float,
+    kernels_too: bool,
+    semi_structured: bool,
 ) -> tuple[PackedLayer, nn.Module | None]:
     with torch.no_grad():
         weight = cast("Tensor", module.weight).detach()
@@ -675,8 +695,12 @@ def _consider(
         matrix = weight.t() if _is_conv1d(module) else weight.flatten(1)
         batch = x.numel() // max(matrix.shape[1], 1)
         candidates = list(_candidates(matrix, bias, batch, kernels_too and x.device.type == "cpu"))
+        no_fours = why_not_semi_structured(matrix) if semi_structured else ""
+        if semi_structured and not no_fours:
+            candidates.append(SemiStructuredLinear.from_dense(matrix.contiguous(), bias))
         if not candidates:
-            return dataclasses.replace(known, why=_no_form(zeros, kernels_too)), None
+            why = no_fours or _no_form(zeros, kernels_too and x.device.type == "cpu")
+            return dataclasses.replace(known, why=why), None
         if isinstance(module, nn.modules.conv._ConvNd):
             candidates = [Pointwise(each, module.stride) for each in candidates]
         expected = module(x)
@@ -807,12 +831,20 @@ def _check_same(name: str, packed: Tensor, expected: Tensor) -> None:
 
 def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
     """Milliseconds of each on x, the median of rounds in which they alternate."""
+
+    def finish() -> None:  # a GPU's calls return before it is done
+        if x.device.type == "cuda":
+            torch.cuda.synchronize(x.device)
+
     rounds: list[list[float]] = [[] for _ in functions]
     longest = 0.0
     for function in functions:
+        function(x)
+        finish()
         started = time.perf_counter()
         function(x)
         function(x)
+        finish()
         longest = max(longest, (time.perf_counter() - started) / 2)
     calls = max(1, min(50, int(0.001 / max(longest, 1e-6))))
     for _ in range(9):
@@ -820,8 +852,7 @@ def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
             started = time.perf_counter()
             for _ in range(calls):
                 function(x)
-            if x.device.type == "cuda":
-                torch.cuda.synchronize()
+            finish()
             seconds.append((time.perf_counter() - started) / calls * 1e3)
     return [statistics.median(seconds) for seconds in rounds]
 

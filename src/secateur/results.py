@@ -59,6 +59,7 @@ class Run:
     ``overall`` is the fraction removed of all parameters. ``before`` and ``after`` are the metric (percent accuracy,
     unless `Results` says otherwise) before and after fine-tuning; a method that prunes while it trains has no
     ``before``. ``bytes`` is the size of the saved file, ``zipped`` the size of the same file after zip compression,
+    ``compressed`` that of `secateur.save_compressed`'s file, ``memory`` the bytes of all tensors when it runs,
     ``latency_ms`` the time of one forward pass in milliseconds, ``batch_ms`` that of a large batch, ``multiply_adds``
     what that pass has to multiply: see `count_multiply_adds`. ``None`` means "not measured". Runs of one ``method`` and
     ``sparsity`` with different ``seed`` give the spread.
@@ -78,6 +79,8 @@ class Run:
     overall: float | None = None
     multiply_adds: int | None = None
     batch_ms: float | None = None
+    memory: int | None = None
+    compressed: int | None = None
 
     def __post_init__(self) -> None:
         where = f"run of {self.method!r} with seed {self.seed}"
@@ -93,7 +96,7 @@ class Run:
                 raise ValueError(
                     f"{where}: {name} is {value}; give a finite number, or None where nothing was measured."
                 )
-        for name in ("bytes", "zipped", "latency_ms", "batch_ms", "multiply_adds"):
+        for name in ("bytes", "zipped", "latency_ms", "batch_ms", "multiply_adds", "memory", "compressed"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{where}: {name} is {value}; give a number above 0, or None if it was not measured.")
@@ -214,8 +217,8 @@ class Results:
     ``before`` and ``after`` are, ``unit`` its unit. ``command`` is the command line that makes these results again;
     ``versions`` is what it ran on, by default `environment`. ``examples`` is the number of test examples, which gives a
     percentage its `wilson` interval. ``histories`` are of methods that prune while they train; ``checks`` the sanity
-    checks, the method itself first. ``shrunken`` are networks that lost whole channels, after those to compare them
-    with, the dense one (sparsity 0) first.
+    checks, the method itself first. ``shrunken`` are networks that lost whole channels or skip their zeros, after those
+    to compare them with, the dense one (sparsity 0) first.
 
     >>> Results("Mine", runs=(Run("magnitude", 0.9, before=61.6),)).metric
     'accuracy'
@@ -402,6 +405,8 @@ class Row:
     multiply_adds: float | None
     latency_ms: float | None
     batch_ms: float | None
+    memory: float | None
+    compressed: float | None
 
 
 def summarize(runs: Iterable[Run]) -> list[Row]:
@@ -437,6 +442,8 @@ def summarize(runs: Iterable[Run]) -> list[Row]:
                 _mean(run.multiply_adds for run in group),
                 _mean(run.latency_ms for run in group),
                 _mean(run.batch_ms for run in group),
+                _mean(run.memory for run in group),
+                _mean(run.compressed for run in group),
             )
         )
     return rows
@@ -521,7 +528,7 @@ def print_summary(results: Results) -> None:
     by_sparsity = sorted(rows, key=lambda row: round(row.sparsity, 2))
     console.print(_printed(by_sparsity, columns, Text(results.title, "bold"), Text(caption)))
     if results.shrunken:
-        title = Text(f"\nChannels that left: {results.metric} after fine-tuning", "bold")
+        title = Text(f"\nChannels that left, zeros that are skipped: {results.metric} after fine-tuning", "bold")
         console.print(_printed(*shrunken_table(results), title, None))
     if results.checks:
         wide = max(len(check.name) for check in results.checks)
@@ -647,6 +654,10 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
         compare("bytes", "times smaller", lambda row: row.bytes)
     plain("zipped", "file, zipped", "zipped", "kB", ".1f", 1e-3)
     compare("zipped", "times smaller", lambda row: row.zipped)
+    plain("compressed", "file, compressed", "", "kB", ".1f", 1e-3)
+    compare("compressed", "times smaller", lambda row: row.compressed)
+    plain("memory", "in memory", "", "kB", ".1f", 1e-3)
+    compare("memory", "times smaller", lambda row: row.memory)
     plain("multiply_adds", "multiply-adds", "", "thousands", ",.0f", 1e-3)
     compare("multiply_adds", "times fewer", lambda row: row.multiply_adds)
     plain("latency_ms", "latency", "latency", "ms", ".2f")
@@ -657,7 +668,7 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
 
 
 def shrunken_table(results: Results) -> tuple[list[Row], list[Column]]:
-    """The rows and columns of the table of channels that left: what they cost and gain, and no more.
+    """The rows and columns of the table of what is smaller and faster: what that cost and gained, and no more.
 
     >>> runs = [Run("dense", 0.0, 99.0, 99.0, bytes=900), Run("channels", 0.5, 60.0, 98.0, bytes=300)]
     >>> rows, columns = shrunken_table(Results("Mine", runs, shrunken=runs))

@@ -1,0 +1,117 @@
+"""The inference benchmark's own arithmetic: tables, caches, and that what is timed is what was judged."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import sparsify
+from secateur.allocation import uniform
+from secateur.inference import GroupedLinear
+from secateur.patterns import GroupedColumns
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import whole_models
+from whole_models import Accuracies, Row, Subject, cached, label, packed_copy, slug, table
+
+
+class Small(Subject):
+    title, metric, form = "small", "right, %", ".1f"
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)).eval()
+        self.example = self.judged = (torch.randn(4, 64),)
+
+    def accuracy(self, call):
+        return float(torch.as_tensor(call(*self.example)).mean())
+
+
+def test_a_table_by_hand():
+    """Ratios are medians of the rounds' ratios, each beside the fastest rival of its kind."""
+    rows = [
+        Row("eager", lambda: None, 4_000_000, 97.65, kind="float"),
+        Row("compiled", lambda: None, 4_000_000, 97.65, kind="float"),
+        Row("int8", lambda: None, 1_000_000, 97.5, kind="int8"),
+        Row("packed", lambda: None, 500_000, 96.0, "2 of 3 layers"),
+    ]
+    times = {"eager": [4.0, 8.0, 6.0], "compiled": [2.0, 2.0, 4.0], "int8": [1.0, 1.0, 1.0], "packed": [1.0, 4.0, 2.0]}
+    lines = table(Small(), rows, times, 1).splitlines()
+    assert lines[1] == "small, 1 thread; times faster than"
+    assert lines[3] == "| | ms | eager | best dense: compiled | best int8: int8 | weights, MB | right, % | |"
+    assert lines[4].count("|") == lines[5].count("|") == 9
+    assert lines[5] == "| eager | 6.00 | 1.00 | 0.50 | 0.17 | 4.00 | 97.7 |  |"
+    assert lines[8] == "| packed | 2.00 | 3.00 | 2.00 | 0.50 | 0.50 | 96.0 | 2 of 3 layers |"
+
+
+def test_a_table_without_int8():
+    lines = table(Small(), [Row("eager", lambda: None, 1, 1.0, kind="float")], {"eager": [1.0]}, 2).splitlines()
+    assert lines[1] == "small, 2 threads; times faster than"
+    assert lines[3].count("|") == lines[5].count("|") == 8
+
+
+def test_names_of_rows_and_files():
+    assert label("16x1", 0.5) == "16×1 50 %"
+    assert slug("16×1 50 %") == "16x1-50"
+    assert slug("columns:64 80 %, trained on") == "columns-64-80-trained-on"
+
+
+def test_a_model_is_made_once(tmp_path):
+    made = []
+
+    def make(model):
+        made.append(model)
+        nn.init.constant_(model.weight, 3.0)
+
+    for _ in range(2):
+        model = cached(tmp_path / "a" / "model.safetensors", nn.Linear(2, 2).train(), make)
+        assert torch.equal(model.weight, torch.full((2, 2), 3.0))
+        assert not model.training
+    assert len(made) == 1
+
+
+def test_accuracies_are_kept(tmp_path):
+    assert Accuracies(tmp_path / "a" / "accuracies.json").of("row", lambda: 1.5) == 1.5
+    again = Accuracies(tmp_path / "a" / "accuracies.json")
+    assert again.of("row", lambda: pytest.fail("known")) == 1.5
+    assert again.of("other", lambda: 2.5) == 2.5
+
+
+def test_what_is_packed_gives_the_same_outputs():
+    subject = Small()
+    sparsify(subject.model, 0.75, pattern=GroupedColumns(16), allocate=uniform)
+    packed, note = packed_copy(subject, subject.model, kernels_too=False, at_least=1e-9)
+    assert note == "2 of 2 layers packed"
+    assert isinstance(packed[0], GroupedLinear)
+    assert isinstance(subject.model[0], nn.Linear)
+    torch.testing.assert_close(packed(*subject.example), subject.model(*subject.example))
+    assert whole_models.bytes_of(packed) < whole_models.bytes_of(subject.model)
+
+
+@pytest.mark.parametrize("quantized", [False, True])
+def test_grouped_columns_in_onnxruntime(tmp_path, quantized):
+    """Also in int8, whose scales are one a tensor where products are batched."""
+    subject = Small()
+    sparsify(subject.model, 0.5, pattern=GroupedColumns(16), allocate=uniform)
+    packed, _ = packed_copy(subject, subject.model, kernels_too=False, at_least=1e-9)
+    path = whole_models.onnx_file(tmp_path / "model.onnx", packed, subject.example, quantized)
+    found = torch.from_numpy(whole_models.session(path, 1)(*subject.example))
+    expected = subject.model(*subject.example).detach()
+    error = float((found - expected).norm() / expected.norm())
+    assert error < (0.05 if quantized else 1e-5)
+    assert (error > 1e-5) == quantized
+
+
+def test_bytes_of_quantized_models_count_their_weights():
+    model = nn.Sequential(nn.Linear(256, 256, bias=False))
+    dense, small = whole_models.bytes_of(model), whole_models.bytes_of(whole_models.int8(model))
+    assert dense == 4 * 256 * 256
+    assert 256 * 256 < small < 1.1 * 256 * 256
+
+
+def test_bottlenecks_keep_their_shape():
+    model = whole_models.bottlenecks().eval()
+    assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+    assert whole_models.mlp()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
