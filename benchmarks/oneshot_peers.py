@@ -275,9 +275,9 @@ def from_its_peak() -> Iterator[dict[str, float]]:
     """``{"peak": bytes}``: how far resident memory rose inside above where it was; Linux."""
     found: dict[str, float] = {}
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark is where memory is now
-    before = _resident("VmRSS")
+    before = _resident("VmHWM")
     yield found
-    found["peak"] = _resident("VmHWM") - before
+    found["peak"] = max(_resident("VmHWM") - before, 0)  # pages of files may have been given back meanwhile
 
 
 def _resident(what: str) -> int:
