@@ -102,7 +102,8 @@ def timed(solver: Solver, seconds: list[float]) -> Solver:
         return found
 
     words = dict.fromkeys([*asked, "gram"])
-    solve.__signature__ = inspect.Signature([inspect.Parameter(word, inspect.Parameter.KEYWORD_ONLY) for word in words])  # type: ignore[attr-defined]
+    asking = [inspect.Parameter(word, inspect.Parameter.KEYWORD_ONLY) for word in words]
+    solve.__signature__ = inspect.Signature(asking)  # type: ignore[attr-defined]
     return solve
 
 
@@ -294,25 +295,35 @@ def quality(subject: MiniLM | GPT, settings: list[str], methods: list[str], seed
                 run = prune(subject, setting, method, seed, subject.batches(seed))
                 runs.append(run)
                 shown = " ".join(f"{value:14.4f}" for value in run.measures)
-                print(f"{seed:4} {setting:8} {method:13} {run.error:12.4f} {shown} {run.solver:9.2f} {run.whole:8.1f}",
+                print(f"{seed:4} {setting:8} {method:13} {run.error:12.5f} {shown} {run.solver:9.2f} {run.whole:8.1f}",
                       flush=True)  # fmt: skip
         print(f"\nafter {seed + 1} of {seeds} seeds:\n")
-        print(table(subject.columns, dense, runs))
+        print(tables(subject.columns, dense, runs))
         print(goals(runs, higher_is_better=subject.higher_is_better), flush=True)
     return {"dense": dense, "columns": subject.columns, "runs": [asdict(run) for run in runs]}
 
 
-def table(columns: tuple[str, ...], dense: tuple[float, ...], runs: list[Run]) -> str:
-    """Markdown: the means over seeds, ± their standard deviations."""
+def tables(columns: tuple[str, ...], dense: tuple[float, ...], runs: list[Run]) -> str:
+    """Markdown, a table a quantity, methods down and settings across: means over seeds, ± their standard deviations."""
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    found = {setting: _of(runs, setting) for setting in settings}
+    methods = list(dict.fromkeys(run.method for run in runs))
+    quantities: list[tuple[str, str, Callable[[list[Run]], str]]] = [
+        ("layer error", "0", lambda runs: _spread([run.error for run in runs])),
+        *(
+            (name, f"{dense[at]:.4f}", lambda runs, at=at: _spread([run.measures[at] for run in runs]))
+            for at, name in enumerate(columns)
+        ),
+        ("CPU s: solver, whole", "", lambda runs: f"{_mean(runs, 'solver'):.1f}, {_mean(runs, 'whole'):.1f}"),
+    ]
     lines = []
-    for setting in dict.fromkeys(run.setting for run in runs):
-        head = [setting, "layer error", *columns, "solver s", "whole s"]
-        lines += [_row(head), _row(["---"] * len(head))]
-        lines.append(_row(["dense", "0", *(f"{value:.4f}" for value in dense), "", ""]))
-        for method, found in _of(runs, setting).items():
-            measures = [_spread([run.measures[column] for run in found]) for column in range(len(columns))]
-            seconds = f"{_mean(found, 'solver'):.1f}", f"{_mean(found, 'whole'):.1f}"
-            lines.append(_row([method, _spread([run.error for run in found]), *measures, *seconds]))
+    for name, without, cell in quantities:
+        lines += [_row([name, *settings]), _row(["---"] * (1 + len(settings)))]
+        if without:
+            lines.append(_row(["dense", *[without] * len(settings)]))
+        for method in methods:
+            cells = [cell(found[setting][method]) if method in found[setting] else "" for setting in settings]
+            lines.append(_row([method, *cells]))
         lines.append("")
     return "\n".join(lines)
 

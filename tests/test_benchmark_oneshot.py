@@ -158,11 +158,13 @@ def test_quality_prints_a_line_a_run_and_tables_that_agree_with_them(oneshot, ca
         (seed, setting, method) for seed in (0, 1) for setting in ("50%", "2:4") for method in methods
     ]
     assert results["dense"] == (0.0,)
-    after = printed.split("after 2 of 2 seeds:")[1]
-    assert "| 2:4 | layer error | distance | solver s | whole s |" in after
-    row = next(line for line in after.split("| 2:4 |")[1].splitlines() if line.startswith("| magnitude"))
-    errors = torch.tensor([r["error"] for r in runs if (r["setting"], r["method"]) == ("2:4", "magnitude")])
-    assert row.split(" | ")[1] == f"{errors.mean():.4f} ± {errors.std():.4f}"
+    errors, distances, seconds = printed.split("after 2 of 2 seeds:")[1].strip().split("\n\n")[:3]
+    assert errors.splitlines()[0] == "| layer error | 50% | 2:4 |"
+    assert distances.splitlines()[2] == "| dense | 0.0000 | 0.0000 |"
+    assert seconds.splitlines()[0] == "| CPU s: solver, whole | 50% | 2:4 |"
+    row = next(line for line in errors.splitlines() if line.startswith("| magnitude"))
+    own = torch.tensor([r["error"] for r in runs if (r["setting"], r["method"]) == ("2:4", "magnitude")])
+    assert row.strip("| ").split(" | ")[2] == f"{own.mean():.4f} ± {own.std():.4f}"
     by_method = {run["method"]: run["error"] for run in runs if run["setting"] == "50%" and run["seed"] == 0}
     assert by_method["admm"] < by_method["sparsegpt"] < by_method["magnitude"]
 
