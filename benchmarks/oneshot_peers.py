@@ -320,7 +320,7 @@ def compare(cases: list[Case], scratch: Path, rounds: int) -> dict[Case, list[di
             print(error, flush=True)
             continue
         found[case].append(result)
-        shown = ", ".join(f"{key} {value:.4g}" for key, value in result.items())
+        shown = ", ".join(f"{key} {value:.6g}" for key, value in result.items())
         print(f"round {number + 1}: {case.tool}, {case.method}, {case.setting}: {shown}", flush=True)
     return found
 
@@ -335,7 +335,7 @@ def table(found: dict[Case, list[dict[str, float]]], dense: dict[str, float]) ->
         cpu, wall, peak = (statistics.median(run[key] for run in runs) for key in ("cpu", "wall", "peak"))
         cells = [case.setting, case.method, case.tool, f"{cpu:.1f}", f"{wall:.1f}", _ratios(found, case)]
         cells += [f"{peak / 1e6:.0f}", f"{runs[0]['sparsity']:.6f}", f"{runs[0]['head']:.4f}"]
-        lines.append(_row([*cells, f"{runs[0]['error']:.4f}", f"{runs[0]['perplexity']:.3f}"]))
+        lines.append(_row([*cells, f"{runs[0]['error']:.3g}", f"{runs[0]['perplexity']:.3f}"]))
     return "\n".join(lines)
 
 

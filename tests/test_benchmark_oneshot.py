@@ -3,8 +3,10 @@
 Law: no sentence is both calibrated on and measured on, an error is over all tokens, and a verdict follows from figures.
 """
 
+import contextlib
 import dataclasses
 import importlib.util
+import io
 import itertools
 import json
 import subprocess
@@ -274,7 +276,21 @@ def alone(peers, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in absent else found(name))
 
 
-def test_it_says_which_tool_is_missing_and_compares_the_rest(peers, alone, llama, capsys):
+@pytest.fixture
+def in_this_process(peers, monkeypatch):
+    """What would run in a process of its own, which takes seconds to start, is run here with the same arguments."""
+
+    def run(command, **settings):
+        assert command[:2] == [sys.executable, peers.__file__]
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            peers.main(command[2:])
+        return subprocess.CompletedProcess(command, 0, output.getvalue(), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+
+
+def test_it_says_which_tool_is_missing_and_compares_the_rest(peers, alone, llama, in_this_process, capsys):
     file = llama / "results.json"
     peers.main([str(llama), "--rounds", "1", "--cases", "magnitude", "--json", str(file)])
     printed = capsys.readouterr().out
