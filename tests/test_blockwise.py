@@ -440,6 +440,38 @@ def test_blocks_and_what_is_left_alone_within():
     }
 
 
+class Twice(Block2):
+    """The last product is one that was there before, with another input."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+@pytest.mark.parametrize("kind", [Block2, Twice])
+def test_products_that_nothing_needs_are_not_computed(kind):
+    torch.manual_seed(0)
+    blocks, computed = nn.ModuleList(kind() for _ in range(2)), {}
+    for name, module in blocks.named_modules():
+        if isinstance(module, nn.Linear):
+            computed[name] = 0
+            module.register_forward_hook(lambda *_, name=name: computed.__setitem__(name, computed[name] + 1))
+    model = nn.Sequential(*blocks)
+    found = [torch.randn(3, 8) for _ in range(5)]
+    inputs = [x.clone() for x in found]
+    if kind is Twice:
+        inputs += [blocks[0].down(blocks[0].up(x).relu()) + x for x in found]
+    tokens = torch.cat(inputs)
+    expected = tokens.T @ tokens
+    computed |= dict.fromkeys(computed, 0)
+    grams = []
+    oneshot(model, found, 0.5, solver=lambda w, s, p, *, gram: grams.append(gram) or sparsegpt(w, s, p, gram=gram))
+    torch.testing.assert_close(grams[0].cpu(), expected)
+    if kind is Twice:
+        assert computed == {"0.up": 22, "0.down": 22, "1.up": 12, "1.down": 12}
+    else:  # one batch to see that no block runs twice; then each is seen and, before the last block, handed on
+        assert computed == {"0.up": 11, "0.down": 7, "1.up": 6, "1.down": 2}
+
+
 def test_a_plain_sequential_whose_blocks_stand_between_other_layers():
     model = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Linear(8, 9))
     whole = copy.deepcopy(model)
