@@ -309,8 +309,13 @@ def conjugate_gradients(
     return X
 
 
-def finished(values: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
+def finished(values: Tensor, mask: Tensor | None, weight: Tensor) -> Tensor:
     """The values where the mask is True and +0 elsewhere, in the dtype and memory order of the weight.
+
+    Args:
+        values: of the weight's shape.
+        mask: bool, of the same shape; None where what is removed is +0 already.
+        weight: the dense weight.
 
     Raises:
         ValueError: a value is beyond what the weight's dtype holds.
@@ -318,7 +323,9 @@ def finished(values: Tensor, mask: Tensor, weight: Tensor) -> Tensor:
     >>> finished(torch.tensor([[1.5, -2.0]]), torch.tensor([[True, False]]), torch.zeros(1, 2))
     tensor([[1.5000, 0.0000]])
     """
-    new = torch.empty_like(weight, requires_grad=False).copy_(values).masked_fill_(~mask, 0)
+    new = torch.empty_like(weight, requires_grad=False).copy_(values)
+    if mask is not None:
+        new.masked_fill_(~mask, 0)
     if new.numel() and not _is_finite(new):
         raise ValueError(
             f"the repaired weight of shape {tuple(weight.shape)} does not fit {weight.dtype}; use more damping, or a "
