@@ -287,7 +287,10 @@ def _tournament(m: int, kept: int, like: Tensor) -> Callable[[Tensor, Tensor, Te
     won = torch.zeros(m, len(earlier), dtype=like.dtype, device=like.device)
     won.scatter_(0, earlier[None], 1).scatter_(0, later[None], -1)  # plus those that the later wins unless they do
     fewest = m - kept - torch.arange(m, dtype=like.dtype, device=like.device)[:, None]
-    rounds = games.split(list(range(m - 1, 0, -1)))
+    rounds, played = [], 0
+    for apart in range(1, m):
+        rounds.append(games[played : played + m - apart])
+        played += m - apart
 
     def play(weights: Tensor, root: Tensor, removed: Tensor) -> None:
         torch.mul(weights, root, out=scores).abs_()
