@@ -188,7 +188,7 @@ def _descend(
     kept: list[Tensor],
     way: Method,
 ) -> None:
-    """AdamW over what is left of a half; a tenth of the steps to warm up, then linearly down, as in the paper's code."""
+    """AdamW over what is left of a half; a tenth of the steps to warm up, then linearly down, as the paper's code."""
     pairs = [(p, p.detach() != 0) for p in modules.parameters()]
     optimizer = torch.optim.AdamW([p for p, _ in pairs], lr=way.rate, weight_decay=0.0)
     steps = way.epochs * len(hidden)

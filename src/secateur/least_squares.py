@@ -298,7 +298,7 @@ def conjugate_gradients(
     error = (residual * missing).sum()
     residual *= kept
     direction = residual.clone()
-    square = residual.square().sum(1, keepdim=True)
+    square = torch.linalg.vector_norm(residual, dim=1, keepdim=True).square_()
     tiny = torch.finfo(matrix.dtype).tiny
     for _ in range(iterations):
         product = direction @ matrix
@@ -310,7 +310,7 @@ def conjugate_gradients(
         error -= lowered
         if bool(lowered <= tolerance * error):
             break
-        before, square = square, residual.square().sum(1, keepdim=True)
+        before, square = square, torch.linalg.vector_norm(residual, dim=1, keepdim=True).square_()
         direction.mul_(square / before.clamp(min=tiny)).add_(residual)
     return X
 

@@ -18,7 +18,7 @@ from secateur.least_squares import BLOCK, DEAD, checked, factor, finished, inver
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 
-__all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
+__all__ = ["Solver", "best_mask", "check_pattern", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
 
 LARGEST_TOURNAMENT = 32  # groups of n:m that are ranked pair by pair; the pairs of larger ones are too many
 STEP = 16  # columns of a block that are brought up to date together
@@ -96,8 +96,7 @@ def sparsegpt(
     (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
     """
     dense = checked(weight, gram)
-    _kept_of(pattern, sparsity, 0)  # an error of the arguments comes before the work
-    pattern.pool(torch.empty(dense.shape, device="meta"))
+    check_pattern(pattern, sparsity, dense.shape)
     if not dense.numel():
         return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
     R, dead = once_for(gram, ("factor", damping), lambda: factor(gram, damping))
@@ -221,6 +220,15 @@ def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tenso
     """
     units = pattern.pool(torch.empty(scores.shape, device="meta")).shape[1]
     return _spread_best(scores, pattern, _kept_of(pattern, sparsity, units))
+
+
+def check_pattern(pattern: Pattern, sparsity: float | None, shape: torch.Size) -> None:
+    """``ValueError`` where the pattern does not fit the shape or the sparsity; before the work, and without any.
+
+    >>> check_pattern(NM(2, 4), None, torch.Size([2, 8]))
+    """
+    _kept_of(pattern, sparsity, 0)
+    pattern.pool(torch.empty(shape, device="meta"))
 
 
 # ---- helpers -------------------------------------------------------------------------------------------------------
