@@ -10,6 +10,7 @@ The layers of a block see inputs X' that pruning has changed; the dense model's 
 - **cross a**: stages, with the target ``W X' + a W (X - X')``; least squares folds it into the weight that is pruned,
   ``W + a W (X - X') X'ᵀ (X' X'ᵀ + λ)⁻¹`` (as GPTAQ does for quantization, arXiv:2504.02692).
 - **residual a**: cross, and the layers that are added to the residual stream aim at what that stream lacks too.
+- **bfloat16 Gram**: as the library, with Gram matrices of products of bfloat16, summed in float32.
 - **descent**: after the layers of a half (attention, MLP) are pruned, all that is left of it, biases and norm too, is
   trained by AdamW on the mean squared distance to the dense half's output (arXiv:2510.14444): fed with pruned inputs,
   or with the dense model's (**dense descent**).
@@ -45,10 +46,12 @@ class Method:
     epochs: int = 0
     rate: float = 2e-4
     dense_inputs: bool = False
+    gram: torch.dtype | None = None  # that inputs are rounded to before they are multiplied; sums are float32's
 
 
 METHODS = {
     "library": Method(stages=False),
+    "bfloat16 Gram": Method(stages=False, gram=torch.bfloat16),
     "stages": Method(),
     "cross 0.5": Method(cross=0.5),
     "cross 1": Method(cross=1.0),
@@ -125,7 +128,8 @@ def prune(model: Any, batches: list[dict[str, Tensor]], sparsity: float | None, 
         if not way.stages:
             layers = [layer for _, stages, _ in _halves(block) for stage in stages for layer in stage]
             whole = [half for _, _, half in _halves(block)]
-            _solve(layers, new, masks, kept, lambda h, m, whole=whole: whole[1](whole[0](h, m), m), sparsity, pattern)
+            _solve(layers, new, masks, kept, lambda h, m, whole=whole: whole[1](whole[0](h, m), m), sparsity, pattern,
+                   gram=way.gram)  # fmt: skip
         for (modules, stages, half), (_, dense_stages, dense_half) in zip(
             _halves(block), _halves(original), strict=True
         ):
@@ -152,6 +156,7 @@ def _solve(
     sparsity: float | None,
     pattern: Pattern,
     aim: tuple[list[nn.Linear], list[Tensor], Half, float, bool] | None = None,
+    gram: torch.dtype | None = None,
 ) -> None:
     grams: dict[int, Tensor] = {}
     missing: dict[int, Tensor] = {}  # (X - X') X'ᵀ
@@ -165,18 +170,19 @@ def _solve(
             with _watching(aim[0], lambda number, x, seen=wanted, tokens=tokens: seen.update({number: x[tokens]})):
                 aim[2](aim[1][index], mask)
         for number, x in seen.items():
-            grams[number] = grams.get(number, 0) + x.T @ x
+            rounded = x.to(gram).float() if gram else x
+            grams[number] = grams.get(number, 0) + rounded.T @ rounded
             if aim is not None:
                 missing[number] = missing.get(number, 0) + (wanted[number] - x).T @ x
                 if aim[4]:
                     lacking[number] = lacking.get(number, 0) + (aim[1][index] - h)[tokens].T @ x
     for number, layer in enumerate(layers):
-        target, gram = layer.weight, grams[number]
+        target, sums = layer.weight, grams[number]
         if aim is not None:
-            damped = gram + 0.01 * scale_of(gram) * torch.eye(len(gram))
+            damped = sums + 0.01 * scale_of(sums) * torch.eye(len(sums))
             more = layer.weight @ missing[number] + (lacking[number] if aim[4] else 0)
             target = layer.weight + aim[3] * torch.linalg.solve(damped, more.T).T
-        layer.weight.copy_(admm(target, sparsity, pattern, gram=gram)[0])
+        layer.weight.copy_(admm(target, sparsity, pattern, gram=sums)[0])
 
 
 def _descend(
