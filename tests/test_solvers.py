@@ -139,6 +139,13 @@ def test_sparsegpt_is_the_papers(pattern, sparsity, inputs, plain, seed):
     assert abs(ours / theirs - 1) < 1e-3
 
 
+def test_a_block_costs_the_sum_of_its_squares():
+    """Units of several weights are ranked by what all of them cost, w² / [H⁻¹]_jj added up; not by magnitudes."""
+    weight = torch.tensor([[3.0, 0.0, 2.0, 2.0]])
+    _, mask = sparsegpt(weight, 0.5, Block(1, 2), gram=torch.eye(4), damping=0.0)
+    assert mask.tolist() == [[True, True, False, False]]
+
+
 def test_sparsegpt_by_hand():
     """The error of a removed weight goes to the columns after it: w₁ += w₀ H₀₁ / H₁₁."""
     gram = torch.tensor([[2.0, 1.0], [1.0, 2.0]])

@@ -101,7 +101,7 @@ def sparsegpt(
         return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
     R, dead = once_for(gram, ("factor", damping), lambda: factor(gram, damping))
     R = R.to(dense.dtype)
-    root = R.diagonal()  # 1 / √[H⁻¹]_jj of the columns not yet seen: |w| times it ranks as w² / [H⁻¹]_jj does
+    root = R.diagonal()  # 1 / √[H⁻¹]_jj of the columns not yet seen; the score is (w root)²
     root = torch.where(dead, root * DEAD, root)[:, None]
 
     W = dense.T.clone(memory_format=torch.contiguous_format)  # (inputs, outputs): a column is contiguous
@@ -111,14 +111,14 @@ def sparsegpt(
     group = pattern.m if isinstance(pattern, NM) and pattern.axis % 2 else None
     width = _columns_at_once(pattern)
     if width is None:
-        kept.copy_(best_mask((W * root).abs_().T, sparsity, pattern).T)
+        kept.copy_(best_mask((W * root).square_().T, sparsity, pattern).T)
     for start in range(0, inputs, width or BLOCK):
         block = slice(start, min(start + (width or BLOCK), inputs))
         U = inverse_of_triangle(R[block, block])
         # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
         now = torch.addmm(W[block], U.T, change[block])
         if width is not None and group is None:
-            scores = torch.mul(now, root[block]).abs_().T
+            scores = torch.mul(now, root[block]).square_().T
             kept[block] = _spread_best(scores, pattern, _kept_in_columns(pattern, sparsity, dense.shape, block)).T
         _sweep(now, kept[block], U, root[block], group, _kept_of(pattern, sparsity, group or 0))
         torch.sub(W[block], now, out=change[block])
