@@ -18,7 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["LANES", "MOST_COLUMNS", "available", "block_linear", "csr_linear", "dense_block", "dense_csr", "describe"]
+__all__ = [
+    "LANES",
+    "MOST_COLUMNS",
+    "available",
+    "block_linear",
+    "csr_linear",
+    "dense_block",
+    "dense_csr",
+    "describe",
+    "library",
+]
 
 LANES = 16  # outputs that share their inputs in a block
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
@@ -31,6 +41,11 @@ _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes lo
 def available() -> bool:
     """Whether compiled kernels are used here; without them the operators compute with dense matrices, slowly."""
     return _library()[0] is not None
+
+
+def library() -> Any:
+    """The shared object as ctypes has it, or None; also home of the functions of expand.c, which `encodings` calls."""
+    return _library()[0]
 
 
 def describe() -> str:
