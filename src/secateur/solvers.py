@@ -18,10 +18,11 @@ from secateur.least_squares import BLOCK, DEAD, checked, factor, finished, inver
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 
-__all__ = ["Solver", "best_mask", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
+__all__ = ["Solver", "best_mask", "check_pattern", "dsnot", "from_criterion", "sparsegpt", "with_refit"]
 
 LARGEST_TOURNAMENT = 32  # groups of n:m that are ranked pair by pair; the pairs of larger ones are too many
-STEP = 16  # columns between two products inside a block
+STEP = 16  # columns of a block that are brought up to date together
+FEW = 4  # columns that are brought up to date one by one
 
 
 class Solver(Protocol):
@@ -95,41 +96,35 @@ def sparsegpt(
     (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
     """
     dense = checked(weight, gram)
-    _kept_of(pattern, sparsity, 0)  # an error of the arguments comes before the work
-    pattern.pool(torch.empty(dense.shape, device="meta"))
+    check_pattern(pattern, sparsity, dense.shape)
     if not dense.numel():
         return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
     R, dead = once_for(gram, ("factor", damping), lambda: factor(gram, damping))
     R = R.to(dense.dtype)
-    importance = R.diagonal().square()  # 1 / [H⁻¹]_jj of the columns not yet seen
-    importance = torch.where(dead, importance * DEAD**2, importance)[:, None]
+    root = R.diagonal()  # 1 / √[H⁻¹]_jj of the columns not yet seen; the score is (w root)²
+    root = torch.where(dead, root * DEAD, root)[:, None]
 
     W = dense.T.clone(memory_format=torch.contiguous_format)  # (inputs, outputs): a column is contiguous
     inputs = W.shape[0]
     change = torch.zeros_like(W)  # W - W' of columns that the sweep has passed; of later ones, what they are owed
-    removed = torch.empty(W.shape, dtype=torch.bool, device=W.device)
-    groups = pattern.m if isinstance(pattern, NM) and pattern.axis % 2 else None
+    kept = torch.empty(W.shape, dtype=torch.bool, device=W.device)
+    group = pattern.m if isinstance(pattern, NM) and pattern.axis % 2 else None
     width = _columns_at_once(pattern)
     if width is None:
-        removed.copy_(best_mask((W.square() * importance).T, sparsity, pattern).T.logical_not())
+        kept.copy_(best_mask((W * root).square_().T, sparsity, pattern).T)
     for start in range(0, inputs, width or BLOCK):
         block = slice(start, min(start + (width or BLOCK), inputs))
-        corner = R[block, block]
-        U = inverse_of_triangle(corner)
+        U = inverse_of_triangle(R[block, block])
         # for the errors E of the sweep E R⁻¹ = W - W': so what earlier columns owe to these needs R alone
         now = torch.addmm(W[block], U.T, change[block])
-        if width is not None and groups is None:
-            scores = (now.square() * importance[block]).T
-            kept = _kept_in_columns(pattern, sparsity, dense.shape, block)
-            removed[block] = _spread_best(scores, pattern, kept).T.logical_not()
-        _sweep(
-            now, removed[block], U, importance[block], groups, kept_in_group=_kept_of(pattern, sparsity, groups or 0)
-        )
+        if width is not None and group is None:
+            scores = torch.mul(now, root[block]).square_().T
+            kept[block] = _spread_best(scores, pattern, _kept_in_columns(pattern, sparsity, dense.shape, block)).T
+        _sweep(now, kept[block], U, root[block], group, _kept_of(pattern, sparsity, group or 0))
         torch.sub(W[block], now, out=change[block])
+        W[block] = now
         change[block.stop :].addmm_(R[block, block.stop :].T, change[block])
-    W -= change
-    mask = removed.T.logical_not().contiguous()
-    return finished(W.T, mask, weight), mask
+    return finished(W.T, None, weight), kept.T.contiguous()
 
 
 def dsnot(
@@ -227,63 +222,91 @@ def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tenso
     return _spread_best(scores, pattern, _kept_of(pattern, sparsity, units))
 
 
+def check_pattern(pattern: Pattern, sparsity: float | None, shape: torch.Size) -> None:
+    """``ValueError`` where the pattern does not fit the shape or the sparsity; before the work, and without any.
+
+    >>> check_pattern(NM(2, 4), None, torch.Size([2, 8]))
+    """
+    _kept_of(pattern, sparsity, 0)
+    pattern.pool(torch.empty(shape, device="meta"))
+
+
 # ---- helpers -------------------------------------------------------------------------------------------------------
 
 
-def _sweep(
-    now: Tensor, removed: Tensor, inverse: Tensor, importance: Tensor, groups: int | None, kept_in_group: int
-) -> None:
+def _sweep(now: Tensor, kept: Tensor, inverse: Tensor, root: Tensor, group: int | None, kept_in_group: int) -> None:
     """Columns of one block, in place: what is removed becomes 0, and later columns make up for it.
+
+    Of what a column owes to later ones, those of its group (or of the next few columns) are paid at once, and the rest
+    by products as the sweep reaches them.
 
     Args:
         now: (columns, outputs).
-        removed: of the same shape; where ``groups`` is given it is chosen on the way, and written.
+        kept: bool, of the same shape; where ``group`` is given it is chosen on the way, and written.
         inverse: (columns, columns), the inverse of the block's triangle.
-        importance: (columns, 1).
-        groups: m of n:m along the inputs, or None.
+        root: (columns, 1), times which a weight's magnitude is its score.
+        group: m of n:m along the inputs, or None.
         kept_in_group: n.
     """
     ratios = inverse / inverse.diagonal()[:, None]
     errors = torch.empty_like(now)
+    removed = torch.empty_like(now) if group else kept.logical_not().to(now.dtype)  # products with bool are slower
+    choose = _tournament(group, kept_in_group, now) if group else None
     rows, errors_of, removed_of = now.unbind(), errors.unbind(), removed.unbind()
-    columns = len(rows)
-    step = STEP if groups is None else groups * max(1, STEP // groups)
-    pairs, won = _tournament(groups if groups is not None and groups <= LARGEST_TOURNAMENT else 1, now)
+    columns, few = len(rows), group or FEW
+    step = few * max(1, STEP // few)
     for start in range(0, columns, step):
         end = min(start + step, columns)
         if start:
             now[start:end].addmm_(ratios[:start, start:end].T, errors[:start], alpha=-1)
-        for column in range(start, end):
-            if groups is not None and column % groups == 0:
-                group = slice(column, column + groups)
-                scores = now[group].square() * importance[group]
-                removed[group] = _best_along_first(scores, kept_in_group, pairs, won).logical_not_()
-            error = torch.mul(rows[column], removed_of[column], out=errors_of[column])
-            rows[column].sub_(error)
-            if column + 1 < end:
-                now[column + 1 : end].addr_(ratios[column, column + 1 : end], error, alpha=-1)
+        for first in range(start, end, few):
+            last = min(first + few, end)
+            if first > start:
+                now[first:last].addmm_(ratios[start:first, first:last].T, errors[start:first], alpha=-1)
+            if choose is not None:
+                choose(now[first:last], root[first:last], removed[first:last])
+            for column in range(first, last):
+                error = torch.mul(rows[column], removed_of[column], out=errors_of[column])
+                if column + 1 < last:
+                    now[column + 1 : last].addcmul_(ratios[column, column + 1 : last, None], error, value=-1)
+    now -= errors
+    if group:
+        torch.eq(removed, 0, out=kept)
 
 
-def _best_along_first(scores: Tensor, kept: int, pairs: Tensor, won: Tensor) -> Tensor:
-    """True for the ``kept`` largest of each column of (m, outputs), of equal ones the first.
+def _tournament(m: int, kept: int, like: Tensor) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """A function of weights (m, outputs) and the roots of their costs (m, 1) that writes 1 to what of each column is
+    not among the ``kept`` largest, else 0; of equal ones the first are kept.
 
-    Each pair plays once, and the earlier wins a tie: what has won at least m - kept times is kept.
+    Each two of a column play once, and the earlier wins a tie: who wins less than m - kept times is removed.
     """
-    if scores.shape[0] > LARGEST_TOURNAMENT:
-        return keep_largest(scores.T, kept).T
-    first, second = scores[pairs[0]], scores[pairs[1]]
-    earlier_wins = torch.ge(first, second, out=torch.empty_like(first))
-    m = scores.shape[0]
-    before = torch.arange(m, dtype=scores.dtype, device=scores.device)[:, None]  # games that it wins unless they do
-    return torch.addmm(before, won, earlier_wins) >= m - kept
+    scores = torch.empty_like(like[:m])
+    if m > LARGEST_TOURNAMENT:
 
+        def rank(weights: Tensor, root: Tensor, removed: Tensor) -> None:
+            torch.mul(weights, root, out=scores).abs_()
+            removed.copy_(keep_largest(scores.T, kept).T.logical_not())
 
-def _tournament(m: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The pairs (2, m (m - 1) / 2) of a group of m, the earlier first, and (m, pairs) who wins if the earlier does."""
-    pairs = torch.triu_indices(m, m, 1, device=like.device)
-    won = torch.zeros(m, pairs.shape[1], dtype=like.dtype, device=like.device)
-    won.scatter_(0, pairs[:1], 1).scatter_(0, pairs[1:], -1)
-    return pairs, won
+        return rank
+
+    earlier = torch.cat([torch.arange(m - apart, device=like.device) for apart in range(m)])[m:]
+    later = torch.cat([torch.arange(apart, m, device=like.device) for apart in range(m)])[m:]
+    games = torch.empty(len(earlier), like.shape[1], dtype=like.dtype, device=like.device)  # 1 where the earlier wins
+    won = torch.zeros(m, len(earlier), dtype=like.dtype, device=like.device)
+    won.scatter_(0, earlier[None], 1).scatter_(0, later[None], -1)  # plus those that the later wins unless they do
+    fewest = m - kept - torch.arange(m, dtype=like.dtype, device=like.device)[:, None]
+    rounds, played = [], 0
+    for apart in range(1, m):
+        rounds.append(games[played : played + m - apart])
+        played += m - apart
+
+    def play(weights: Tensor, root: Tensor, removed: Tensor) -> None:
+        torch.mul(weights, root, out=scores).abs_()
+        for apart, results in enumerate(rounds, 1):  # those of all pairs so far apart
+            torch.ge(scores[:-apart], scores[apart:], out=results)
+        torch.lt(torch.mm(won, games, out=removed), fewest, out=removed)
+
+    return play
 
 
 def _columns_at_once(pattern: Pattern) -> int | None:
