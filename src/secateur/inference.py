@@ -426,8 +426,9 @@ class WindowLinear(_Kernel):
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> WindowLinear:
-        stored = [tensors[name] for name in ("words", "moves", "values", "pointers", "order")]
-        return cls(*stored, tensors.get("bias"), **layout)
+        names = ("words", "moves", "values", "pointers", "order")
+        stored: dict[str, Any] = {name: tensors[name] for name in names}
+        return cls(**stored, bias=tensors.get("bias"), **layout)
 
 
 class Pointwise(nn.Module):

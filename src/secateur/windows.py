@@ -100,7 +100,9 @@ def _walk(kept: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     at = np.arange(lanes) * upcoming.shape[1]
     base = np.zeros(slices, dtype=np.int32)
     farthest = max(columns - WINDOW, 0)
-    places, moves, taken = [], [], []
+    places: list[np.ndarray] = []
+    moves: list[np.ndarray] = []
+    taken: list[np.ndarray] = []
     while True:
         following = upcoming.reshape(-1)[at].reshape(slices, LANES)
         leftmost = following.min(1)
@@ -116,11 +118,11 @@ def _walk(kept: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         base = new_base
     empty = -len(places) % STEPS
     shape = (len(places) + empty, slices)
-    filled = [np.zeros((*shape, LANES), np.uint8), np.zeros(shape, np.uint8), np.zeros((*shape, LANES), bool)]
-    if places:
-        for array, found in zip(filled, (places, moves, taken), strict=True):
-            array[: len(found)] = found
-    return filled[0], filled[1], filled[2]
+    filled = np.zeros((*shape, LANES), np.uint8), np.zeros(shape, np.uint8), np.zeros((*shape, LANES), bool)
+    for step, found in enumerate(zip(places, moves, taken, strict=True)):
+        for array, part in zip(filled, found, strict=True):
+            array[step] = part
+    return filled
 
 
 def from_windows(
