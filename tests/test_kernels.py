@@ -1,6 +1,7 @@
 """The kernels against float64, at every level of processor that this machine has, and what they refuse."""
 
 import importlib.util
+import platform
 import subprocess
 import threading
 from pathlib import Path
@@ -405,6 +406,37 @@ def hook():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize(
+    ("machine", "names"),
+    [
+        ("x86_64", ["libkernels.baseline.so", "libkernels.v3.so", "libkernels.v4.so"]),
+        ("AMD64", ["libkernels.baseline.so", "libkernels.v3.so", "libkernels.v4.so"]),
+        ("aarch64", ["libkernels.baseline.so"]),
+        ("arm64", ["libkernels.baseline.so"]),
+        ("riscv64", ["libkernels.baseline.so"]),
+    ],
+)
+def test_levels_of_other_machines(monkeypatch, machine, names):
+    """Where there is one level it is compiled for the machine as it is, and it is the file that is looked for."""
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    levels = hook().levels()
+    assert sorted(levels) == names
+    assert all(flags == [] for flags in levels.values()) == (len(names) == 1)
+    assert all(any(flag.startswith("-march=x86-64") for flag in flags) for flags in levels.values() if flags)
+    assert kernels._FILES[0] == "libkernels.baseline.so"
+
+
+def test_a_machine_without_levels_says_its_name(tmp_path, monkeypatch):
+    """aarch64, as far as Python sees it: the object says level 0."""
+    (tmp_path / "libkernels.baseline.so").write_bytes(b"")
+    other = type("Library", (), {"secateur_level": lambda self: 0})()
+    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
+    monkeypatch.setattr(kernels, "_opened", lambda path: other)
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.delenv("SECATEUR_KERNELS", raising=False)
+    assert FIND() == (other, "compiled for aarch64")
 
 
 def test_a_failed_compilation_leaves_nothing(tmp_path, monkeypatch):
