@@ -417,7 +417,7 @@ INLINE void window_slice(const Product *p, size_t slice, const float *x, float s
         const uint32_t *words = p->words + group * LANE;
         const char *values = (const char *)p->values + group * bytes;
         for (size_t line = 0; line < bytes; line += 64) PREFETCH_FAR((uintptr_t)values + FAR + line);
-        PREFETCH_FAR((uintptr_t)words + FAR / (is_bfloat16 ? 3 : 6));
+        PREFETCH_FAR((uintptr_t)words + (uintptr_t)FAR / (is_bfloat16 ? 3 : 6));
         _Pragma("GCC unroll 6") for (int step = 0; step < STEPS; step++) {
             x += p->moves[group * STEPS + (size_t)step];
             for (int part = 0; part < PARTS; part++) {
