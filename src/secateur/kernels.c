@@ -3,8 +3,8 @@
 Law: no intrinsics and no state; a call writes y and nothing else, and several threads may call at once. What is read is
 what the caller has validated: `secateur.kernels` checks every index and pointer before it calls.
 
-Loops over 16 lanes, and vectors as gcc and clang know them, become whatever width the machine has. `GCC unroll 1` keeps gcc
-from unrolling them into scalars before it looks for vectors; built without loop distribution, accumulators stay in
+Loops over 16 lanes, and the vector types of gcc and clang, become whatever width the machine has. `GCC unroll 1` keeps
+gcc from unrolling them into scalars before it looks for vectors; built without loop distribution, accumulators stay in
 registers (with it gcc 12 makes a memset of their zeros, and then they stay in memory: twice the time). Single entries
 of x are loaded one by one: on the machines measured the processor's gather was slower (docs/faster.md). */
 
@@ -385,7 +385,8 @@ INLINE Bits bits(const void *from) {
     return value;
 }
 
-/* x[number % 32] for each number: one instruction of AVX-512 for 16, seven of AVX2 for 8. */
+/* x[number % 32] for each number: one instruction of AVX-512 for 16 numbers, ten of AVX2 for 8. clang has no shuffle by
+numbers that are not constant. */
 INLINE Floats picked(const float *x, Bits number) {
 #if defined(__AVX512F__) && !defined(__clang__)
     return __builtin_shuffle(floats(x), floats(x + 16), (Signed)number);

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import weakref
@@ -269,20 +270,24 @@ def _window(
 
 def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
     """The C function on a contiguous float32 copy of x, if it is not that already; the result in the dtype of x."""
-    columns, dtype = x.shape[-1], x.dtype
-    flat = x.detach().reshape(-1, columns)
+    shape, dtype = x.shape, x.dtype
+    columns = shape[-1]
+    # each of these calls takes a microsecond, and many where the weights have just emptied the caches
+    if x.requires_grad:
+        x = x.detach()
     if dtype != torch.float32:
-        flat = flat.float()
-    flat = flat.contiguous()
-    batch = flat.shape[0]
-    y = torch.empty(batch, rows)
-    held = [tensor if tensor is None else tensor.detach().contiguous() for tensor in stored]
+        x = x.float()
+    if not x.is_contiguous():
+        x = x.contiguous()
+    batch = math.prod(shape[:-1])
+    y = torch.empty(*shape[:-1], rows)
+    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.detach().contiguous() for tensor in stored]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + work * batch // _WORK_FOR_A_THREAD)
     is_bfloat16 = int(stored[2] is not None and stored[2].dtype == torch.bfloat16)
-    if function(*addresses, flat.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
+    if function(*addresses, x.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
         raise MemoryError(f"no memory for the transposed inputs of a product with {batch} vectors of {columns}.")
-    return y.to(dtype).reshape(*x.shape[:-1], rows)
+    return y if dtype == torch.float32 else y.to(dtype)
 
 
 # {id of the first tensor that was checked: (all of them, what they were like then)}
