@@ -95,7 +95,7 @@ def windows(sparsity: float, dtype: torch.dtype) -> WindowLinear:
 def forms(batch: int) -> Iterator[tuple[str, torch.dtype, Any]]:
     """Names, dtypes and layers; windows for few vectors only, as `pack` does."""
     for dtype, word in ((torch.float32, ""), (torch.bfloat16, "bfloat16 ")):
-        for sparsity in (0.5, 0.7, 0.8, 0.9, 0.95) if batch <= 8 else ():
+        for sparsity in (0.5, 0.7, 0.8, 0.9, 0.95) if batch <= 16 else ():
             yield f"windows {word}{sparsity * 100:.0f} %", dtype, windows(sparsity, dtype)
         for sparsity in (0.5, 0.7, 0.9) if word else (0.8, 0.9, 0.95):
             weight = masked(Unstructured(), sparsity, dtype)

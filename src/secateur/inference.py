@@ -41,7 +41,7 @@ __all__ = [
 
 _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, the fastest first
 _SLACK = 1.05  # times the fewest products that any number of groups needs
-_FEW_VECTORS = 8  # beyond that SparseLinear is faster than WindowLinear
+_FEW_VECTORS = 16  # with more, SparseLinear is faster than WindowLinear
 _WORTH_TRYING = 0.8  # of the dense products; above that no form was ever faster
 
 
