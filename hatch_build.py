@@ -1,4 +1,4 @@
-"""Compiles src/secateur/kernels.c where there is a C compiler; without one the package is pure Python.
+"""Compiles src/secateur/kernels.c and expand.c where there is a C compiler; without one the package is pure Python.
 
 Law: a failed compilation never fails the installation; SECATEUR_KERNELS=0 leaves the kernels out and
 SECATEUR_KERNELS=1 insists on them.
@@ -26,6 +26,7 @@ except ImportError:  # run as a command, without hatchling
 
 ROOT = Path(__file__).parent
 SOURCE = ROOT / "src" / "secateur" / "kernels.c"
+MORE = [SOURCE.with_name("expand.c")]  # into the same object
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast"]
 # gcc's; tried first, and left out where a compiler does not know them
 TUNING = ["-fno-tree-loop-distribute-patterns"]
@@ -50,7 +51,7 @@ def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for name, march in levels().items():
             out = Path(temporary, name)
-            command = [*FLAGS, *march, *(extra or []), str(SOURCE), "-o", str(out)]
+            command = [*FLAGS, *march, *(extra or []), str(SOURCE), *map(str, MORE), "-o", str(out)]
             try:
                 _call([*compiler[:1], *TUNING, *command])
             except subprocess.CalledProcessError:

@@ -38,11 +38,9 @@ class InMemory(Checkpoint):
 
     content: bytes = b""
 
-    def raw(self, name: str, start: int = 0, stop: int | None = None) -> Tensor:
-        entry = self.entries[name]
-        stop = entry.nbytes if stop is None else stop
-        piece = bytearray(self.content[entry.start + start : entry.start + stop])
-        return torch.frombuffer(piece, dtype=torch.uint8) if piece else torch.empty(0, dtype=torch.uint8)
+    def read_into(self, name: str, start: int, view: memoryview) -> None:
+        at = self.entries[name].start + start
+        view[:] = self.content[at : at + len(view)]
 
 
 def opened(content: bytes) -> CompressedCheckpoint:

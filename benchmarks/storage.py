@@ -1,11 +1,12 @@
 """What compressed checkpoints weigh, and how long they take to load, against dense ones and zipped ones.
 
-    python benchmarks/storage.py [--side 4096] [--repeats 7] [--no-times] [--no-sizes]
+    python benchmarks/storage.py [--side 4096] [--repeats 7] [--no-times] [--no-sizes] [--no-memory]
 
 Weights are normal random numbers, pruned by magnitude. All sizes are of files or byte strings over those of the dense
 safetensors file. The bound is the entropy of the mask plus the kept values as they are; the second bound has each byte
 of the values at the entropy of its place (order 0). Times are those of one thread's processor, loading a file in the
-page cache into memory of its own; the ways alternate, and the ratio is the median of each round's.
+page cache into memory of its own; the ways alternate, and the ratio is the median of each round's. Memory is what the
+peak of a process of its own rises by, in tensors of 64 MB, half of whose entries are zero and some of those -0.0.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -110,18 +113,59 @@ def times(side: int, repeats: int, folder: Path) -> None:
             print(f"| {name} {label} | {first:.3f} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |", flush=True)
 
 
+MEMORY = """
+import resource, sys
+from pathlib import Path
+import torch
+from secateur.storage import expand_checkpoint, load_compressed, save_compressed
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+work, folder, zstd = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "zstd"
+save_compressed({"weight": torch.eye(300)}, folder / "first", zstd=zstd)  # what libraries take at first use
+expand_checkpoint(folder / "first", folder / "again")
+before = peak()
+if work == "compress":
+    save_compressed(folder / "dense", folder / "small", zstd=zstd)
+elif work == "load":
+    load_compressed(folder / "small")["weight"]
+else:
+    expand_checkpoint(folder / "small", folder / "expanded")
+print(peak() - before)
+"""
+
+
+def memory(folder: Path) -> None:
+    weight = torch.empty(4096, 4096).uniform_(1, 2)
+    weight[:, ::2] = 0
+    weight[:, 1::64] *= -0.0
+    save_file({"weight": weight}, folder / "dense")
+    print("\n## Memory, in tensors\n\n| | compress | load | expand |\n|---|---|---|---|")
+    for zstd in ("plain", "zstd"):
+        cells = []
+        for work in ("compress", "load", "expand"):
+            command = [sys.executable, "-c", MEMORY, work, str(folder), zstd]
+            ended = subprocess.run(command, capture_output=True, text=True, check=True)
+            cells.append(f"{int(ended.stdout) / weight.nbytes:.2f}")
+        print(f"| {zstd} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--no-sizes", action="store_true")
+    parser.add_argument("--no-memory", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if not arguments.no_sizes:
             sizes(arguments.side, Path(folder))
         if not arguments.no_times:
             times(arguments.side, arguments.repeats, Path(folder))
+        if not arguments.no_memory:
+            memory(Path(folder))
 
 
 if __name__ == "__main__":

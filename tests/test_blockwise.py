@@ -1,12 +1,12 @@
 """The walk over blocks: what a block is pruned by, what a directory becomes, and that a killed run goes on."""
 
+import copy
 import functools
 import json
 import os
 import re
 import shutil
 import signal
-import traceback
 import warnings
 
 import pytest
@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from families import batches, make
+from forks import forked
 from secateur import NM, Block, Channels, Rows, Unstructured, allocation, block_files, criteria, prune, resumable
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
@@ -429,11 +430,58 @@ def test_blocks_and_what_is_left_alone_within():
     assert list(find_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))) == ["0", "2"]
     mixed = nn.ModuleList([Block2(), nn.Sequential(nn.Linear(8, 8))])
     assert list(find_blocks(nn.ModuleDict({"layers": mixed}))) == ["layers.0", "layers.1"]
+    plain = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), Block2())
+    assert list(find_blocks(plain)) == ["1", "2", "4"]
+    assert list(find_blocks(nn.Sequential(plain, nn.Linear(8, 9)))) == ["0.1", "0.2", "0.4"]
     t5 = make("t5")
     assert list(find_blocks(t5)) == ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
     assert left_alone_within(find_blocks(t5)["encoder.block.0"]) == {
         "layer.0.SelfAttention.relative_attention_bias.weight": "embedding"
     }
+
+
+class Twice(Block2):
+    """The last product is one that was there before, with another input."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
+@pytest.mark.parametrize("kind", [Block2, Twice])
+def test_products_that_nothing_needs_are_not_computed(kind):
+    torch.manual_seed(0)
+    blocks, computed = nn.ModuleList(kind() for _ in range(2)), {}
+    for name, module in blocks.named_modules():
+        if isinstance(module, nn.Linear):
+            computed[name] = 0
+            module.register_forward_hook(lambda *_, name=name: computed.__setitem__(name, computed[name] + 1))
+    model = nn.Sequential(*blocks)
+    found = [torch.randn(3, 8) for _ in range(5)]
+    inputs = [x.clone() for x in found]
+    if kind is Twice:
+        inputs += [blocks[0].down(blocks[0].up(x).relu()) + x for x in found]
+    tokens = torch.cat(inputs)
+    expected = tokens.T @ tokens
+    computed |= dict.fromkeys(computed, 0)
+    grams = []
+    oneshot(model, found, 0.5, solver=lambda w, s, p, *, gram: grams.append(gram) or sparsegpt(w, s, p, gram=gram))
+    torch.testing.assert_close(grams[0].cpu(), expected)
+    if kind is Twice:
+        assert computed == {"0.up": 22, "0.down": 22, "1.up": 12, "1.down": 12}
+    else:  # one batch to see that no block runs twice; then each is seen and, before the last block, handed on
+        assert computed == {"0.up": 11, "0.down": 7, "1.up": 6, "1.down": 2}
+
+
+def test_a_plain_sequential_whose_blocks_stand_between_other_layers():
+    model = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Linear(8, 9))
+    whole = copy.deepcopy(model)
+    done = oneshot(model, [torch.randint(9, (4, 6)) for _ in range(3)], 0.5)
+    assert done.left_alone == {"outside the blocks": ("0.weight", "3.weight")}
+    assert {layer.name.split(".")[0] for layer in done.layers} == {"1", "2"}
+    for layer in done.layers:
+        assert (model.get_parameter(layer.name) == 0).double().mean() == 0.5
+    for outside in (0, 3):
+        assert torch.equal(model[outside].weight, whole[outside].weight)
 
 
 # ---- directories -------------------------------------------------------------------------------------------------
@@ -475,24 +523,6 @@ def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
     everything = [*record["pruned"], *(name for names in record["left_alone"].values() for name in names)]
     assert sorted(everything) == sorted(make("llama").state_dict())
     assert record["layers"]["model.layers.0.mlp.down_proj.weight"]["tokens"] == 60
-
-
-def forked(body):
-    """The exit status of a copy of this process that runs ``body``; a fork, since importing transformers takes long."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer Pythons warn of threads, of which the child uses none
-        child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            torch.set_num_threads(1)
-            body()
-            status = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitpid(child, 0)[1]
 
 
 def dying(moment, source, out):

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from secateur import calibration
-from secateur.calibration import data_hash, longest_sequence, read_calibration
+from secateur.blockwise import digest
+from secateur.calibration import longest_sequence, read_calibration
 from secateur.checkpoints import CheckpointError
 
 WORDS = [f"w{number}" for number in range(500)]
@@ -79,7 +80,7 @@ def test_windows_of_a_text(model, tmp_path, samples, length, seed, sparse):
     for tokens in found:
         assert tokens[0, 0] == BEGIN
         assert is_run(tokens[0, 1:].tolist())
-    assert data_hash(found) == data_hash(again)
+    assert digest(found) == digest(again)
 
 
 def test_all_of_a_large_file_has_its_chance(model, tmp_path, monkeypatch):
@@ -96,7 +97,7 @@ def test_all_of_a_large_file_has_its_chance(model, tmp_path, monkeypatch):
     assert [int(tokens[0, 5]) - FIRST for tokens in found] != list(range(100, 120)), "in the seed's order"
     assert sum(read) < file.stat().st_size / 10
     other = read_calibration(file, tokenizer_directory=model, samples=20, sequence_length=11, seed=2)
-    assert data_hash(found) != data_hash(other)
+    assert digest(found) != digest(other)
 
 
 @pytest.mark.parametrize("sparse", [100, 4])
@@ -142,7 +143,7 @@ def test_forms_of_the_same_documents(model, tmp_path, form, monkeypatch):
         source = records
     found = read_calibration(source, tokenizer_directory=model, samples=3, sequence_length=21)
     expected = read_calibration(documents, tokenizer_directory=model, samples=3, sequence_length=21)
-    assert data_hash(found) == data_hash(expected)
+    assert digest(found) == digest(expected)
 
 
 def test_letters_of_several_bytes_are_not_cut(model, tmp_path, monkeypatch):
@@ -228,27 +229,6 @@ def test_random_tokens_are_asked_for_by_name(model):
     assert [tokens.shape for tokens in found] == [(1, 50)] * 3
     assert all(0 <= token < 503 for tokens in found for token in tokens[0].tolist())
     assert len({token for tokens in found for token in tokens[0].tolist()}) > 50
-
-
-def test_the_hash_is_of_tokens_masks_and_shapes():
-    tokens = torch.tensor([[1, 2], [3, 4]])
-    whole = {"input_ids": tokens, "attention_mask": torch.ones(2, 2)}
-    hashes = {
-        data_hash(batches)
-        for batches in (
-            [tokens],
-            [tokens.T],
-            [tokens.reshape(1, 4)],
-            [tokens, tokens],
-            [whole],
-            [{**whole, "attention_mask": torch.tensor([[1, 1], [1, 0]])}],
-        )
-    }
-    assert len(hashes) == 6
-    assert data_hash([tokens.to(torch.int32)]) == data_hash([{"input_ids": tokens.clone()}])
-
-
-# ---- errors ---------------------------------------------------------------------------------------------------------
 
 
 def _file(name, content):

@@ -9,8 +9,9 @@ import pytest
 import secateur
 
 FLOORS = """
-axes encodings files origins progress shards version windows
-activations batches blocks checkpoints criteria kernels layouts masked_weight owners patterns products \
+windows
+axes files kernels origins progress shards version
+activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
 schedules selection sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
 prune regrowth replay results resumable terminal tracing

@@ -1,6 +1,10 @@
 """``secateur oneshot``: from a directory and a text to a pruned directory, and one line for what is wrong."""
 
+import itertools
 import json
+import os
+import random
+import signal
 
 import pytest
 import torch
@@ -9,6 +13,8 @@ from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
 from families import make
+from forks import forked
+from secateur import block_files
 from secateur.oneshot_command import oneshot
 from secateur.verification import verify_checkpoint
 
@@ -18,15 +24,16 @@ app.command()(oneshot)
 WORDS = """the secateur is a small shear a gardener prunes roses with and the hedge is cut by another tool""".split()  # noqa: SIM905
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A small Llama with a tokenizer of one token a word, and a text."""
+VOCABULARY = ["<unk>", "<s>", "</s>", *dict.fromkeys(WORDS)]
+
+
+def write_tokenizer(folder):
+    """One token a word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
-    vocabulary = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *dict.fromkeys(WORDS)])}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    numbers = {word: number for number, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -34,7 +41,14 @@ def folder(tmp_path):
         eos_token="</s>",
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(tmp_path / "dense")
+    ).save_pretrained(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small Llama with a tokenizer, and a text."""
+    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
+    write_tokenizer(tmp_path / "dense")
     (tmp_path / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
     return tmp_path
 
@@ -70,6 +84,69 @@ def test_a_pruned_directory_loads_and_verifies(folder, words):
     assert not verification.unchecked
     model = LlamaForCausalLM.from_pretrained(folder / "sparse")
     assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
+def language(count, seed):
+    """Numbers of words of which each mostly follows from the two before it."""
+    chance = random.Random(seed)
+    first = len(VOCABULARY) - len(set(WORDS))
+    found = [chance.randrange(len(set(WORDS))) for _ in range(2)]
+    while len(found) < count:
+        found.append((3 * found[-2] + 5 * found[-1] + (chance.random() < 0.15) * chance.randrange(9)) % len(set(WORDS)))
+    return [first + number for number in found]
+
+
+def trained(numbers):
+    torch.manual_seed(0)
+    config = make("llama").config
+    config.update({"hidden_size": 32, "intermediate_size": 64, "vocab_size": len(VOCABULARY)})
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    sequences = torch.tensor(numbers).reshape(-1, 16)
+    for _ in range(80):
+        batch = sequences[torch.randint(len(sequences), (32,))]
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@torch.no_grad()
+def loss_of(directory, numbers):
+    batch = torch.tensor(numbers).reshape(-1, 16)
+    return float(LlamaForCausalLM.from_pretrained(directory)(batch, labels=batch).loss)
+
+
+def test_killed_resumed_verified_loaded_and_better_than_sparsegpt(tmp_path):
+    trained(language(16 * 256, seed=1)).save_pretrained(tmp_path / "dense", max_shard_size="20KB")
+    write_tokenizer(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(VOCABULARY[number] for number in language(1000, seed=2)))
+
+    def killed():
+        function, calls = block_files.write_tensor, itertools.count(1)
+
+        def write(*arguments, **keywords):
+            if next(calls) == 9:  # the second tensor of the second block
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        block_files.write_tensor = write
+        call(tmp_path, "-s", "0.6")
+
+    assert os.WTERMSIG(forked(killed)) == signal.SIGKILL
+    assert not (tmp_path / "sparse").exists()
+    ended = call(tmp_path, "-s", "0.6")
+    assert ended.exit_code == 0, ended.stderr
+    assert sum("removed, error" in line for line in ended.stderr.splitlines()) == 7, "the first block is not redone"
+    assert call(tmp_path, "-s", "0.6", "--solver", "sparsegpt", out="sparsegpt").exit_code == 0
+    for out in ("sparse", "sparsegpt"):
+        found = verify_checkpoint(tmp_path / out, tmp_path / "dense")
+        assert not found.problems
+        assert found.target_sparsity == pytest.approx(0.6, abs=1e-3)
+    unseen = language(16 * 64, seed=3)
+    dense, ours, theirs = (loss_of(tmp_path / out, unseen) for out in ("dense", "sparse", "sparsegpt"))
+    assert dense < theirs
+    assert ours - dense < (theirs - dense) / 2
 
 
 def test_what_is_wrong_is_one_line(folder):

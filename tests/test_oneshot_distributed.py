@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from families import make
 from secateur.blockwise import oneshot
+from secateur.checkpoints import open_checkpoint
 from secateur.criteria import wanda
 from secateur.solvers import from_criterion, sparsegpt
+from secateur.verification import verify_checkpoint
 
 pytestmark = [
     pytest.mark.distributed,
@@ -63,7 +66,13 @@ def failing(weight, sparsity, pattern, *, gram):
     return sparsegpt(weight, sparsity, pattern, gram=gram)
 
 
-def start(rank, port, alone):
+def directory(folder, name):
+    """A small Llama in a folder, pruned to another one; every process calls this alike."""
+    found = [torch.arange(1, 9)[None] + n for n in range(4)]
+    return oneshot(folder / "dense", found, 0.5, solver=sparsegpt, out=folder / name)
+
+
+def start(rank, port, alone, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
@@ -79,6 +88,8 @@ def start(rank, port, alone):
             for layer, (layer_name, tokens, error) in zip(done.layers, layers, strict=True):
                 assert (layer.name, layer.tokens) == (layer_name, tokens)
                 assert layer.error == pytest.approx(error, rel=1e-3)
+        done = directory(folder, "two")
+        assert [layer.tokens for layer in done.layers] == [32] * 14
         with pytest.raises(ValueError, match="no solution here"):
             pruned(failing)
         with pytest.raises(ValueError, match="2 processes need at least as many batches; there are 1"):
@@ -87,13 +98,21 @@ def start(rank, port, alone):
         distributed.destroy_process_group()
 
 
-def test_two_processes_come_to_what_one_comes_to():
+def test_two_processes_come_to_what_one_comes_to(tmp_path):
     alone = {}
     for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):
         model, done = pruned(solver)
         alone[name] = model.state_dict(), [(layer.name, layer.tokens, layer.error) for layer in done.layers]
     assert {tokens for _, tokens, _ in alone["wanda"][1][:2]} == {40}
+    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
+    directory(tmp_path, "one")
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    torch.multiprocessing.spawn(start, args=(port, alone), nprocs=2, join=True)
+    torch.multiprocessing.spawn(start, args=(port, alone, tmp_path), nprocs=2, join=True)
+    one, two = open_checkpoint(tmp_path / "one"), open_checkpoint(tmp_path / "two")
+    assert [*one] == [*two]
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name} {m}")
+    assert not verify_checkpoint(tmp_path / "two", tmp_path / "dense").problems
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["dense", "one", "two"]

@@ -93,7 +93,9 @@ def as_claimed(folder, **also):
 # ---- what holds -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("word", ["unstructured", "rows", "2:4", "1:8", "4x4", "3x5", "16x1", "channels", "channels:1"])
+@pytest.mark.parametrize(
+    "word", ["unstructured", "rows", "2:4", "1:8", "4x4", "3x5", "16x1", "columns:3", "channels", "channels:1"]
+)
 @pytest.mark.parametrize("allocate", [None, uniform])
 def test_what_sparsify_writes_holds(dense, word, allocate, monkeypatch):
     monkeypatch.setattr(verification, "PIECE", 64)
@@ -128,7 +130,7 @@ def test_the_result_as_json(dense):
     read = json.loads(json.dumps(found.as_json()))
     assert read["ok"] is True
     assert read["sparsity"] == pytest.approx(found.target_sparsity)
-    assert read["pattern"] == "NM(n=2, m=4, axis=1)"
+    assert read["pattern"] == "2:4"
     assert [tensor["name"] for tensor in read["tensors"]] == [*open_checkpoint(dense)]
 
 

@@ -7,6 +7,7 @@ is another one a part.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
@@ -24,9 +25,11 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """``{name: module}`` of the blocks that a model stacks, in the order of its modules.
 
     A stack is a `ModuleList` or `Sequential` whose entries that hold matrices are of one class, or, in a `ModuleList`,
-    of several (attention and recurrent blocks in turn). Of stacks inside one another the outermost counts, so the
-    experts and projections of a block are parts of it. A model may have several stacks, such as an encoder and a
-    decoder; a stack that holds less than a hundredth of what the largest one holds is no stack but a detail.
+    of several (attention and recurrent blocks in turn). A `Sequential` of several classes, such as an embedding, blocks
+    and a head, stacks those of its entries that have parts and whose class comes more than once. Of stacks inside one
+    another the outermost counts, so the experts and projections of a block are parts of it. A model may have several
+    stacks, such as an encoder and a decoder; a stack that holds less than a hundredth of what the largest one holds is
+    no stack but a detail.
 
     Raises:
         ValueError: there is no stack.
@@ -35,7 +38,7 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     >>> list(find_blocks(model))
     ['1.0', '1.1', '1.2']
     """
-    stacks = list(_stacks(model, ""))
+    stacks = [(stack, sum(map(_matrix_entries, stack.values()))) for stack in _stacks(model, "")]
     largest = max((size for _, size in stacks), default=0)
     blocks: dict[str, nn.Module] = {}
     for stack, size in stacks:
@@ -49,27 +52,28 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     return blocks
 
 
-def _stacks(module: nn.Module, path: str) -> Iterator[tuple[dict[str, nn.Module], int]]:
-    for name, child in module.named_children():
-        where = f"{path}.{name}" if path else name
-        if (stack := _stack(child, where)) is not None:
-            yield stack, sum(map(_matrix_entries, stack.values()))
-        else:
-            yield from _stacks(child, where)
-    if not path and (stack := _stack(module, "")) is not None:  # the model is itself a Sequential of blocks
-        yield stack, sum(map(_matrix_entries, stack.values()))
-
-
-def _stack(module: nn.Module, path: str) -> dict[str, nn.Module] | None:
-    if not isinstance(module, nn.ModuleList | nn.Sequential):
-        return None
+def _stacks(module: nn.Module, path: str) -> Iterator[dict[str, nn.Module]]:
+    """The stack that the module is, and those inside its other children."""
     prefix = f"{path}." if path else ""
+    stack = _stack(module, prefix)
+    if stack:
+        yield stack
+    for name, child in module.named_children():
+        if prefix + name not in stack:
+            yield from _stacks(child, prefix + name)
+
+
+def _stack(module: nn.Module, prefix: str) -> dict[str, nn.Module]:
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
+        return {}
     entries = {f"{prefix}{name}": child for name, child in module.named_children() if _matrix_entries(child)}
-    kinds = {type(child) for child in entries.values()}
-    if not entries or nn.Embedding in kinds or (len(entries) == 1 and isinstance(module, nn.Sequential)):
-        return None
-    if len(kinds) > 1 and (isinstance(module, nn.Sequential) or not all(_is_composite(e) for e in entries.values())):
-        return None
+    kinds = Counter(type(child) for child in entries.values())
+    if isinstance(module, nn.Sequential) and len(kinds) > 1:
+        return {name: child for name, child in entries.items() if kinds[type(child)] > 1 and _is_composite(child)}
+    if nn.Embedding in kinds or (len(entries) == 1 and isinstance(module, nn.Sequential)):
+        return {}
+    if len(kinds) > 1 and not all(map(_is_composite, entries.values())):
+        return {}
     return entries
 
 

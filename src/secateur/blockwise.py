@@ -31,7 +31,7 @@ from secateur.evidence import needs
 from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
 from secateur.mask_search import admm
-from secateur.patterns import NM, Pattern, Rows, Unstructured
+from secateur.patterns import NM, Pattern, Rows, Unstructured, word_of
 from secateur.replay import RUNS_AGAIN, Outputs, Replay
 from secateur.resumable import Unfinished, unfinished, unfinished_folder
 from secateur.version import __version__
@@ -218,7 +218,7 @@ class _Ask:
             },
             "data": data,
             "sparsity": self.sparsity,
-            "pattern": repr(self.pattern),
+            "pattern": word_of(self.pattern),
             "solver": _described(self.solver),
             "allocate": _described(self.allocate),
             "include": self.include,

@@ -7,7 +7,6 @@ file only what is used is read. Nothing is downloaded, and no code of a tokenize
 from __future__ import annotations
 
 import codecs
-import hashlib
 import itertools
 import json
 import os
@@ -25,7 +24,7 @@ from torch import Tensor
 from secateur.checkpoints import CheckpointError, printable, read_json
 from secateur.progress import track
 
-__all__ = ["Batch", "data_hash", "longest_sequence", "read_calibration"]
+__all__ = ["Batch", "longest_sequence", "read_calibration"]
 
 Batch = Tensor | dict[str, Any]
 Tokens = npt.NDArray[np.int64]
@@ -104,24 +103,6 @@ def read_calibration(
     found = [text.whole(body) for body in bodies]
     _check_vocabulary((int(tokens.max()) for tokens in found), vocabulary, f"the tokenizer in {directory}")
     return [torch.from_numpy(tokens)[None] for tokens in found]
-
-
-def data_hash(batches: Iterable[Batch]) -> str:
-    """The SHA-256 of all tokens, masks and shapes: the same for the same data, however it was made.
-
-    >>> data_hash([torch.tensor([[1, 2]])]) == data_hash([{"input_ids": torch.tensor([[1, 2]])}])
-    True
-    >>> data_hash([torch.tensor([[1, 2]])]) == data_hash([torch.tensor([[1], [2]])])
-    False
-    """
-    digest = hashlib.sha256()
-    for batch in batches:
-        parts = batch if isinstance(batch, Mapping) else {"input_ids": batch}
-        for name, value in sorted(parts.items()):
-            if isinstance(value, Tensor):
-                digest.update(f"{name} {tuple(value.shape)} ".encode())
-                digest.update(value.detach().cpu().to(torch.int64).numpy().astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 def longest_sequence(config: Mapping[str, Any], tokenizer: Any = None) -> int | None:

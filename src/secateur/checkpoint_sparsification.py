@@ -35,7 +35,7 @@ from secateur.criteria import magnitude
 from secateur.inspection import Inspection, inspect_checkpoint
 from secateur.layouts import Layout, layout_of
 from secateur.masks import apply_, iterate_masks
-from secateur.patterns import Pattern, Unstructured
+from secateur.patterns import Pattern, Unstructured, word_of
 from secateur.progress import track
 from secateur.version import __version__
 
@@ -355,7 +355,7 @@ def _write_record(
         "torch": torch.__version__,
         "method": "sparsify",
         "arguments": dict(arguments),
-        "pattern": repr(pattern),
+        "pattern": word_of(pattern),
         "sparsity": {"targets": done.target_sparsity, "model": done.inspection.total().sparsity},
         "pruned": {tensor.name: tensor.sparsity for tensor in done.inspection.tensors if tensor.name in chosen},
         "removed": dict(removed),

@@ -173,12 +173,17 @@ class Checkpoint(Mapping[str, Tensor]):
         entry = self.entries[name]
         stop = entry.nbytes if stop is None else stop
         out = torch.empty(stop - start, dtype=torch.uint8)
-        if out.numel():
+        self.read_into(name, start, out.numpy().data)
+        return out
+
+    def read_into(self, name: str, start: int, view: memoryview) -> None:
+        """Fills ``view`` with the tensor's bytes from ``start`` on."""
+        if view:
+            entry = self.entries[name]
             # Not a memory map: pages of a mapped file count as this process's memory once touched.
             with open(entry.path, "rb", buffering=0) as file:
                 file.seek(entry.start + start)
-                _fill(out.numpy().data, file, entry.path)
-        return out
+                _fill(view, file, entry.path)
 
     @cached_property
     def nbytes(self) -> int:

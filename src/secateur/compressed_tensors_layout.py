@@ -6,15 +6,16 @@ weight's shape is a tensor of the file, so that finding a weight reads a few byt
 
 from __future__ import annotations
 
+import collections
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from secateur.checkpoints import CheckpointError, TensorEntry, printable
-from secateur.compressed_files import Read, StoredTensor, bits_of
-from secateur.encodings import Array, Bools
+from secateur.compressed_files import Read, StoredTensor, bits_of, file_stream, read_whole
+from secateur.encodings import BITMASK, PIECE, Array, Bools, EncodingError, pack_bits, pieces
 
 __all__ = ["BitmaskTensor", "bitmask_tensors", "without_sparsity"]
 
@@ -38,37 +39,76 @@ class BitmaskTensor:
 
     def bits(self, read: Read) -> Array:
         """The entries, flat, as unsigned integers."""
+        out = bits_of(np.zeros(self.entry.nbytes, np.uint8), self.entry.dtype)
+        collections.deque(self._expanded(read, out), maxlen=0)
+        return out
+
+    def pieces(self, read: Read) -> Iterator[Array]:
+        """`bits` in pieces, each of use until the next."""
+        return self._expanded(read, None)
+
+    def _expanded(self, read: Read, out: Array | None) -> Iterator[Array]:
         if not self.entry.numel:
-            return bits_of(np.zeros(0, np.uint8), self.entry.dtype)
-        mask = self._mask(read)
-        values = bits_of(read(self.parts["compressed"]), self.entry.dtype)
-        if int(np.count_nonzero(mask)) != values.size:
-            raise self._damaged(
-                f"its bitmask keeps {int(np.count_nonzero(mask))} entries, its values are {values.size}."
+            return
+        rows = _Rows(self, read)
+        dtype = bits_of(np.zeros(0, np.uint8), self.entry.dtype).dtype
+        kept = self.parts["compressed"].numel
+        values = file_stream(read, self.parts["compressed"], dtype)
+        try:
+            yield from pieces(
+                BITMASK, {"bitmask": rows}, values, self.entry.numel, kept, dtype=dtype, out=out, clean=self.entry.numel
             )
-        if "row_offsets" in self.parts:
-            counts = mask.reshape(self.entry.shape).sum(-1, dtype=np.int64)
-            offsets = np.cumsum(counts, axis=0) - counts if counts.ndim else counts * 0
-            if not np.array_equal(offsets.reshape(-1), read(self.parts["row_offsets"]).view(np.int64)):
-                raise self._damaged("its row_offsets are not those of its bitmask.")
-        bits = np.zeros(mask.size, values.dtype)
-        bits[np.flatnonzero(mask)] = values
-        return bits
+        except EncodingError as error:
+            raise self.damaged(str(error)) from None
 
     def mask(self, read: Read) -> Bools | None:
         """None: the layout keeps what is not zero, not what somebody chose to keep."""
         del read
         return None
 
-    def _mask(self, read: Read) -> Bools:
-        columns = self.entry.shape[-1]
-        packed = read(self.parts["bitmask"]).reshape(-1, -(-columns // 8))
-        if columns % 8 and bool((packed[:, -1] >> (columns % 8)).any()):
-            raise self._damaged("its bitmask has bits after the end of a row.")
-        return np.unpackbits(packed, axis=1, count=columns, bitorder="little").reshape(-1).view(np.bool_)
-
-    def _damaged(self, what: str) -> CheckpointError:
+    def damaged(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.entry.path}: damaged: {printable(self.entry.name)}: {what}")
+
+
+class _Rows:
+    """The bitmask without the bits that fill up each row to whole bytes, as a stream; holds it to the row offsets."""
+
+    def __init__(self, tensor: BitmaskTensor, read: Read) -> None:
+        self._tensor, self._columns = tensor, tensor.entry.shape[-1]
+        self._stream = file_stream(read, tensor.parts["bitmask"], np.dtype(np.uint8))
+        offsets = tensor.parts.get("row_offsets")
+        self._offsets = None if offsets is None else file_stream(read, offsets, np.dtype(np.int64))
+        self._left = np.zeros(0, np.bool_)  # bits of rows that were read, and not taken yet
+        self._rows = tensor.entry.numel // self._columns
+        # offsets run along the first dimension, those of each place in the middle ones for itself
+        self._together = math.prod(tensor.entry.shape[1:-1])
+        self._kept = np.zeros(self._together, np.int64)
+
+    def take(self, count: int) -> Array:
+        at_once = self._together * max(1, PIECE // (self._columns * self._together))
+        pieces = [self._left]
+        there = self._left.size
+        while there < 8 * count and self._rows:
+            bits = self._read(min(at_once, self._rows))
+            pieces.append(bits)
+            there += bits.size
+        bits = np.concatenate(pieces)
+        self._left = bits[8 * count :].copy()
+        return pack_bits(bits[: 8 * count])
+
+    def _read(self, rows: int) -> Bools:
+        packed = self._stream.take(rows * -(-self._columns // 8)).reshape(rows, -1)
+        if self._columns % 8 and bool((packed[:, -1] >> (self._columns % 8)).any()):
+            raise self._tensor.damaged("its bitmask has bits after the end of a row.")
+        bits = np.unpackbits(packed, axis=1, count=self._columns, bitorder="little").view(np.bool_)
+        if self._offsets is not None:
+            counts = bits.sum(-1, dtype=np.int64).reshape(-1, self._together)
+            ends = counts.cumsum(0) + self._kept
+            if not np.array_equal((ends - counts).reshape(-1), self._offsets.take(rows)):
+                raise self._tensor.damaged("its row_offsets are not those of its bitmask.")
+            self._kept = ends[-1]
+        self._rows -= rows
+        return bits.reshape(-1)
 
 
 def bitmask_tensors(entries: Mapping[str, TensorEntry], read: Read) -> dict[str, StoredTensor | BitmaskTensor] | None:
@@ -110,7 +150,7 @@ def _weight(module: str, entries: Mapping[str, TensorEntry], read: Read) -> Bitm
     # a vector, in the 2:4 layout a column
     if shape.dtype != "I64" or shape.shape not in ((shape.numel,), (shape.numel, 1)) or not 1 <= shape.numel <= 64:
         raise wrong
-    sizes = tuple(int(size) for size in read(shape).view(np.int64))
+    sizes = tuple(int(size) for size in read_whole(read, shape).view(np.int64))
     # the mask in the file is what a shape is held to, before anything of that size is made
     if min(sizes) < 0 or (bitmask.dtype, bitmask.shape) != ("U8", (*sizes[:-1], -(-sizes[-1] // 8))):
         raise wrong

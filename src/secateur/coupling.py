@@ -271,9 +271,14 @@ def find_coupling(
             trace.in_pass = (number, training)
             try:
                 found = _watch(model, inputs, trace, tensors)
-            except Exception:  # such as a batch normalization in training on a batch of one
+            except Exception as error:  # such as a batch normalization in training on a batch of one
                 if modes is None and training:
                     continue
+                if empty := [tuple(each.shape) for each in tensors_in(inputs) if not each.numel()]:
+                    raise ValueError(
+                        f"the model fails on the example, in which a tensor of shape {empty[0]} holds nothing "
+                        f"({error}); give an example of at least one sample."
+                    ) from error
                 raise
             passes.append(trace.in_pass)
             branches.append(found)

@@ -2,10 +2,13 @@
 
 Law: what is decoded is what was encoded, bit for bit; what is decoded from anything else is an `EncodingError`, never
 a write out of bounds. Everything here is a flat numpy array; a tensor is its entries in memory order, as unsigned bits.
+Both ways go piece by piece: no array here is as long as the tensor. Where there are compiled functions (expand.c) they
+decode, validating as they go; what they refuse is decoded once more in numpy, which says what is wrong with it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import re
@@ -17,25 +20,30 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from secateur.kernels import library
+
 __all__ = [
     "BITMASK",
     "Bitmask",
     "CSR16",
     "CSR8",
+    "Constant",
     "Csr",
     "Encoding",
     "EncodingError",
+    "Entries",
     "GROUPS",
     "Grouped",
-    "from_planes",
+    "PIECE",
+    "Stream",
     "fullest_group",
     "pack_bits",
     "parse_encoding",
+    "pieces",
+    "plane",
+    "put_plane",
     "select",
-    "spread",
-    "spread_mask",
     "spread_signs",
-    "to_planes",
     "unpack_bits",
 ]
 
@@ -44,13 +52,57 @@ Bools = NDArray[np.bool_]
 Indices = NDArray[np.intp]
 Parts = Mapping[str, Array]
 
-PIECE = 1 << 16  # entries decoded at a time: in cache, and a whole number of every encoding's rows
+PIECE = 1 << 16  # entries at a time: in cache, and a whole number of every encoding's rows
+STEP = 1 << 20  # entries decoded by one call of a compiled function, so that there are few calls
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 GROUPS = (2, 4, 8, 16)  # the m of n:m; an m-bit number names a group's kept entries
 
 
 class EncodingError(ValueError):
     """Parts that no mask encodes to."""
+
+
+class Stream(Protocol):
+    """The entries of a part of an encoding, from the first on."""
+
+    def take(self, count: int) -> Array:
+        """The next ones; of use until more are taken.
+
+        Raises `EncodingError` where there are fewer.
+        """
+        ...
+
+
+class Entries:
+    """An array as a stream.
+
+    >>> Entries(np.arange(5)).take(2)
+    array([0, 1])
+    """
+
+    def __init__(self, array: Array) -> None:
+        self._array, self._at = np.ascontiguousarray(array), 0
+
+    def take(self, count: int) -> Array:
+        found = self._array[self._at : self._at + count]
+        if found.size < count:
+            raise EncodingError(f"a part has only {self._array.size} entries.")
+        self._at += count
+        return found
+
+
+class Constant:
+    """One value again and again.
+
+    >>> Constant(np.array([7])).take(3)
+    array([7, 7, 7])
+    """
+
+    def __init__(self, value: Array) -> None:
+        self._value = value
+
+    def take(self, count: int) -> Array:
+        return np.full(count, self._value[0]) if count else self._value[:0]
 
 
 class Encoding(Protocol):
@@ -63,11 +115,55 @@ class Encoding(Protocol):
         """Each part's dtype and length; what they have to be, before one is read."""
         ...
 
-    def encode(self, mask: Bools) -> dict[str, Array]: ...
+    def encode(self, mask: Bools) -> dict[str, Array]:
+        """Each part; those of pieces of `PIECE` entries are pieces of those of the whole."""
+        ...
+
+    def cut(self, streams: Mapping[str, Stream], size: int, most: int) -> tuple[dict[str, Array], int]:
+        """The parts of the next ``size`` entries, and how many of them are kept, if that is not more than ``most``."""
+        ...
+
+    def expand(self, compiled: Any, parts: Parts, values: Array, out: Array) -> bool:
+        """Puts the values at their places in ``out`` by a compiled function; False where that refuses the parts."""
+        ...
 
     def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
         """Pieces of the tensor: where each starts, and where from there its kept entries lie, ascending."""
         ...
+
+
+# ------------------------------------------------------------------------------------------------------- compiled
+
+
+def _compiled() -> Any:
+    """The functions of expand.c, or None."""
+    found = library()
+    return found if found is not None and _declare(found) else None
+
+
+@functools.cache
+def _declare(found: Any) -> bool:
+    """Tells ctypes what the functions take; False for an object that was compiled before there were any."""
+    pointer, number = ctypes.c_void_p, ctypes.c_size_t
+    for name, takes, gives in (
+        ("bitmask", [pointer, number, pointer, number, pointer, number], ctypes.c_int),
+        ("count", [pointer, number], number),
+        ("numbers", [pointer, number, number, pointer, number, pointer, number], ctypes.c_int),
+        ("plane", [pointer, number, pointer, number], None),
+        ("rows", [pointer, pointer, number, number, pointer, number, pointer, number], ctypes.c_int),
+        ("signs", [pointer, number, pointer, number, pointer, number], ctypes.c_int),
+    ):
+        function = getattr(found, f"secateur_expand_{name}", None)
+        if function is None:
+            return False
+        function.argtypes, function.restype = takes, gives
+    return True
+
+
+def _at(array: Array) -> int:
+    """The address of a contiguous array."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 # ----------------------------------------------------------------------------------------------------------- bits
@@ -96,34 +192,30 @@ def unpack_bits(packed: Array, count: int) -> Bools:
     return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
 
-def to_planes(values: Array) -> Array:
-    """All lowest bytes, then all second ones, ...: bytes of one meaning beside each other compress better.
+def plane(values: Array, byte: int) -> Array:
+    """One byte of each value, the lowest is 0: bytes of one meaning beside each other compress better.
 
     The grouping of bytes of Hershcovitch et al. 2024 (arXiv:2411.05239). Flat uint8.
 
-    >>> to_planes(np.array([0x0102, 0x0304], dtype=np.uint16))
-    array([2, 4, 1, 3], dtype=uint8)
+    >>> plane(np.array([0x0102, 0x0304], dtype=np.uint16), 0)
+    array([2, 4], dtype=uint8)
     """
-    width = values.dtype.itemsize
-    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, width).T).reshape(-1)
+    return np.ascontiguousarray(values.view(np.uint8)[byte :: values.itemsize])
 
 
-def from_planes(planes: Array, dtype: np.dtype[Any]) -> Array:
-    """The inverse of `to_planes`.
+def put_plane(values: Array, byte: int, content: Array) -> None:
+    """The inverse of `plane`, in place.
 
-    >>> from_planes(np.array([2, 4, 1, 3], dtype=np.uint8), np.dtype(np.uint16)).tolist() == [0x0102, 0x0304]
+    >>> values = np.zeros(2, np.uint16)
+    >>> put_plane(values, 1, np.array([1, 3], dtype=np.uint8))
+    >>> values.tolist() == [0x0100, 0x0300]
     True
     """
-    width = dtype.itemsize
-    if width == 1:
-        return planes.view(dtype).copy()
-    count = planes.size // width
-    values = np.empty(count, dtype)
-    columns, rows = values.view(np.uint8).reshape(count, width), planes.reshape(width, count)
-    for at in range(0, count, PIECE):
-        for byte in range(width):
-            columns[at : at + PIECE, byte] = rows[byte, at : at + PIECE]
-    return values
+    out, compiled = values.view(np.uint8), _compiled()
+    if compiled is not None and content.size == values.size:
+        compiled.secateur_expand_plane(_at(content), content.size, _at(out) + byte, values.itemsize)
+    else:
+        out[byte :: values.itemsize] = content
 
 
 # ------------------------------------------------------------------------------------------------------ encodings
@@ -144,6 +236,16 @@ class Bitmask:
 
     def encode(self, mask: Bools) -> dict[str, Array]:
         return {"bitmask": pack_bits(mask)}
+
+    def cut(self, streams: Mapping[str, Stream], size: int, most: int) -> tuple[dict[str, Array], int]:  # noqa: ARG002
+        packed = streams["bitmask"].take(-(-size // 8))
+        return {"bitmask": packed}, _count_bits(packed)
+
+    def expand(self, compiled: Any, parts: Parts, values: Array, out: Array) -> bool:
+        refused: int = compiled.secateur_expand_bitmask(
+            _at(parts["bitmask"]), out.size, _at(values), values.size, _at(out), out.itemsize
+        )
+        return not refused
 
     def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
         packed = parts["bitmask"]
@@ -190,10 +292,22 @@ class Csr:
         ]
         return {"counts": per_row, "columns": np.concatenate([np.zeros(0, columns), *found])}
 
+    def cut(self, streams: Mapping[str, Stream], size: int, most: int) -> tuple[dict[str, Array], int]:
+        counts = streams["counts"].take(-(-size // 2**self.bits))
+        kept = int(counts.sum(dtype=np.uint64))
+        if kept > most:
+            raise EncodingError("its counts make more entries than there are columns.")
+        return {"counts": counts, "columns": streams["columns"].take(kept)}, kept
+
+    def expand(self, compiled: Any, parts: Parts, values: Array, out: Array) -> bool:
+        counts, columns = _at(parts["counts"]), _at(parts["columns"])
+        refused: int = compiled.secateur_expand_rows(
+            counts, columns, self.bits, out.size, _at(values), values.size, _at(out), out.itemsize
+        )
+        return not refused
+
     def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
         counts, columns = parts["counts"], parts["columns"]
-        if int(counts.sum(dtype=np.uint64)) != columns.size:
-            raise EncodingError(f"its counts make {int(counts.sum(dtype=np.uint64))}, its columns are {columns.size}.")
         rows, width = PIECE // 2**self.bits, 2**self.bits
         firsts = np.arange(0, PIECE, width, dtype=np.intp)
         at = 0
@@ -204,9 +318,9 @@ class Csr:
             if rows > 1:
                 index += np.repeat(firsts[: here.size], here)
             if index.size > 1 and not bool((index[1:] > index[:-1]).all()):
-                raise EncodingError(f"the columns of the rows from entry {start} on do not ascend.")
+                raise EncodingError("the columns of a row do not ascend.")
             if index.size and index[-1] >= numel - start:
-                raise EncodingError(f"a column leads to entry {start + int(index[-1])} of {numel}.")
+                raise EncodingError("a column leads out of the tensor.")
             yield start, index
             at = stop
 
@@ -261,6 +375,22 @@ class Grouped:
             packed = _pack_numbers(table[_codes(piece, self.m)], self.m)
             out[at : at + PIECE] = unpack_bits(packed, piece.size)
         return out
+
+    def cut(self, streams: Mapping[str, Stream], size: int, most: int) -> tuple[dict[str, Array], int]:  # noqa: ARG002
+        groups = size // self.m
+        return {"ranks": streams["ranks"].take(-(-groups * self.bits // 8))}, groups * self.n
+
+    def expand(self, compiled: Any, parts: Parts, values: Array, out: Array) -> bool:
+        ranks, table = parts["ranks"], _bytes_of_ranks(self.n, self.m)
+        used = out.size // self.m * self.bits % 8
+        if used and int(ranks[-1]) >> used:
+            return False
+        mask = np.empty(-(-out.size // 8), np.uint8)
+        at_once = table.size.bit_length() - 1
+        refused: int = compiled.secateur_expand_numbers(
+            _at(ranks), ranks.size, at_once, _at(table), max(1, self.m // 8), _at(mask), out.size
+        )
+        return not refused and BITMASK.expand(compiled, {"bitmask": mask}, values, out)
 
     def places(self, parts: Parts, numel: int) -> Iterator[tuple[int, Indices]]:
         packed, members = parts["ranks"], _members(self.n, self.m)
@@ -368,18 +498,50 @@ def _padded(n: int, m: int) -> NDArray[np.uint16]:
     return codes.astype(np.uint16)
 
 
+@functools.cache
+def _bytes_of_ranks(n: int, m: int) -> NDArray[np.uint16]:
+    """What the ranks that fill a byte of a mask, or one rank of 16 entries, make it; 65535 where one is none."""
+    together, bits = max(1, 8 // m), Grouped(n, m).bits
+    ranks = np.arange(2 ** (bits * together), dtype=np.uint32)
+    codes = np.full(2**bits, 1 << 16, np.uint32)
+    codes[: math.comb(m, n)] = _codes_of_ranks(n, m)
+    found = np.zeros_like(ranks)
+    for each in range(together):
+        code = codes[ranks >> (bits * each) & (2**bits - 1)]
+        found |= np.where(code >> 16, 65535, code << (m * each)).astype(np.uint32)
+    return found.astype(np.uint16)
+
+
 def fullest_group(mask: Bools, m: int) -> int:
     """The most entries that are kept in any m consecutive ones, of groups that begin at multiples of m.
 
     >>> fullest_group(np.array([True, True, False, False, False, True, False, False]), 4)
     2
     """
-    return int(_counts(m)[_codes(mask, m)].max(initial=0))
+    packed = pack_bits(mask)
+    found = _fullest(m)[packed.view(np.uint16) if m == 16 else packed]
+    return int(found.max(initial=0))
+
+
+@functools.cache
+def _fullest(m: int) -> NDArray[np.uint8]:
+    """The fullest group of m bits in each byte; of two bytes for an m of 16."""
+    codes = np.arange(2 ** max(m, 8))
+    groups = [_counts(m)[codes >> at & (2**m - 1)] for at in range(0, max(m, 8), m)]
+    fullest: NDArray[np.uint8] = np.max(groups, axis=0).astype(np.uint8)
+    return fullest
 
 
 @functools.cache
 def _counts(m: int) -> NDArray[np.uint8]:
     return np.array([code.bit_count() for code in range(2**m)], dtype=np.uint8)
+
+
+def _count_bits(packed: Array) -> int:
+    compiled = _compiled()
+    if compiled is not None:
+        return int(compiled.secateur_expand_count(_at(packed), packed.size))
+    return int(np.count_nonzero(np.unpackbits(packed)))
 
 
 # ---------------------------------------------------------------------------------------------- values to places
@@ -400,39 +562,94 @@ def select(bits: Array, mask: Bools) -> Array:
     return out
 
 
-def spread(encoding: Encoding, parts: Parts, values: Array, numel: int, kept: int) -> Array:
-    """Zeros, with ``values`` at the kept places; a single value of several kept places goes to each.
+def pieces(
+    encoding: Encoding,
+    parts: Mapping[str, Stream],
+    values: Stream,
+    numel: int,
+    kept: int,
+    *,
+    dtype: np.dtype[Any],
+    signs: Stream | None = None,
+    out: Array | None = None,
+    clean: int = 0,
+) -> Iterator[Array]:
+    """Zeros, with ``values`` at the kept places and -0.0 where ``signs`` says so, a piece after the other.
+
+    The pieces are those of ``out``, whose entries before ``clean`` are zero and whose others nobody needs but
+    ``values``, which may lie at its end: a kept entry never lies behind its value there. Without ``out`` a piece is of
+    use until the next one.
 
     Raises:
         EncodingError: the parts are no mask of ``kept`` entries.
 
-    >>> spread(BITMASK, {"bitmask": np.array([9], dtype=np.uint8)}, np.array([7, 5], dtype=np.uint8), 4, 2)
-    array([7, 0, 0, 5], dtype=uint8)
+    >>> parts, values = {"bitmask": Entries(np.array([9], dtype=np.uint8))}, Entries(np.array([7, 5], dtype=np.uint8))
+    >>> list(pieces(BITMASK, parts, values, 4, 2, dtype=np.dtype(np.uint8)))
+    [array([7, 0, 0, 5], dtype=uint8)]
     """
-    out = np.zeros(numel, values.dtype)
-    # torch scatters twice as fast as numpy, but no unsigned integers
-    target, source = (torch.from_numpy(each.view(_SIGNED[each.itemsize])) for each in (out, values))
+    step = PIECE if _compiled() is None else STEP
+    buffer = np.empty(min(step, numel), dtype) if out is None else out
+    bits = None if signs is None else _Bits(signs)
     at = 0
-    for start, index in encoding.places(parts, numel):
-        stop = at + index.size
-        if stop > kept:
+    for start in range(0, numel, step):
+        size = min(step, numel - start)
+        here, count = encoding.cut(parts, size, kept - at)
+        at += count
+        if at > kept:
             raise EncodingError(f"its places are those of more than {kept} entries.")
-        # a single value stands for all
-        piece = source[at:stop] if values.size == kept else source.expand(index.size)
-        target[start : start + PIECE].scatter_(0, torch.from_numpy(index), piece)
-        at = stop
+        target = buffer[:size] if out is None else out[start : start + size]
+        taken = values.take(count)
+        if out is None:
+            target.fill(0)
+        elif start + size > clean:
+            taken = taken.copy()
+            target.fill(0)
+        _put(encoding, here, taken, target)
+        if bits is not None:
+            mask = np.zeros(size, np.bool_)
+            _put(encoding, here, np.ones(count, np.bool_), mask)
+            spread_signs(target, mask, pack_bits(bits.take(size - count)))
+        yield target
     if at < kept:
         raise EncodingError(f"its places are those of {at} entries, not {kept}.")
-    return out
+    if bits is not None:
+        bits.close()
 
 
-def spread_mask(encoding: Encoding, parts: Parts, numel: int, kept: int) -> Bools:
-    """The mask itself, True at the kept places.
+def _put(encoding: Encoding, parts: Parts, values: Array, out: Array) -> None:
+    """The values to their places among the zeros of ``out``."""
+    compiled = _compiled()
+    if compiled is not None and encoding.expand(compiled, parts, values, out):
+        return
+    # torch scatters twice as fast as numpy, but no unsigned integers
+    target, source = (torch.from_numpy(each.view(_SIGNED[each.itemsize])) for each in (out, _writeable(values)))
+    at = 0
+    for start, index in encoding.places(parts, out.size):
+        target[start : start + PIECE].scatter_(0, torch.from_numpy(index), source[at : at + index.size])
+        at += index.size
 
-    >>> spread_mask(BITMASK, {"bitmask": np.array([9], dtype=np.uint8)}, 4, 2)
-    array([ True, False, False,  True])
-    """
-    return spread(encoding, parts, np.ones(kept, np.bool_)[: min(kept, 1)], numel, kept)
+
+def _writeable(values: Array) -> Array:
+    return values if values.flags.writeable else values.copy()  # torch takes no others
+
+
+class _Bits:
+    """The bits of a stream of bytes, any number at a time."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._left = np.zeros(0, np.bool_)
+
+    def take(self, count: int) -> Bools:
+        if count > self._left.size:
+            more = self._stream.take(-(-(count - self._left.size) // 8))
+            self._left = np.concatenate([self._left, np.unpackbits(more, bitorder="little").view(np.bool_)])
+        found, self._left = self._left[:count], self._left[count:]
+        return found
+
+    def close(self) -> None:
+        if self._left.any():
+            raise EncodingError("bits are set after the last entry.")
 
 
 def spread_signs(bits: Array, mask: Bools, packed: Array) -> None:
@@ -443,5 +660,11 @@ def spread_signs(bits: Array, mask: Bools, packed: Array) -> None:
     >>> bits
     array([  3,   0, 128], dtype=uint8)
     """
-    removed = np.flatnonzero(~mask)
-    bits[removed[unpack_bits(packed, removed.size)]] = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))
+    count = mask.size - int(np.count_nonzero(mask))
+    compiled = _compiled()
+    if compiled is not None and packed.size == -(-count // 8):
+        kept = pack_bits(mask)
+        compiled.secateur_expand_signs(_at(kept), mask.size, _at(packed), count, _at(bits), bits.itemsize)
+    else:
+        signs = np.flatnonzero(~mask)[unpack_bits(packed, count)]
+        bits[signs] = bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))

@@ -32,6 +32,7 @@ __all__ = [
     "dense_block",
     "dense_csr",
     "describe",
+    "library",
     "window_linear",
 ]
 
@@ -45,6 +46,11 @@ _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes lo
 def available() -> bool:
     """Whether compiled kernels are used here; without them the operators compute with dense matrices, slowly."""
     return _library()[0] is not None
+
+
+def library() -> Any:
+    """The shared object as ctypes has it, or None; also home of the functions of expand.c, which `encodings` calls."""
+    return _library()[0]
 
 
 def describe() -> str:

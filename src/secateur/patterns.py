@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Block", "Channels", "GroupedColumns", "NM", "Pattern", "Rows", "Unstructured", "parse"]
+__all__ = ["Block", "Channels", "GroupedColumns", "NM", "Pattern", "Rows", "Unstructured", "parse", "word_of"]
 
 
 class Pattern(Protocol):
@@ -313,6 +313,24 @@ def parse(text: str) -> Pattern:
         f"no pattern is called {text!r}; write unstructured, rows, 2:4 (n:m), 16x1 (blocks), columns:64, channels or "
         "channels:1."
     )
+
+
+def word_of(pattern: Pattern) -> str:
+    """The word that `parse` reads as this pattern; its repr where there is none.
+
+    >>> word_of(NM(2, 4)), word_of(Rows()), word_of(NM(2, 4, axis=0))
+    ('2:4', 'rows', 'NM(n=2, m=4, axis=0)')
+    """
+    words = {
+        Unstructured: "unstructured",
+        Rows: "rows",
+        NM: "{0.n}:{0.m}",
+        Block: "{0.height}x{0.width}",
+        GroupedColumns: "columns:{0.outputs}",
+        Channels: "channels:{0.dim}",
+    }
+    word = words.get(type(pattern), "").format(pattern)
+    return word if word and parse(word) == pattern else repr(pattern)
 
 
 def _wide(scores: Tensor) -> Tensor:

@@ -21,10 +21,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Piece", "Products", "Statistics", "Tokens", "add_gram"]
+__all__ = ["AllMetError", "Piece", "Products", "Statistics", "Tokens", "add_gram"]
 
 PANEL = 512  # columns of a Gram matrix that are computed together
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
+
+
+class AllMetError(BaseException):
+    """Ends a forward pass that has nothing more to show; no `Exception`, so that no model takes it for an error."""
 
 
 class Piece(NamedTuple):
@@ -254,10 +258,14 @@ class Products(TorchFunctionMode):
         self.counted: set[tuple[Piece, Any]] = set()
         self.tokens = Tokens()
         self.states: Tensor | None = None
+        self.stops = self.repeated = False
 
-    def watching(self, tokens: Tokens, states: Tensor | None = None) -> Products:
-        """For one forward pass: the tokens that count, and an encoder's states, whose tokens are ``tokens.other``."""
-        self.tokens, self.states = tokens, states
+    def watching(self, tokens: Tokens, states: Tensor | None = None, *, stops: bool = False) -> Products:
+        """For one forward pass: the tokens that count, and an encoder's states, whose tokens are ``tokens.other``.
+
+        With ``stops`` it is ended by `AllMetError` at the last product, which is not computed.
+        """
+        self.tokens, self.states, self.stops = tokens, states, stops
         self.seen.clear()
         self.counted.clear()
         return self
@@ -305,7 +313,22 @@ class Products(TorchFunctionMode):
         key = (x.data_ptr(), x.shape, x.stride(), x.dtype, version, sequence_first)
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
+        self.repeated = self.repeated or any(piece == other for other, _ in self.counted)
         self.counted.add((piece, key))
+        self._add(piece, x, key, sequence_first)
+        if self.stops and self._has_met_all():
+            raise AllMetError
+
+    def _has_met_all(self) -> bool:
+        """Each matrix of all parameters; never where one of them was used twice in a pass that did not stop."""
+        if self.repeated:
+            return False
+        entries = dict.fromkeys((name for name, _ in self.parameters.values()), 0)
+        for piece, _ in self.counted:
+            entries[piece.name] += math.prod(piece.shape)
+        return all(entries[name] == parameter.numel() for name, parameter in self.parameters.values())
+
+    def _add(self, piece: Piece, x: Tensor, key: Any, sequence_first: bool) -> None:
         first = self.seen.setdefault(key, (x, piece))[1]
         if first != piece and piece not in self.sums and self.shared.setdefault(piece, first) == first:
             return

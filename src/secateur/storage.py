@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import itertools
 import json
 import os
 import time
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +38,15 @@ from secateur.checkpoints import (
     printable,
     read_header,
 )
-from secateur.compressed_files import Read, StoredTensor, Written, header_of, stored_tensors, write_compressed
+from secateur.compressed_files import (
+    Read,
+    StoredTensor,
+    Written,
+    header_of,
+    read_whole,
+    stored_tensors,
+    write_compressed,
+)
 from secateur.compressed_tensors_layout import BitmaskTensor, bitmask_tensors, without_sparsity
 from secateur.encodings import Array, Bools
 from secateur.files import whole_file
@@ -93,8 +102,8 @@ def save_compressed(
 
     Of a module: parameters and persistent buffers, tied ones once. A parameter with an attached mask (``weight_orig``,
     ``weight_mask``) is stored as the weight that the forward pass sees, with its mask; give ``model.state_dict()`` to
-    keep what the mask hides. One tensor at a time is in memory, with masks and indices about three times its size; a
-    mapping is taken whole.
+    keep what the mask hides. Beside the model and masks that are there, at most one tensor is in memory, of a directory
+    with its mask, and some 30 MB; a mapping is taken whole.
 
     Args:
         masks: ``{name: bool mask}`` to keep beside the weights: a kept weight that happens to be zero stays kept. What
@@ -127,13 +136,15 @@ def save_compressed(
 
         def read(entry: TensorEntry) -> Array:
             tensor = whole(tensors[entry.name].detach())
-            return _bytes_of(tensor.masked_fill(~attached[entry.name], 0) if entry.name in attached else tensor)
+            if entry.name in attached:
+                tensor = torch.where(attached[entry.name], tensor, tensor.new_zeros(()))
+            return _bytes_of(tensor)
 
         work = _Work(
             header,
             list(parse_header(header, path)[0].values()),
             read,
-            ChainMap(cast(MutableMapping[str, Tensor], given), attached),
+            ChainMap(cast(MutableMapping[str, Tensor], given), cast(MutableMapping[str, Tensor], attached)),
             tied,
         )
         return _compress_file(work, path, zstd, started)
@@ -147,7 +158,7 @@ def save_compressed(
         raise CheckpointError(f"{source}: an index; give its directory.")
     header = _header_of_file(checkpoint.files[0])
     return _compress_file(
-        _Work(header, list(checkpoint.entries.values()), _reader(checkpoint), given, {}), path, zstd, started
+        _Work(header, list(checkpoint.entries.values()), _bytes_reader(checkpoint), given, {}), path, zstd, started
     )
 
 
@@ -157,7 +168,7 @@ class _Work:
 
     header: bytes
     entries: list[TensorEntry]
-    read: Read
+    read: Callable[[TensorEntry], Array]
     masks: Mapping[str, Tensor]
     tied: Mapping[str, str]
 
@@ -206,7 +217,7 @@ def _compress_directory(
         with contextlib.closing(track(list(checkpoint.entries.values()), "compressing")) as entries:
             for file, target in files.items():
                 own = [entry for entry in checkpoint.entries.values() if entry.path == file]
-                work = _Work(_header_of_file(file), own, _reader(checkpoint), masks, {})
+                work = _Work(_header_of_file(file), own, _bytes_reader(checkpoint), masks, {})
                 with open(temporary / target, "xb") as opened:
                     written += work.write(opened, temporary, zstd, itertools.islice(entries, len(own)))
                 parts |= dict.fromkeys(read_header(temporary / target)[0], str(target.as_posix()))
@@ -224,7 +235,7 @@ def _compress_directory(
 
 def _tensors_of(
     source: nn.Module | Mapping[str, Tensor],
-) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
+) -> tuple[dict[str, Tensor], _Attached, dict[str, str]]:
     """What is stored under which name, the attached masks, and the names of the same tensors once more.
 
     An attached mask's tensor is under the name of the weight that it makes; what the mask hides is still in it.
@@ -233,11 +244,11 @@ def _tensors_of(
     state = source.state_dict(keep_vars=True) if isinstance(source, nn.Module) else dict(source)
     for name, tensor in state.items():
         _check_plain(name, tensor)
-    attached: dict[str, Tensor] = {}
+    attached = _Attached()
     if isinstance(source, nn.Module):
         for original, mask in attached_masks(source, list(state)).items():
             name = original.removesuffix("_orig")
-            attached[name] = whole(mask).detach().ne(0)
+            attached.stored[name] = mask
             state = {name if key == original else key: tensor for key, tensor in state.items() if key != f"{name}_mask"}
     tensors: dict[str, Tensor] = {}
     tied: dict[str, str] = {}
@@ -248,7 +259,28 @@ def _tensors_of(
             tensors[name] = tensor
         else:
             tied[name] = same
-    return tensors, {name: attached[name] for name in attached if name in tensors}, tied
+    attached.stored = {name: mask for name, mask in attached.stored.items() if name in tensors}
+    return tensors, attached, tied
+
+
+class _Attached(Mapping[str, Tensor]):
+    """Masks of any dtype as bool ones, each made on access."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        mask = whole(self.stored[name]).detach()
+        return mask if mask.dtype == torch.bool else mask.ne(0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would make the mask
+        return name in self.stored
 
 
 def _check_plain(name: str, tensor: object) -> None:
@@ -325,10 +357,13 @@ def _index_of(weight_map: Mapping[str, str], metadata: Mapping[str, Any], more: 
     return json.dumps(index, indent=2, sort_keys=True) + "\n"
 
 
+def _bytes_reader(checkpoint: Checkpoint) -> Callable[[TensorEntry], Array]:
+    return functools.partial(read_whole, _reader(checkpoint))
+
+
 def _reader(checkpoint: Checkpoint) -> Read:
-    def read(entry: TensorEntry) -> Array:
-        raw: Array = checkpoint.raw(entry.name).numpy()
-        return raw
+    def read(entry: TensorEntry, start: int, out: Array) -> None:
+        checkpoint.read_into(entry.name, start, out.data)
 
     return read
 
@@ -390,7 +425,6 @@ class CompressedCheckpoint(Mapping[str, Tensor]):
         raw = self.raw(name)
         if entry.dtype == "BOOL" and raw.max(initial=0) > 1:
             raise CheckpointError(f"{entry.path}: damaged: {printable(name)} holds bools that are neither 0 nor 1.")
-        raw = raw if raw.flags.writeable else raw.copy()
         return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -619,7 +653,8 @@ def _expand_file(
     tensors: Iterable[StoredTensor | BitmaskTensor],
 ) -> None:
     file.write(len(header).to_bytes(8, "little") + header)
-    file.writelines(tensor.bits(checkpoint.read).view(np.uint8).data for tensor in tensors)
+    for tensor in tensors:
+        file.writelines(piece.data for piece in tensor.pieces(checkpoint.read))
 
 
 def _expand_directory(checkpoint: CompressedCheckpoint, files: _Files, out: Path) -> None:

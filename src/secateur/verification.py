@@ -44,14 +44,14 @@ from secateur.checkpoint_sparsification import RECORD
 from secateur.checkpoints import Checkpoint, CheckpointError, TensorEntry, open_checkpoint, printable, read_json
 from secateur.inspection import zero_pieces
 from secateur.layouts import layout_of
-from secateur.patterns import NM, Block, Channels, Pattern, Rows, Unstructured, parse
+from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
 from secateur.progress import track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
 PIECE = 32 << 20  # bytes of two files compared at once
 _PATTERNS: dict[str, Callable[..., Pattern]] = {
-    kind.__name__: kind for kind in (NM, Block, Channels, Rows, Unstructured)
+    kind.__name__: kind for kind in (NM, Block, Channels, GroupedColumns, Rows, Unstructured)
 }
 
 
@@ -241,7 +241,7 @@ class _Claims:
         if alone is None:
             unchecked.append(f"{RECORD} does not say what was left alone: whether it names all tensors")
         return _Claims(
-            None if word is None else printable(word),
+            word_of(pattern) if pattern else word and printable(word),
             pattern,
             kept == "unchanged",
             pruned,
@@ -368,6 +368,8 @@ def _violation(pattern: Pattern, zero: Tensor, removed: int) -> str | None:
         least = removed // max(len(each), 1)
         short = int((each < least).sum())
         return f"{short:,} of {len(each):,} rows have fewer than {least:,} zeros." if short else None
+    if isinstance(pattern, GroupedColumns):
+        pattern = Block(pattern.outputs, 1)
     if isinstance(pattern, Block):
         # no larger than the weight, since a ragged edge is padded to a whole block
         inputs = math.prod(zero.shape[1:])

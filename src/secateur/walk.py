@@ -22,7 +22,7 @@ from secateur.batches import mapped
 from secateur.blocks import experts_owners, is_expert, left_alone_within
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern
-from secateur.products import Piece, Products, Statistics, Tokens, encoder_states, silenced
+from secateur.products import AllMetError, Piece, Products, Statistics, Tokens, encoder_states, silenced
 from secateur.progress import track
 from secateur.replay import RUNS_AGAIN, LostOutputError, Replay
 from secateur.solvers import from_criterion
@@ -263,7 +263,10 @@ def _next(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job) ->
         job.layers.extend(layers)
     else:
         weights.commit(name, {}, [])
-    store(replay, batches, name)
+    if len(replay.done) + 1 < len(replay.blocks):
+        store(replay, batches, name)
+    else:
+        replay.done.append(name)  # no block is left to run on what this one returns
     weights.unload(name)
     return name
 
@@ -286,15 +289,14 @@ def observe(
             return
         masks = tokens.for_block(block, args, kwargs, batch)
         states = encoder_states(block, args, kwargs)
-        hooks = [owner.register_forward_pre_hook(silenced(masks.own), with_kwargs=True) for owner in owners]
-        try:
-            with products.watching(masks, states):
-                output = call()
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if number == 0:
-            first = mapped(output, lambda tensor: tensor.detach().clone())
+        # what a block returns is asked for once; the last product of the other passes need not be computed
+        with contextlib.suppress(AllMetError), contextlib.ExitStack() as stack:
+            for owner in owners:
+                stack.callback(owner.register_forward_pre_hook(silenced(masks.own), with_kwargs=True).remove)
+            stack.enter_context(products.watching(masks, states, stops=number > 0))
+            output = call()
+            if number == 0:
+                first = mapped(output, lambda tensor: tensor.detach().clone())
 
     owners = experts_owners(block)
     for number, batch in enumerate(track(batches, f"calibrating {name}")):
