@@ -16,6 +16,7 @@ multiplications and additions, over the rate of a dense product of 2048³; both 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from torch.nn import functional
 
 from secateur import Block, Unstructured, kernels, sparsify
 from secateur.allocation import uniform
-from secateur.inference import BlockLinear, GroupedLinear, SparseLinear
+from secateur.inference import BlockLinear, GroupedLinear, SparseLinear, WindowLinear
 from secateur.patterns import GroupedColumns
 
 SIZE = 4096
@@ -41,9 +42,9 @@ GOALS = {
     "16×1 90 %": (4.9, 8.0, 5.6),
     "grouped columns 80 %": (2.1, 2.4, 3.4),
     "grouped columns 90 %": (3.2, 4.8, 6.2),
-    "CSR bfloat16 50 %": (1.4,),
-    "CSR bfloat16 70 %": (2.0,),
-    "CSR bfloat16 90 %": (2.2,),
+    "windows bfloat16 50 %": (1.4,),  # asked of a bitmask
+    "windows bfloat16 70 %": (2.0,),
+    "windows bfloat16 90 %": (2.2,),
 }
 
 
@@ -75,37 +76,37 @@ def floors(rounds: int, clock: str) -> tuple[float, float]:
     return large.nbytes / statistics.median(times["sum"]), 2 * 2048**3 / statistics.median(times["product"])
 
 
+@functools.cache
 def masked(pattern: Any, sparsity: float, dtype: torch.dtype = torch.float32) -> Tensor:
     layer = nn.Linear(SIZE, SIZE, bias=False)
     sparsify(layer, sparsity, pattern=pattern, allocate=uniform)
     return layer.weight.detach().to(dtype)
 
 
+@functools.cache
+def windows(sparsity: float, dtype: torch.dtype) -> WindowLinear:
+    return WindowLinear.from_dense(masked(Unstructured(), sparsity, dtype))
+
+
 def forms(batch: int) -> Iterator[tuple[str, torch.dtype, Any]]:
-    for sparsity in (0.8, 0.9, 0.95):
-        yield (
-            f"CSR {sparsity:.0%}".replace("%", " %"),
-            torch.float32,
-            SparseLinear.from_dense(masked(Unstructured(), sparsity), batch=batch),
-        )
+    """Names, dtypes and layers; windows for few vectors only, as `pack` does."""
+    for dtype, word in ((torch.float32, ""), (torch.bfloat16, "bfloat16 ")):
+        for sparsity in (0.5, 0.7, 0.8, 0.9, 0.95) if batch <= 16 else ():
+            yield f"windows {word}{sparsity * 100:.0f} %", dtype, windows(sparsity, dtype)
+        for sparsity in (0.5, 0.7, 0.9) if word else (0.8, 0.9, 0.95):
+            weight = masked(Unstructured(), sparsity, dtype)
+            yield f"CSR {word}{sparsity * 100:.0f} %", dtype, SparseLinear.from_dense(weight, batch=batch)
     for sparsity in (0.8, 0.9):
         yield (
-            f"16×1 {sparsity:.0%}".replace("%", " %"),
+            f"16×1 {sparsity * 100:.0f} %",
             torch.float32,
             BlockLinear.from_dense(masked(Block(16, 1), sparsity)),
         )
     for sparsity in (0.8, 0.9):
         yield (
-            f"grouped columns {sparsity:.0%}".replace("%", " %"),
+            f"grouped columns {sparsity * 100:.0f} %",
             torch.float32,
             GroupedLinear.from_dense(masked(GroupedColumns(256), sparsity), outputs=256).requires_grad_(False),
-        )
-    for sparsity in (0.5, 0.7, 0.9):
-        weight = masked(Unstructured(), sparsity, torch.bfloat16)
-        yield (
-            f"CSR bfloat16 {sparsity:.0%}".replace("%", " %"),
-            torch.bfloat16,
-            SparseLinear.from_dense(weight, batch=batch),
         )
 
 

@@ -14,7 +14,16 @@ from torch import nn
 
 from secateur import Block, Unstructured, apply_, inference, kernels, sparsify
 from secateur.allocation import uniform
-from secateur.inference import BlockLinear, GroupedLinear, Pointwise, SparseLinear, load_packed, pack, save_packed
+from secateur.inference import (
+    BlockLinear,
+    GroupedLinear,
+    Pointwise,
+    SparseLinear,
+    WindowLinear,
+    load_packed,
+    pack,
+    save_packed,
+)
 from secateur.masks import attach, make_masks
 from secateur.patterns import GroupedColumns
 from secateur.targets import find_targets
@@ -129,7 +138,7 @@ def test_grouped_messages(arguments, message):
         GroupedLinear(arguments[0].int(), *arguments[1:])
 
 
-# ------------------------------------------------------------------------------------------------- the three forms
+# ------------------------------------------------------------------------------------------------- the four forms
 
 
 def forms():
@@ -137,6 +146,7 @@ def forms():
     bias = torch.randn(40)
     yield GroupedLinear.from_dense(weight, bias, outputs=16)
     yield BlockLinear.from_dense(weight, bias)
+    yield WindowLinear.from_dense(weight, bias)
     yield SparseLinear.from_dense(weight, bias)
     yield SparseLinear.from_dense(weight, bias, batch=64)
 
@@ -167,7 +177,7 @@ def test_inputs_of_another_size_are_refused(layer):
             layer(x)
 
 
-@pytest.mark.parametrize("layer", list(forms())[:3], ids=lambda layer: type(layer).__name__)
+@pytest.mark.parametrize("layer", list(forms())[:4], ids=lambda layer: type(layer).__name__)
 def test_compile_and_export_see_through(layer):
     layer.requires_grad_(False).eval()
     x = torch.randn(6, 48)
@@ -235,7 +245,7 @@ def test_attached_masks_count_as_zeros(clock):
     attach(model, make_masks(find_targets(model), 0.8, pattern=GroupedColumns(16)))
     expected = model(x)
     assert pack(model, x, include="0").packed[0].sparsity > 0.5
-    assert type(model[0]) in (GroupedLinear, BlockLinear, SparseLinear)
+    assert type(model[0]) in (GroupedLinear, BlockLinear, SparseLinear, WindowLinear)
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
     assert "2.weight_mask" in model.state_dict()
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur import batches, kernels
+from secateur import batches, kernels, windows
 from secateur.files import write_whole
 from secateur.progress import track
 from secateur.semi_structured import (
@@ -38,6 +38,7 @@ __all__ = [
     "Packing",
     "Pointwise",
     "SparseLinear",
+    "WindowLinear",
     "load_packed",
     "pack",
     "save_packed",
@@ -45,6 +46,7 @@ __all__ = [
 
 _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, the fastest first
 _SLACK = 1.05  # times the fewest products that any number of groups needs
+_FEW_VECTORS = 16  # with more, SparseLinear is faster than WindowLinear
 _WORTH_TRYING = 0.8  # of the dense products; above that no form was ever faster
 
 
@@ -160,24 +162,21 @@ class GroupedLinear(nn.Module):
 
 
 class _Kernel(nn.Module):
-    """What both layers with kernels have: buffers, and a dense weight on request."""
+    """What the layers with kernels have: buffers, and a dense weight on request."""
 
     indices: Tensor
     pointers: Tensor
     values: Tensor
     bias: Tensor | None
 
-    def __init__(
-        self, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, columns: int, rows: int
-    ) -> None:
+    def __init__(self, stored: Mapping[str, Tensor], bias: Tensor | None, columns: int, rows: int) -> None:
         super().__init__()
         self.in_features, self.out_features = columns, rows
-        self.register_buffer("indices", indices)
-        self.register_buffer("pointers", pointers)
-        self.register_buffer("values", values)
+        for name, tensor in stored.items():
+            self.register_buffer(name, tensor)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
         with torch.no_grad():  # the checks of the operator, at the door
-            self(torch.zeros(0, columns, device=indices.device))
+            self(torch.zeros(0, columns, device=self.values.device))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Moves as any module does; the values stay float32 or bfloat16, the bias float32, whatever ``.to(dtype)``."""
@@ -229,7 +228,8 @@ class SparseLinear(_Kernel):
         rows_together: int,
     ) -> None:
         self.columns_together, self.rows_together = columns_together, rows_together
-        super().__init__(indices, pointers, values, bias, in_features, out_features)
+        stored = {"indices": indices, "pointers": pointers, "values": values}
+        super().__init__(stored, bias, in_features, out_features)
 
     @classmethod
     def from_dense(cls, weight: Tensor, bias: Tensor | None = None, *, batch: int = 1) -> SparseLinear:
@@ -317,6 +317,18 @@ class BlockLinear(_Kernel):
     tensor([[201.,   3.]])
     """
 
+    def __init__(
+        self,
+        indices: Tensor,
+        pointers: Tensor,
+        values: Tensor,
+        bias: Tensor | None,
+        in_features: int,
+        out_features: int,
+    ) -> None:
+        stored = {"indices": indices, "pointers": pointers, "values": values}
+        super().__init__(stored, bias, in_features, out_features)
+
     @classmethod
     def from_dense(cls, weight: Tensor, bias: Tensor | None = None) -> BlockLinear:
         """The layer of a weight (outputs, inputs) with zeros: what 16 outputs all have zero is left out."""
@@ -351,8 +363,81 @@ class BlockLinear(_Kernel):
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> BlockLinear:
-        columns, rows = layout["in_features"], layout["out_features"]
-        return cls(tensors["indices"], tensors["pointers"], tensors["values"], tensors.get("bias"), columns, rows)
+        return cls(tensors["indices"], tensors["pointers"], tensors["values"], tensors.get("bias"), **layout)
+
+
+class WindowLinear(_Kernel):
+    """A linear layer with any zeros for few vectors at once: 16 outputs walk through the inputs together.
+
+    For inference on CPUs, as `SparseLinear`, which it beats where reading the weights is all the work: a kept weight
+    takes 5 bits beside its value. Made by ``WindowLinear.from_dense``.
+
+    Args:
+        words, moves, values, pointers, order, bias: as in `secateur.kernels.window_linear`.
+        in_features, out_features: of the dense layer.
+
+    Raises:
+        ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
+
+    >>> layer = WindowLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 0.0]]))
+    >>> layer(torch.tensor([[1.0, 10.0, 100.0]]))
+    tensor([[201.,  50.]])
+    """
+
+    words: Tensor
+    moves: Tensor
+    order: Tensor
+
+    def __init__(
+        self,
+        words: Tensor,
+        moves: Tensor,
+        values: Tensor,
+        pointers: Tensor,
+        order: Tensor,
+        bias: Tensor | None,
+        in_features: int,
+        out_features: int,
+    ) -> None:
+        stored = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
+        super().__init__(stored, bias, in_features, out_features)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        super()._apply(fn, recurse)
+        self.values = windows.laid_out(self.values)
+        return self
+
+    @classmethod
+    def from_dense(cls, weight: Tensor, bias: Tensor | None = None) -> WindowLinear:
+        """The layer of a weight (outputs, inputs) with zeros; 16 million weights take a second or two."""
+        rows, columns = weight.shape
+        made: dict[str, Any] = dict(windows.to_windows(weight))
+        return cls(**made, bias=bias, in_features=columns, out_features=rows)
+
+    @property
+    def weight(self) -> Tensor:
+        return windows.from_windows(**self._stored(), rows=self.out_features, columns=self.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _expect(x, self.in_features)
+        return kernels.window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features)
+
+    def extra_repr(self) -> str:
+        kept = int(torch.count_nonzero(self.values))
+        return f"in_features={self.in_features}, out_features={self.out_features}, kept={kept}"
+
+    def _stored(self) -> dict[str, Tensor]:
+        tensors = self._buffers  # read directly: a getattr of a module takes a microsecond each
+        return {name: cast("Tensor", tensors[name]) for name in ("words", "moves", "values", "pointers", "order")}
+
+    def _layout(self) -> dict[str, Any]:
+        return {"in_features": self.in_features, "out_features": self.out_features}
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> WindowLinear:
+        names = ("words", "moves", "values", "pointers", "order")
+        stored: dict[str, Any] = {name: tensors[name] for name in names}
+        return cls(**stored, bias=tensors.get("bias"), **layout)
 
 
 class Pointwise(nn.Module):
@@ -392,7 +477,9 @@ class Pointwise(nn.Module):
         return cast("Tensor", y.movedim(-1, channel))
 
 
-_KINDS: dict[str, Any] = {cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear, SemiStructuredLinear)}
+_KINDS: dict[str, Any] = {
+    cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear, WindowLinear, SemiStructuredLinear)
+}
 
 
 def _expect(x: Tensor, columns: int) -> None:
@@ -779,7 +866,11 @@ def _candidates(weight: Tensor, bias: Tensor | None, batch: int, with_kernels: b
     if products and fewest <= _WORTH_TRYING * rows * columns:
         outputs = max(size for size, count in products.items() if count <= fewest * _SLACK)
         yield GroupedLinear.from_dense(weight, bias, outputs=outputs)
-    if not with_kernels or not kernels.available() or columns > kernels.MOST_COLUMNS or weight.dtype == torch.float64:
+    if not with_kernels or not kernels.available() or weight.dtype == torch.float64:
+        return
+    if int(alive.sum()) <= _WORTH_TRYING * rows * columns and batch <= _FEW_VECTORS:
+        yield WindowLinear.from_dense(weight, bias)
+    if columns > kernels.MOST_COLUMNS:
         return
     blocks = functional.pad(alive, (0, 0, 0, -rows % kernels.LANES)).view(-1, kernels.LANES, columns).any(1)
     if int(blocks.sum()) * kernels.LANES <= _WORTH_TRYING * rows * columns:

@@ -1,4 +1,4 @@
-"""The compiled kernels: which of them this machine has, and the two operators that call them.
+"""The compiled kernels: which of them this machine has, and the three operators that call them.
 
 Law: every index that the C code follows has been compared with its bounds since the tensor last changed, and an
 operator gives the same result, within rounding, with and without compiled kernels.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import os
 import platform
 import weakref
@@ -17,6 +18,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+
+from secateur import windows
+from secateur.windows import LANES
 
 __all__ = [
     "LANES",
@@ -28,13 +33,13 @@ __all__ = [
     "dense_csr",
     "describe",
     "library",
+    "window_linear",
 ]
 
-LANES = 16  # outputs that share their inputs in a block
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
-_INTERFACE = 1  # that of kernels.c
+_INTERFACE = 2  # that of kernels.c
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
 
@@ -119,6 +124,39 @@ def block_linear(
     return result
 
 
+def window_linear(
+    x: Tensor,
+    words: Tensor,
+    moves: Tensor,
+    values: Tensor,
+    pointers: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    rows: int,
+) -> Tensor:
+    """``y = x W' + bias`` of an unstructured sparse W (rows, columns) as 16 rows that walk through it together.
+
+    Made for few vectors at once, where reading W is all the work: it reads 2.9 bytes for a kept bfloat16 at 50 %
+    sparsity, 3.3 at 80 %, where `csr_linear` reads 4. A removed weight is not multiplied.
+
+    Args:
+        x: (..., columns), as in `csr_linear`.
+        words, moves, values, pointers, order: the layout that `secateur.windows` describes.
+        bias: float32 (rows), or None.
+        rows: how many outputs there are.
+
+    Raises:
+        ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
+
+    >>> layout = windows.to_windows(torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+    >>> window_linear(torch.tensor([[1.0, 10.0, 100.0]]), **layout, bias=None, rows=2)
+    tensor([[101.,  10.]])
+    """
+    operator = _window if _is_plain(x) else torch.ops.secateur.window_linear
+    result: Tensor = operator(x, words, moves, values, pointers, order, bias, rows)
+    return result
+
+
 def _is_plain(x: Tensor) -> bool:
     """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
@@ -153,10 +191,10 @@ def _opened(path: Path) -> Any:
     library = ctypes.CDLL(str(path))
     if library.secateur_interface() != _INTERFACE:
         raise OSError(f"{path.name} was compiled from another version; install secateur again")
-    for name, layout in (("secateur_csr", 2), ("secateur_block", 0)):
+    for name, tensors, sizes in (("secateur_csr", 6, 5), ("secateur_block", 6, 3), ("secateur_window", 8, 4)):
         function = getattr(library, name)
         function.restype = ctypes.c_int
-        function.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_size_t] * (3 + layout) + [ctypes.c_int, ctypes.c_size_t]
+        function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
     return library
 
 
@@ -208,63 +246,117 @@ def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: T
     return _called(library.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
 
 
+def _window(
+    x: Tensor,
+    words: Tensor,
+    moves: Tensor,
+    values: Tensor,
+    pointers: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    rows: int,
+) -> Tensor:
+    columns = x.shape[-1]
+    layout = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
+
+    def verify() -> None:
+        _check_bias(bias, rows)
+        _check_together(x, (*layout.values(), bias))
+        windows.check(**layout, rows=rows, columns=columns)
+
+    _once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
+    library, _ = _library()
+    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        return _dense_linear(x, windows.from_windows(**layout, rows=rows, columns=columns), bias)
+    if columns < windows.WINDOW:
+        x = functional.pad(x, (0, windows.WINDOW - columns))
+    stored = (words, pointers, values, bias, moves, order)
+    return _called(library.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
+
+
 def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
     """The C function on a contiguous float32 copy of x, if it is not that already; the result in the dtype of x."""
-    columns, dtype = x.shape[-1], x.dtype
-    flat = x.detach().reshape(-1, columns)
+    shape, dtype = x.shape, x.dtype
+    columns = shape[-1]
+    # each of these calls takes a microsecond, and many where the weights have just emptied the caches
+    if x.requires_grad:
+        x = x.detach()
     if dtype != torch.float32:
-        flat = flat.float()
-    flat = flat.contiguous()
-    batch = flat.shape[0]
-    y = torch.empty(batch, rows)
-    held = [tensor if tensor is None else tensor.detach().contiguous() for tensor in stored]
+        x = x.float()
+    if not x.is_contiguous():
+        x = x.contiguous()
+    batch = math.prod(shape[:-1])
+    y = torch.empty(*shape[:-1], rows)
+    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.detach().contiguous() for tensor in stored]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + work * batch // _WORK_FOR_A_THREAD)
     is_bfloat16 = int(stored[2] is not None and stored[2].dtype == torch.bfloat16)
-    if function(*addresses, flat.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
+    if function(*addresses, x.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
         raise MemoryError(f"no memory for the transposed inputs of a product with {batch} vectors of {columns}.")
-    return y.to(dtype).reshape(*x.shape[:-1], rows)
+    return y if dtype == torch.float32 else y.to(dtype)
 
 
-# {id of the indices: (they, the pointers, what they were like when they were checked)}
-_CHECKED: dict[int, tuple[weakref.ref[Tensor], weakref.ref[Tensor], tuple[Any, ...]]] = {}
+# {id of the first tensor that was checked: (all of them, what they were like then)}
+_CHECKED: dict[int, tuple[tuple[weakref.ref[Tensor], ...], tuple[Any, ...]]] = {}
+
+
+def _once(
+    stored: tuple[Tensor | None, ...], checked: tuple[Tensor, ...], facts: tuple[Any, ...], verify: Callable[[], None]
+) -> None:
+    """Calls verify unless it has passed before, for the same facts and for tensors that have stayed as they were.
+
+    ``stored`` are all tensors that the C code reads, ``checked`` those of them whose entries it follows.
+    """
+    state: tuple[Any, ...] | None = None
+    if not any(tensor.is_inference() for tensor in checked):  # those do not count their changes
+        seen = [None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in stored]
+        state = (facts, [tensor._version for tensor in checked], seen)
+        known = _CHECKED.get(id(checked[0]))
+        if known is not None and known[1] == state and all(r() is t for r, t in zip(known[0], checked, strict=True)):
+            return
+    verify()
+    if state is not None:
+        key = id(checked[0])
+        forget = weakref.ref(checked[0], lambda _: _CHECKED.pop(key, None))
+        _CHECKED[key] = ((forget, *map(weakref.ref, checked[1:])), state)
 
 
 def _check(
     x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, segments: int, rows: int
 ) -> None:
     """Raises where the C code would read what is not there; once for tensors that stay as they are."""
-    state: tuple[Any, ...] | None = None
-    if not (indices.is_inference() or pointers.is_inference()):  # those do not count their changes
-        stored = (indices, pointers, values) if bias is None else (indices, pointers, values, bias)
-        seen = [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in stored]
-        state = (x.shape[-1], x.device, segments, rows, indices._version, pointers._version, *seen)
-        known = _CHECKED.get(id(indices))
-        if known is not None and known[0]() is indices and known[1]() is pointers and known[2] == state:
-            return
     columns = x.shape[-1]
-    if indices.dtype != torch.uint16 or pointers.dtype != torch.int32 or indices.dim() != 1 or pointers.dim() != 1:
-        raise ValueError("indices are a vector of uint16, pointers one of int32.")
-    if values.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"values are float32 or bfloat16, not {values.dtype}.")
-    if pointers.shape[0] != segments + 1:
-        raise ValueError(f"{pointers.shape[0]} pointers where {segments + 1} are needed.")
+
+    def verify() -> None:
+        if indices.dtype != torch.uint16 or pointers.dtype != torch.int32 or indices.dim() != 1 or pointers.dim() != 1:
+            raise ValueError("indices are a vector of uint16, pointers one of int32.")
+        if values.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"values are float32 or bfloat16, not {values.dtype}.")
+        if pointers.shape[0] != segments + 1:
+            raise ValueError(f"{pointers.shape[0]} pointers where {segments + 1} are needed.")
+        _check_bias(bias, rows)
+        if columns > MOST_COLUMNS:
+            raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
+        _check_together(x, (indices, pointers, values, bias))
+        where = pointers.detach().cpu().numpy()
+        if where[0] != 0 or where[-1] != indices.shape[0] or (where[1:] < where[:-1]).any():
+            raise ValueError(f"the pointers do not rise from 0 to {indices.shape[0]}, the number of indices.")
+        largest = int(indices.detach().cpu().numpy().max(initial=0))
+        if indices.shape[0] and largest >= columns:
+            raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
+
+    facts = (columns, x.device, segments, rows)
+    _once((indices, pointers, values, bias), (indices, pointers), facts, verify)
+
+
+def _check_bias(bias: Tensor | None, rows: int) -> None:
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (rows,)):
         raise ValueError(f"the bias is float32 of shape ({rows},), not {bias.dtype} of shape {tuple(bias.shape)}.")
-    if columns > MOST_COLUMNS:
-        raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
-    if any(tensor is not None and tensor.device != x.device for tensor in (indices, pointers, values, bias)):
+
+
+def _check_together(x: Tensor, stored: tuple[Tensor | None, ...]) -> None:
+    if any(tensor is not None and tensor.device != x.device for tensor in stored):
         raise ValueError(f"the input is on {x.device}, the layer's tensors are not all there.")
-    where = pointers.detach().cpu().numpy()
-    if where[0] != 0 or where[-1] != indices.shape[0] or (where[1:] < where[:-1]).any():
-        raise ValueError(f"the pointers do not rise from 0 to {indices.shape[0]}, the number of indices.")
-    largest = int(indices.detach().cpu().numpy().max(initial=0))
-    if indices.shape[0] and largest >= columns:
-        raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
-    if state is not None:
-        key = id(indices)
-        forget = weakref.ref(indices, lambda _: _CHECKED.pop(key, None))
-        _CHECKED[key] = (forget, weakref.ref(pointers), state)
 
 
 def _dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -320,6 +412,20 @@ def _fake_block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bi
     return x.new_empty(*x.shape[:-1], rows)
 
 
+def _fake_window(
+    x: Tensor,
+    words: Tensor,
+    moves: Tensor,
+    values: Tensor,
+    pointers: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    rows: int,
+) -> Tensor:
+    del words, moves, values, pointers, order, bias
+    return x.new_empty(*x.shape[:-1], rows)
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
     x, indices, pointers, values, _, *layout = inputs
@@ -341,6 +447,18 @@ def _block_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return _to_inputs(grad, weight), *[None] * 5
 
 
+def _keep_windows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, *layout, _, _ = inputs
+    ctx.save_for_backward(*layout)
+    ctx.columns = x.shape[-1]
+
+
+def _window_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    weight = windows.from_windows(*ctx.saved_tensors, rows=grad.shape[-1], columns=ctx.columns)
+    return _to_inputs(grad, weight), *[None] * 7
+
+
 def _to_inputs(grad: Tensor, weight: Tensor) -> Tensor:
     wide = torch.promote_types(grad.dtype, torch.float32)
     return (grad.to(wide) @ weight.to(wide)).to(grad.dtype)
@@ -351,11 +469,13 @@ def _define(
     function: Callable[..., Tensor],
     fake: Callable[..., Tensor],
     backward: Callable[..., tuple[Tensor | None, ...]],
+    keep: Callable[..., None] = _keep,
 ) -> None:
     operator = torch.library.custom_op(f"secateur::{name}", function, mutates_args=())
     operator.register_fake(fake)
-    operator.register_autograd(backward, setup_context=_keep)
+    operator.register_autograd(backward, setup_context=keep)
 
 
 _define("csr_linear", _csr, _fake_csr, _csr_backward)
 _define("block_linear", _block, _fake_block, _block_backward)
+_define("window_linear", _window, _fake_window, _window_backward, _keep_windows)
