@@ -30,7 +30,7 @@ MORE = [SOURCE.with_name("expand.c")]  # into the same object
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast"]
 # gcc's; tried first, and left out where a compiler does not know them
 TUNING = ["-fno-tree-loop-distribute-patterns"]
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
+SANITIZERS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
 
 
 def levels() -> dict[str, list[str]]:
