@@ -42,7 +42,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import halves
 from secateur import NM, Rows, Unstructured, criteria
 from secateur.blockwise import oneshot
 from secateur.evidence import needs
@@ -52,6 +51,9 @@ from secateur.patterns import Pattern
 from secateur.products import add_gram
 from secateur.progress import track
 from secateur.solvers import Solver, dsnot, from_criterion, sparsegpt, with_refit
+
+sys.path.insert(0, str(Path(__file__).parent))
+import halves
 
 magnitude, wanda, ria = (from_criterion(c) for c in (criteria.magnitude, criteria.wanda, criteria.ria))
 METHODS: dict[str, Solver] = {
