@@ -766,3 +766,15 @@ def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         save_shrunken(shrink(model, torch.zeros(1, 4), 0.5), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_an_example_that_holds_nothing():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    before = state_of(model)
+    with pytest.raises(
+        ValueError, match=r"a tensor of shape \(2, 3, 8, 0\) holds nothing.*give an example of at least"
+    ):
+        shrink(model, torch.zeros(2, 3, 8, 0), 0.5)
+    with pytest.raises(ValueError, match="returns no finite number"):
+        shrink(model, torch.zeros(0, 3, 8, 8), 0.5)
+    assert is_unchanged(model, before)
