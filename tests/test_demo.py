@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,14 @@ ONE_SHOT = ("global magnitude", "ERK", "LAMP", "random")
 
 def run_small(out: Path) -> Path:
     return run_demo(out, **SMALL)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _few_rounds() -> Iterator[None]:
+    """Of timing, which otherwise takes most of the time of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "ROUNDS", 5)
+        yield
 
 
 @pytest.fixture(scope="module")

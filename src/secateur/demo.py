@@ -77,6 +77,7 @@ EPOCHS = 30  # dense
 TUNING_EPOCHS = 10  # the same for every method
 RATE = 0.2  # at the top of the cycle, in both
 BATCH = 128
+ROUNDS = 100  # of timing
 WEIGHT_DECAY = 5e-4
 # What is added to a seed: masks drawn from the stream that drew the weights would keep the largest of them
 WEIGHTS, ORDER, FRESH_WEIGHTS, SCORES, CHECKS = 0, 1000, 2000, 3000, 4000
@@ -664,15 +665,13 @@ def _measured(model: nn.Module, data: Digits) -> float:
 
 
 @torch.inference_mode()
-def _latencies(
-    models: Sequence[nn.Module], progress: "Progress", *, images: int = 1, rounds: int = 100, calls: int = 3
-) -> list[float]:
+def _latencies(models: Sequence[nn.Module], progress: "Progress", *, images: int = 1, calls: int = 3) -> list[float]:
     """Milliseconds of so many images through each model on one thread: the fastest of many rounds, in each of which
     every model has its turn, so that a slow moment of the machine touches all of them and is then left out."""
-    bar = progress.add_task(f"Timing {f'{images} images' if images > 1 else 'one image'}, rounds", total=rounds)
+    bar = progress.add_task(f"Timing {f'{images} images' if images > 1 else 'one image'}, rounds", total=ROUNDS)
     image = torch.zeros(images, 1, 8, 8)
     times: list[list[float]] = [[] for _ in models]
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         for model, mine in zip(models, times, strict=True):
             model.eval()
             model(image)
