@@ -472,6 +472,12 @@ def test_products_that_nothing_needs_are_not_computed(kind):
         assert computed == {"0.up": 11, "0.down": 7, "1.up": 6, "1.down": 2}
 
 
+def test_a_pattern_that_no_weight_fits():
+    model = nn.Sequential(Block2(), Block2())
+    with pytest.raises(ValueError, match=r"no weight fits 2:5, such as 0\.up\.weight of shape \(12, 8\)"):
+        oneshot(model, [torch.randn(3, 8)], pattern=NM(2, 5))
+
+
 def test_a_plain_sequential_whose_blocks_stand_between_other_layers():
     model = nn.Sequential(nn.Embedding(9, 8), Block2(), Block2(), nn.Linear(8, 9))
     whole = copy.deepcopy(model)

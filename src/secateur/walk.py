@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from secateur.batches import mapped
 from secateur.blocks import experts_owners, is_expert, left_alone_within
 from secateur.criteria import magnitude
-from secateur.patterns import Pattern
+from secateur.patterns import Pattern, word_of
 from secateur.products import AllMetError, Piece, Products, Statistics, Tokens, encoder_states, silenced
 from secateur.progress import track
 from secateur.replay import RUNS_AGAIN, LostOutputError, Replay
@@ -232,6 +232,11 @@ def walk(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, *, 
         if block_of(full, replay.blocks) in never:
             job.left_alone.setdefault(NEVER_RUN, []).append(full)
     if not job.layers and not already:
+        if misfits := job.left_alone.get(DOES_NOT_FIT):
+            raise ValueError(
+                f"nothing was pruned: no weight fits {word_of(job.pattern)}, such as {misfits[0]} of shape "
+                f"{tuple(replay.model.get_parameter(misfits[0]).shape)}; choose another pattern."
+            )
         raise ValueError("nothing was pruned: the batches ran none of the blocks, or no product with their weights.")
 
 
