@@ -431,10 +431,11 @@ def test_new_directory_is_all_or_nothing(tmp_path):
 
 @pytest.mark.parametrize("failure", [OSError(28, "No space left on device"), KeyboardInterrupt(), SystemExit(143)])
 def test_new_directory_leaves_nothing_after_a_failure(tmp_path, failure):
-    with pytest.raises(type(failure)), new_directory(tmp_path / "out") as temporary:
+    with pytest.raises(type(failure)) as caught, new_directory(tmp_path / "out") as temporary:
         (temporary / "deep").mkdir()
         raise failure
     assert list(tmp_path.iterdir()) == []
+    assert getattr(caught.value, "filename", str(tmp_path / "out")) == str(tmp_path / "out")
 
 
 def test_new_directory_overwrites_nothing(tmp_path):

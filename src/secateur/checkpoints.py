@@ -22,6 +22,8 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import Tensor
 
+from secateur.files import naming
+
 __all__ = [
     "Checkpoint",
     "CheckpointError",
@@ -498,8 +500,9 @@ def new_directory(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{path.name}.unfinished-{secrets.token_hex(4)}")
     temporary.mkdir()
     try:
-        yield temporary
-        _synchronise(temporary)  # some file systems say only now that the disk is full
+        with naming(path):
+            yield temporary
+            _synchronise(temporary)  # some file systems say only now that the disk is full
         if os.path.lexists(path):
             raise CheckpointError(f"{path}: was created by somebody else in the meantime; nothing is overwritten.")
         temporary.rename(path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["whole_file", "write_whole"]
+__all__ = ["naming", "whole_file", "write_whole"]
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
@@ -48,7 +48,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:50]}.", suffix=".tmp")
     temporary = Path(name)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -58,4 +58,21 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """An error of the system that names no file, as that of a full disk, names this one.
+
+    >>> with naming("out"):
+    ...     raise OSError(28, "No space left on device")
+    Traceback (most recent call last):
+    OSError: [Errno 28] No space left on device: 'out'
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = os.fspath(path)
         raise
