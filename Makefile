@@ -6,11 +6,13 @@ VENV := .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 
-.PHONY: demo test lint types unit sanitize clean
+.PHONY: demo test lint types doctests unit sanitize clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
-test: lint types unit
+test: lint
+	$(MAKE) -j2 types doctests
+	$(MAKE) unit
 
 lint: $(VENV)/.test
 	$(VENV)/bin/python -m ruff check .
@@ -19,9 +21,11 @@ lint: $(VENV)/.test
 types: $(VENV)/.test
 	$(VENV)/bin/python -m mypy
 
+doctests: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
+
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
-	$(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
 
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
 sanitize: $(VENV)/.test

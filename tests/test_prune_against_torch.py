@@ -32,7 +32,7 @@ from torch.nn.utils import prune as theirs
 
 from secateur import prune as ours
 
-PROGRAMS = int(os.environ.get("SECATEUR_PROGRAMS", "1200"))
+PROGRAMS = int(os.environ.get("SECATEUR_PROGRAMS", "600"))
 CHUNKS = 20
 
 MODULES: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
