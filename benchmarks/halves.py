@@ -8,7 +8,8 @@ The layers of a block see inputs X' that pruning has changed; the dense model's 
 
 - **stages**: the same, but a layer's X' is taken after the layers before it in the block were pruned.
 - **cross a**: stages, with the target ``W X' + a W (X - X')``; least squares folds it into the weight that is pruned,
-  ``W + a W (X - X') X'ᵀ (X' X'ᵀ + λ)⁻¹`` (as GPTAQ does for quantization, arXiv:2504.02692).
+  ``W + a W (X - X') X'ᵀ (X' X'ᵀ + λ)⁻¹`` (as GPTAQ does for quantization, arXiv:2504.02692). **At once**: without the
+  stages, all layers of a block from one run, as the library.
 - **residual a**: cross, and the layers that are added to the residual stream aim at what that stream lacks too.
 - **bfloat16 Gram**: as the library, with Gram matrices of products of bfloat16, summed in float32.
 - **descent**: after the layers of a half (attention, MLP) are pruned, all that is left of it, biases and norm too, is
@@ -52,6 +53,7 @@ class Method:
 METHODS = {
     "library": Method(stages=False),
     "bfloat16 Gram": Method(stages=False, gram=torch.bfloat16),
+    "cross 0.5 at once": Method(stages=False, cross=0.5),
     "stages": Method(),
     "cross 0.5": Method(cross=0.5),
     "cross 1": Method(cross=1.0),
@@ -85,6 +87,14 @@ def _halves(block: Any) -> list[tuple[nn.ModuleList, list[list[nn.Linear]], Half
             lambda h, _: block.output(block.intermediate(h), h),
         ),
     ]
+
+
+def _whole(block: Any) -> tuple[list[nn.Linear], Half]:
+    """All layers of a block, and its function."""
+    first, second = (half for _, _, half in _halves(block))
+    return [layer for _, stages, _ in _halves(block) for stage in stages for layer in stage], (
+        lambda h, mask: second(first(h, mask), mask)
+    )
 
 
 @contextlib.contextmanager
@@ -126,10 +136,9 @@ def prune(model: Any, batches: list[dict[str, Tensor]], sparsity: float | None, 
     for block in track(blocks, "pruning blocks"):
         original = copy.deepcopy(block)
         if not way.stages:
-            layers = [layer for _, stages, _ in _halves(block) for stage in stages for layer in stage]
-            whole = [half for _, _, half in _halves(block)]
-            _solve(layers, new, masks, kept, lambda h, m, whole=whole: whole[1](whole[0](h, m), m), sparsity, pattern,
-                   gram=way.gram)  # fmt: skip
+            (layers, whole), (dense_layers, dense_whole) = _whole(block), _whole(original)
+            aim = (dense_layers, dense, dense_whole, way.cross, False) if way.cross else None
+            _solve(layers, new, masks, kept, whole, sparsity, pattern, aim, way.gram)
         for (modules, stages, half), (_, dense_stages, dense_half) in zip(
             _halves(block), _halves(original), strict=True
         ):
