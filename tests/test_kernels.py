@@ -2,6 +2,7 @@
 
 import importlib.util
 import platform
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forks import forked
 from secateur import kernels, windows
 from secateur.inference import BlockLinear, SparseLinear, WindowLinear
 
@@ -63,31 +65,31 @@ def is_the_product(y, x, weight, bias):
 
 
 @settings(max_examples=60)
-@given(data=st.data(), threads=st.integers(1, 5))
-def test_csr_is_the_product(library, data, threads):
+@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
+def test_csr_is_the_product(library, data, threads, own):
     weight, bias, x = drawn(data)
     together = data.draw(st.sampled_from([1, 7, 16, 1000])), data.draw(st.sampled_from([1, 5, 16, 1000]))
     layer = SparseLinear._laid_out(weight, bias, *together)
     assert torch.equal(layer.weight, weight)
-    with_threads(threads, lambda: is_the_product(layer(x), x, weight, bias))
+    with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
 
 
 @settings(max_examples=60)
-@given(data=st.data(), threads=st.integers(1, 5))
-def test_blocks_are_the_product(library, data, threads):
+@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
+def test_blocks_are_the_product(library, data, threads, own):
     weight, bias, x = drawn(data)
     layer = BlockLinear.from_dense(weight, bias)
     assert torch.equal(layer.weight, weight)
-    with_threads(threads, lambda: is_the_product(layer(x), x, weight, bias))
+    with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
 
 
 @settings(max_examples=60)
-@given(data=st.data(), threads=st.integers(1, 5))
-def test_windows_are_the_product(library, data, threads):
+@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
+def test_windows_are_the_product(library, data, threads, own):
     weight, bias, x = drawn(data)
     layer = WindowLinear.from_dense(weight, bias)
     assert torch.equal(layer.weight, weight)
-    with_threads(threads, lambda: is_the_product(layer(x), x, weight, bias))
+    with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
 
 
 @settings(max_examples=30)
@@ -122,9 +124,12 @@ def test_a_layout_by_hand():
     assert layout["pointers"].tolist() == [0, 1]
 
 
-def with_threads(threads, body):
-    """More threads than the sizes of a test would get."""
+def with_threads(threads, own, body):
+    """More threads than the sizes of a test would get: torch's, or the kernels' own."""
     work, before = kernels._WORK_FOR_A_THREAD, torch.get_num_threads()
+    compiled = kernels._library()[0]
+    if compiled is not None:
+        compiled.secateur_team(None if own else kernels._team())
     kernels._WORK_FOR_A_THREAD = 1
     torch.set_num_threads(threads)
     try:
@@ -190,6 +195,21 @@ def test_two_threads_call_one_layer(library):
     for worker in workers:
         worker.join()
     assert not wrong
+
+
+def test_a_forked_child_does_not_wait_for_torch_s_threads():
+    weight = torch.randn(64, 96) * (torch.rand(64, 96) < 0.2)
+    x = torch.randn(3, 96)
+    layer, expected = SparseLinear.from_dense(weight), x @ weight.t()
+    with_threads(2, False, lambda: layer(x))
+
+    def child():
+        signal.alarm(30)  # rather than wait for ever
+        kernels._WORK_FOR_A_THREAD = 1
+        torch.set_num_threads(2)
+        torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
+
+    assert forked(child) == 0
 
 
 def test_gradients_reach_the_input():
@@ -431,7 +451,7 @@ def test_levels_of_other_machines(monkeypatch, machine, names):
 def test_a_machine_without_levels_says_its_name(tmp_path, monkeypatch):
     """aarch64, as far as Python sees it: the object says level 0."""
     (tmp_path / "libkernels.baseline.so").write_bytes(b"")
-    other = type("Library", (), {"secateur_level": lambda self: 0})()
+    other = type("Library", (), {"secateur_level": lambda self: 0, "secateur_team": lambda self, team: None})()
     monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
     monkeypatch.setattr(kernels, "_opened", lambda path: other)
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")

@@ -1,7 +1,7 @@
 /* Products of a sparse matrix with a few vectors, in plain C: y[b] = W x[b] + bias.
 
-Law: no intrinsics and no state; a call writes y and nothing else, and several threads may call at once. What is read is
-what the caller has validated: `secateur.kernels` checks every index and pointer before it calls.
+Law: no intrinsics, and no state but whose threads to use; a call writes y and nothing else, and several threads may
+call at once. What is read is what the caller has validated: `secateur.kernels` checks every index and pointer before.
 
 Loops over 16 lanes, and the vector types of gcc and clang, become whatever width the machine has. `GCC unroll 1` keeps
 gcc from unrolling them into scalars before it looks for vectors; built without loop distribution, accumulators stay in
@@ -473,17 +473,44 @@ static void *window_part(void *argument) {
 
 /* ------------------------------------------------------------------------------------------------------- threads */
 
-/* Threads are made for the call and joined at its end: 20 to 40 microseconds each, and nothing to go wrong after a
-fork. The caller's thread does the first part, and any part for which no thread could be had. */
-static int in_threads(void *(*work)(void *), Part *parts, size_t count) {
+/* What starts a team of threads that each call the function, and waits for them: the one of the OpenMP runtime that
+torch runs on, which `secateur.kernels` hands over. NULL: threads of our own. Threads of a team go on looking for work
+for some milliseconds after torch's last operation, on the very processors that threads of our own would need. */
+typedef void (*Team)(void (*)(void *), void *, unsigned, unsigned);
+static Team team = NULL;
+
+typedef struct {
+    void *(*work)(void *);
+    Part *parts;
+    size_t count, next;
+} Job;
+
+/* Takes parts until none is left: a team may be smaller than it was asked to be. */
+static void member(void *argument) {
+    Job *job = argument;
+    for (size_t n; (n = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->count;) job->work(&job->parts[n]);
+}
+
+/* Threads of our own are made for the call and joined at its end: 20 to 40 microseconds each. The caller's thread does
+the first part, and any part for which no thread could be had. */
+static void in_own_threads(void *(*work)(void *), Part *parts, size_t count) {
     pthread_t threads[MOST_THREADS];
-    int started[MOST_THREADS] = {0}, failed = 0;
+    int started[MOST_THREADS] = {0};
     for (size_t n = 1; n < count; n++) started[n] = pthread_create(&threads[n], NULL, work, &parts[n]) == 0;
     work(&parts[0]);
     for (size_t n = 1; n < count; n++) {
         if (started[n]) pthread_join(threads[n], NULL);
         else work(&parts[n]);
     }
+}
+
+static int in_threads(void *(*work)(void *), Part *parts, size_t count) {
+    Job job = {work, parts, count, 0};
+    Team now = __atomic_load_n(&team, __ATOMIC_RELAXED);
+    int failed = 0;
+    if (count == 1) work(&parts[0]);
+    else if (now) now(member, &job, (unsigned)count, 0);
+    else in_own_threads(work, parts, count);
     for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
     return failed;
 }
@@ -545,8 +572,11 @@ EXPORT int secateur_window(const uint32_t *words, const uint32_t *pointers, cons
     return run(window_part, &p, slices, 1, 1, threads);
 }
 
+/* GOMP_parallel of the OpenMP runtime that shall run the threads from now on, or NULL for threads of our own. */
+EXPORT void secateur_team(Team given) { __atomic_store_n(&team, given, __ATOMIC_RELAXED); }
+
 /* Counts the changes of these functions' arguments: an object left over from another version is not used. */
-EXPORT int secateur_interface(void) { return 2; }
+EXPORT int secateur_interface(void) { return 3; }
 
 /* The level of x86-64 that this processor has: 1, 3 or 4; 0 elsewhere. */
 EXPORT int secateur_level(void) {

@@ -39,7 +39,7 @@ __all__ = [
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
-_INTERFACE = 2  # that of kernels.c
+_INTERFACE = 3  # that of kernels.c
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
 
@@ -182,15 +182,35 @@ def _library() -> tuple[Any, str]:
         level = int(library.secateur_level())
         if level > 1:
             library = _opened(folder / _FILES[level])
+        library.secateur_team(_team())
+        # a forked child has none of torch's threads, and its runtime would wait for them in vain
+        os.register_at_fork(after_in_child=functools.partial(library.secateur_team, None))
     except (OSError, AttributeError) as error:
         return None, f"none, {error}"
     return library, f"compiled for x86-64-v{level}" if level else f"compiled for {platform.machine()}"
+
+
+@functools.cache
+def _team() -> Any:
+    """What runs a function in the threads that torch's own operations run in, or None: `GOMP_parallel` of the OpenMP
+    runtime that torch is linked to, be it GNU's or, on Linux, LLVM's or Intel's.
+
+    After an operation those threads go on looking for work for some milliseconds, and threads of our own would share
+    the processors with them.
+    """
+    try:
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return None
 
 
 def _opened(path: Path) -> Any:
     library = ctypes.CDLL(str(path))
     if library.secateur_interface() != _INTERFACE:
         raise OSError(f"{path.name} was compiled from another version; install secateur again")
+    library.secateur_team.restype = None
+    library.secateur_team.argtypes = [ctypes.c_void_p]
     for name, tensors, sizes in (("secateur_csr", 6, 5), ("secateur_block", 6, 3), ("secateur_window", 8, 4)):
         function = getattr(library, name)
         function.restype = ctypes.c_int
