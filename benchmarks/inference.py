@@ -1,6 +1,7 @@
 """What zeros are worth at inference: kernels beside the best dense product and their floors, and whole models.
 
     python benchmarks/inference.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
+    python benchmarks/inference.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR] [--rounds 9]
     python benchmarks/inference.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
 
@@ -51,23 +52,27 @@ GOALS = {
 def alternating(functions: dict[str, Callable[[], Any]], rounds: int, clock: str) -> dict[str, list[float]]:
     """Milliseconds of each in each round, after one that does not count.
 
-    Threads of the runtime before go on looking for work for a while after their call, on the cores that the next one
-    needs. So each is waited for, and each call that counts comes after one that does not.
+    Threads of the runtime before go on looking for work for a while after their call, and those of this one may wake on
+    one core and be parted only later. So each is waited for, and calls count after a twentieth of a second of others.
     """
     now = time.perf_counter if clock == "wall" else time.process_time
     times: dict[str, list[float]] = {name: [] for name in functions}
+
+    def called(function: Callable[[], Any], seconds: float) -> float:
+        started, calls = now(), 0
+        while calls < 1 or now() - started < seconds:
+            function()
+            calls += 1
+        return (now() - started) / calls
+
     with torch.no_grad():
         for turn in range(rounds + 1):
             for name, function in functions.items():
                 time.sleep(0.02)
-                function()
-                started = now()
-                calls = 0
-                while calls < 1 or now() - started < 0.005:
-                    function()
-                    calls += 1
+                called(function, 0.05)
+                milliseconds = called(function, 0.01) * 1e3
                 if turn:
-                    times[name].append((now() - started) / calls * 1e3)
+                    times[name].append(milliseconds)
     return times
 
 
@@ -156,10 +161,48 @@ def bench_kernels(options: argparse.Namespace) -> None:
                 )
 
 
+def bench_threads(options: argparse.Namespace) -> None:
+    """A kernel between torch's operations, in two threads of torch's and in two of its own."""
+    torch.set_num_threads(2)
+    compiled = kernels._library()[0]
+    if compiled is None or kernels._team() is None:
+        raise SystemExit(f"nothing to compare here: {kernels.describe()}")
+    print("two threads; a pruned pair of layers of 384 and 1536, GELU between and LayerNorm after, four times\n")
+    print("| form | batch | own threads, ms | torch's, ms | times faster |")
+    print("|---|---|---|---|---|")
+    norm = nn.LayerNorm(384)
+    for name, pattern in (("CSR", Unstructured()), ("16×1", Block(16, 1))):
+        for sparsity in (0.8, 0.9):
+            widen, narrow = nn.Linear(384, 1536, bias=False), nn.Linear(1536, 384, bias=False)
+            for layer in (widen, narrow):
+                sparsify(layer, sparsity, pattern=pattern, allocate=uniform)
+            for batch in options.batches:
+                x = torch.randn(batch, 384)
+                pair = [
+                    SparseLinear.from_dense(layer.weight.detach(), batch=batch)
+                    if name == "CSR"
+                    else BlockLinear.from_dense(layer.weight.detach())
+                    for layer in (widen, narrow)
+                ]
+
+                def stack(team: Any, x: Tensor = x, pair: list[Any] = pair) -> Tensor:
+                    compiled.secateur_team(team)
+                    for _ in range(4):
+                        x = norm(x + pair[1](functional.gelu(pair[0](x))))
+                    return x
+
+                forms = {"own": partial(stack, None), "torch": partial(stack, kernels._team())}
+                times = alternating(forms, options.rounds, "wall")
+                own, shared = (statistics.median(times[word]) for word in ("own", "torch"))
+                faster = ratio(times["torch"], times["own"])
+                label = f"{name} {sparsity * 100:.0f} %"
+                print(f"| {label} | {batch} | {own:.2f} | {shared:.2f} | **{faster:.2f}** |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
-    parser.add_argument("what", choices=["kernels", "models", "onnx"])
+    parser.add_argument("what", choices=["kernels", "threads", "models", "onnx"])
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--batches", type=numbers, default=[1, 16, 256])
     parser.add_argument("--rounds", type=int, default=9)
@@ -172,6 +215,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "kernels":
         bench_kernels(options)
+    elif options.what == "threads":
+        bench_threads(options)
     else:
         import whole_models
 

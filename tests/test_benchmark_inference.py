@@ -1,5 +1,6 @@
 """The inference benchmark's own arithmetic: tables, caches, and that what is timed is what was judged."""
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import sparsify
+from secateur import kernels, sparsify
 from secateur.allocation import uniform
 from secateur.inference import GroupedLinear
 from secateur.patterns import GroupedColumns
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
+import inference
 import whole_models
 from whole_models import Accuracies, Row, Subject, cached, label, packed_copy, slug, table
 
@@ -115,3 +117,19 @@ def test_bottlenecks_keep_their_shape():
     model = whole_models.bottlenecks().eval()
     assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
     assert whole_models.mlp()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_threads_of_torch_s_and_of_the_kernels_own(capsys, monkeypatch):
+    threads = torch.get_num_threads()
+    options = argparse.Namespace(batches=[1], rounds=1)
+    try:
+        if kernels.available():
+            inference.bench_threads(options)
+            rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
+            assert [row[0].strip() for row in rows] == ["CSR 80 %", "CSR 90 %", "16×1 80 %", "16×1 90 %"]
+            assert all(float(row[2]) > 0 and float(row[3]) > 0 for row in rows)
+        monkeypatch.setattr(kernels, "_team", lambda: None)
+        with pytest.raises(SystemExit, match="nothing to compare here"):
+            inference.bench_threads(options)
+    finally:
+        torch.set_num_threads(threads)
