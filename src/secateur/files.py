@@ -4,6 +4,7 @@ Law: content goes to a temporary name in the same folder and is renamed; a failu
 """
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 __all__ = ["naming", "whole_file", "write_whole"]
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))  # the disk, one's share of it, what a file may hold
 
 
 def write_whole(path: str | os.PathLike[str], content: bytes | str) -> Path:
@@ -63,7 +66,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """An error of the system that names no file, as that of a full disk, names this one.
+    """The error of a full disk, which names no file, names this one.
 
     >>> with naming("out"):
     ...     raise OSError(28, "No space left on device")
@@ -73,6 +76,6 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is not None and error.filename is None:
+        if error.errno in FULL and error.filename is None:  # others may be of a file that is read
             error.filename = os.fspath(path)
         raise
