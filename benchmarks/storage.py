@@ -120,6 +120,9 @@ import torch
 from secateur.storage import expand_checkpoint, load_compressed, save_compressed
 
 def peak():
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux begins ru_maxrss at the peak of the process that started this one
+        return next(int(line.split()[1]) * 1024 for line in status.open() if line.startswith("VmHWM:"))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 work, folder, zstd = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "zstd"
