@@ -1,7 +1,7 @@
 """2:4 on CUDA: what is stored gives the weight back, every condition says what is wrong, `pack` takes it if faster.
 
-No GPU is needed: on other devices the layer computes the same with the dense weight, and `pack` meets stand-ins for the
-device and for the clock.
+No GPU is needed but for the last test: on other devices the layer computes the same with the dense weight, and `pack`
+meets stand-ins for the device and for the clock.
 """
 
 import copy
@@ -212,3 +212,28 @@ def test_it_is_not_tried_unless_asked(stand_in):
     model, x = small(), torch.randn(4, 128).bfloat16()
     sparsify(model, pattern=NM(2, 4))
     assert not pack(model, x, kernels_too=False).packed
+
+
+# ------------------------------------------------------------------------------------------------------- on a GPU
+
+
+GPU = torch.device("cuda:0")
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or why_no_semi_structured_device(GPU) != "",
+    reason="there is no CUDA device of compute capability 8.0",
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_on_a_gpu(dtype, tmp_path):
+    torch.manual_seed(0)
+    model, x = small().to(GPU, dtype), torch.randn(64, 128, device=GPU, dtype=dtype)
+    sparsify(model, pattern=NM(2, 4))
+    expected = model(x)
+    packing = pack(model, x, semi_structured=True, at_least=1e-6)
+    assert [layer.kind for layer in packing.layers[:2]] == ["SemiStructuredLinear"] * 2
+    torch.testing.assert_close(model(x), expected, rtol=2e-2, atol=2e-2)
+    save_packed(model, tmp_path / "packed.safetensors")
+    again = small().to(GPU, dtype)
+    load_packed(again, tmp_path / "packed.safetensors")
+    torch.testing.assert_close(again(x), expected, rtol=2e-2, atol=2e-2)
