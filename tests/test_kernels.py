@@ -206,7 +206,7 @@ def test_a_forked_child_does_not_wait_for_torch_s_threads():
     def child():
         signal.alarm(30)  # rather than wait for ever
         kernels._WORK_FOR_A_THREAD = 1
-        torch.set_num_threads(2)
+        torch.set_num_threads(2 if kernels.available() else 1)  # torch's own products do wait
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
     assert forked(child) == 0
