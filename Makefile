@@ -30,10 +30,10 @@ unit: $(VENV)/.test
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
 sanitize: $(VENV)/.test
 	rm -rf build/sanitized && mkdir -p build/sanitized && cp -r src/secateur build/sanitized/
-	$(VENV)/bin/python hatch_build.py build/sanitized/secateur --sanitize
+	$(VENV)/bin/python hatch_build.py build/sanitized/secateur/native --sanitize
 	PYTHONPATH=build/sanitized OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
-	  $(VENV)/bin/python -m pytest tests/test_kernels.py tests/test_encodings.py
+	  $(VENV)/bin/python -m pytest tests/native tests/storage/test_encodings.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

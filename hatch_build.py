@@ -1,9 +1,9 @@
-"""Compiles src/secateur/kernels.c and expand.c where there is a C compiler; without one the package is pure Python.
+"""Compiles the C files of src/secateur/native/csrc where there is a C compiler; without one the package is pure Python.
 
 Law: a failed compilation never fails the installation; SECATEUR_KERNELS=0 leaves the kernels out and
 SECATEUR_KERNELS=1 insists on them.
 
-    python hatch_build.py          compiles into src/secateur, which is what an editable installation loads from
+    python hatch_build.py          compiles into src/secateur/native, which is what an editable installation loads from
     python hatch_build.py DIR --sanitize    the same with AddressSanitizer and UBSan, into DIR
 """
 
@@ -25,7 +25,8 @@ except ImportError:  # run as a command, without hatchling
     BuildHookInterface = object  # type: ignore[assignment,misc]
 
 ROOT = Path(__file__).parent
-SOURCE = ROOT / "src" / "secateur" / "kernels.c"
+PACKAGE = ROOT / "src" / "secateur" / "native"
+SOURCE = PACKAGE / "csrc" / "kernels.c"
 MORE = [SOURCE.with_name("expand.c")]  # into the same object
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast"]
 # gcc's; tried first, and left out where a compiler does not know them
@@ -75,7 +76,7 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,valid-type]
         if wanted == "0" or os.name != "posix":
             return
         try:
-            files = compile_kernels(SOURCE.parent)
+            files = compile_kernels(PACKAGE)
         except (OSError, subprocess.CalledProcessError) as error:
             if wanted == "1":
                 raise RuntimeError(f"the kernels do not compile: {getattr(error, 'stderr', '') or error}") from error
@@ -83,12 +84,12 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,valid-type]
             return
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        build_data["artifacts"] += [f"/src/secateur/{file.name}" for file in files]
+        build_data["artifacts"] += [f"/src/secateur/native/{file.name}" for file in files]
 
 
 if __name__ == "__main__":
     arguments = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
-    folder = Path(arguments[0]) if arguments else SOURCE.parent
+    folder = Path(arguments[0]) if arguments else PACKAGE
     folder.mkdir(parents=True, exist_ok=True)
     try:
         for file in compile_kernels(folder, SANITIZERS if "--sanitize" in sys.argv else None):

@@ -25,9 +25,8 @@ from safetensors.torch import save
 from torch import Tensor
 
 from secateur.checkpoints import MAX_HEADER, Checkpoint, CheckpointError, TensorEntry, parse_header
-from secateur.compressed_files import FREE, JUSTIFIED
-from secateur.progress import track
-from secateur.storage import CompressedCheckpoint, save_compressed
+from secateur.storage import FREE, JUSTIFIED, CompressedCheckpoint, save_compressed
+from secateur.support import track
 
 PATH = Path("fuzzed.safetensors")
 

@@ -31,10 +31,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.least_squares import scale_of
-from secateur.mask_search import admm
 from secateur.patterns import Pattern
-from secateur.progress import track
+from secateur.solvers import admm, scale_of
+from secateur.support import track
 
 
 @dataclass(frozen=True)

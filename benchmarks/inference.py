@@ -29,9 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur import Block, Unstructured, kernels, sparsify
+from secateur import Block, Unstructured, sparsify
 from secateur.allocation import uniform
 from secateur.inference import BlockLinear, GroupedLinear, SparseLinear, WindowLinear
+from secateur.native import kernels
 from secateur.patterns import GroupedColumns
 
 SIZE = 4096

@@ -43,14 +43,11 @@ import torch
 from torch import Tensor, nn
 
 from secateur import NM, Rows, Unstructured, criteria
-from secateur.blockwise import oneshot
+from secateur.blockwise import add_gram, oneshot
 from secateur.evidence import needs
-from secateur.least_squares import output_error
-from secateur.mask_search import admm, alps
 from secateur.patterns import Pattern
-from secateur.products import add_gram
-from secateur.progress import track
-from secateur.solvers import Solver, dsnot, from_criterion, sparsegpt, with_refit
+from secateur.solvers import Solver, admm, alps, dsnot, from_criterion, output_error, sparsegpt, with_refit
+from secateur.support import track
 
 sys.path.insert(0, str(Path(__file__).parent))
 import halves

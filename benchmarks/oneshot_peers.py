@@ -97,7 +97,7 @@ def prepare(scratch: Path, *, hidden: int = 512, layers: int = 6, steps: int = 1
     from safetensors.torch import save_file
 
     from oneshot import docstrings
-    from secateur.progress import track
+    from secateur.support import track
 
     if (scratch / "texts.safetensors").exists():
         return
@@ -150,8 +150,7 @@ def load(scratch: Path) -> tuple[nn.Module, dict[str, Tensor]]:
 def ours(case: Case) -> Callable[[nn.Module, Tensor], None]:
     from secateur import NM, Rows, Unstructured, criteria, sparsify
     from secateur.blockwise import oneshot
-    from secateur.mask_search import admm
-    from secateur.solvers import from_criterion, sparsegpt
+    from secateur.solvers import admm, from_criterion, sparsegpt
 
     unstructured = Rows() if case.method == "wanda" else Unstructured()
     solvers: dict[str, Any] = {
@@ -307,7 +306,7 @@ def in_a_process(case: Case, scratch: Path, *, measure: bool) -> dict[str, float
 
 def compare(cases: list[Case], scratch: Path, rounds: int) -> dict[Case, list[dict[str, float]]]:
     """Cases in turn; one that fails is said to, and is left out from then on."""
-    from secateur.progress import track
+    from secateur.support import track
 
     found: dict[Case, list[dict[str, float]]] = {case: [] for case in cases}
     for number, case in track([(number, case) for number in range(rounds) for case in cases], "pruning"):

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 
-from secateur.results import load_results, summarize
+from secateur.report import load_results, summarize
 
 COLORS = {
     "global magnitude": "#0072b2", "ERK": "#e69f00", "LAMP": "#009e73", "random": "#7f7f7f", "2:4": "#cc79a7",

@@ -43,10 +43,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
-from secateur import demo
 from secateur.allocation import everywhere
 from secateur.coupling import find_coupling, run
 from secateur.criteria import ln_norm, taylor
+from secateur.demo import story as demo
 from secateur.evidence import collect
 from secateur.shrinking import shrink
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.checkpoint_shrinking import _Weights, meta_model_of, shrink_checkpoint
 from secateur.checkpoints import open_checkpoint, write_header
-from secateur.configurations import Configured
 from secateur.coupling import find_coupling
+from secateur.shrinking import Configured, meta_model_of, shrink_checkpoint
+from secateur.shrinking.directory import _Weights
 
 EIGHT_BILLION = {
     "architectures": ["LlamaForCausalLM"],

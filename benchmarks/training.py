@@ -602,7 +602,7 @@ def batchnorm(options: argparse.Namespace) -> dict[str, Any]:
             sparsify(pruned, sparsity)
             row = found.setdefault(f"{sparsity:.0%}", {"as it is": [], "re-estimated": []})
             row["as it is"].append(statistics.mean(digits.scores(pruned)))
-            secateur.batchnorm.reestimate_batchnorm(pruned, batches)
+            secateur.pipeline.reestimate_batchnorm(pruned, batches)
             row["re-estimated"].append(statistics.mean(digits.scores(pruned)))
     print("| removed | as it is | re-estimated |\n|---|---|---|")
     for removed, row in found.items():

@@ -41,15 +41,16 @@ from torch.nn import functional
 
 import oneshot as oneshot_benchmark
 from inference import alternating, ratio
-from secateur import demo, oneshot, shrink, sparsify
+from secateur import oneshot, shrink, sparsify
 from secateur.allocation import uniform
-from secateur.batchnorm import reestimate_batchnorm
 from secateur.criteria import magnitude
+from secateur.demo import story as demo
 from secateur.inference import GroupedLinear, pack
 from secateur.patterns import GroupedColumns, Pattern, parse
-from secateur.plans import load_shrunken, save_shrunken
-from secateur.progress import track
-from secateur.pruner import Pruner
+from secateur.pipeline import reestimate_batchnorm
+from secateur.shrinking import load_shrunken, save_shrunken
+from secateur.support import track
+from secateur.training import Pruner
 
 PATTERNS = ("unstructured", "16x1", "columns:64")
 SPARSITIES = (0.5, 0.8, 0.9)

@@ -14,8 +14,7 @@ from torch import nn
 from secateur import apply_, sparsify, sparsity_of
 from secateur.allocation import erk
 from secateur.criteria import lamp, random
-from secateur.report import write_report
-from secateur.results import Results, Run, describe, print_summary
+from secateur.report import Results, Run, describe, print_summary, write_report
 
 images, labels = load_digits(return_X_y=True)
 split = train_test_split(images / 16, labels, test_size=0.4, stratify=labels, random_state=0)

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from secateur import Pruner, shrink
-from secateur.regularization import growing
+from secateur.training import growing
 
 pixels, classes = load_digits(return_X_y=True)
 order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import kernels, sparsify
+from secateur import sparsify
 from secateur.allocation import uniform
 from secateur.inference import GroupedLinear
+from secateur.native import kernels
 from secateur.patterns import GroupedColumns
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))

@@ -20,8 +20,7 @@ from torch import nn
 
 from secateur import NM, Rows
 from secateur.evidence import needs
-from secateur.least_squares import output_error
-from secateur.solvers import from_criterion, sparsegpt
+from secateur.solvers import from_criterion, output_error, sparsegpt
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 

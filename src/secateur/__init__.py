@@ -5,20 +5,14 @@ kind of pruning is the same five steps: score, pool, count, keep, spread.
 """
 
 from secateur import allocation, criteria, patterns, prune, regrowth, schedules, solvers
-from secateur.blockwise import oneshot
-from secateur.calibration import read_calibration
-from secateur.checkpoint_shrinking import shrink_checkpoint
-from secateur.checkpoint_sparsification import sparsify_checkpoint
+from secateur.blockwise import oneshot, read_calibration
+from secateur.checkpoints import sparsify_checkpoint, verify_checkpoint
 from secateur.inference import pack
-from secateur.masks import apply_, attach, detach, make_masks, sparsity_of
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Rows, Unstructured
-from secateur.plans import load_shrunken, save_shrunken
-from secateur.proof import verify_shrunken
-from secateur.pruner import Pruner
-from secateur.shrinking import shrink
-from secateur.sparsification import sparsify
+from secateur.pipeline import apply_, attach, detach, make_masks, sparsify, sparsity_of
+from secateur.shrinking import load_shrunken, save_shrunken, shrink, shrink_checkpoint, verify_shrunken
 from secateur.storage import load_compressed, save_compressed
-from secateur.verification import verify_checkpoint
+from secateur.training import Pruner
 from secateur.version import __version__
 
 __all__ = [

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from secateur.patterns import Pattern, Unstructured
-from secateur.progress import track
 from secateur.selection import LazyScores, comparable, counts_kept_overall, removed_lowest
+from secateur.support import track
 
 __all__ = [
     "Allocation",
+    "Counts",
     "Tables",
     "above",
     "by_name",

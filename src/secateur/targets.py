@@ -11,7 +11,16 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
-__all__ = ["find_layers", "find_targets", "left_alone", "stored_inputs_first", "turned", "turned_evidence"]
+__all__ = [
+    "find_layers",
+    "find_targets",
+    "identity_of",
+    "left_alone",
+    "matched",
+    "stored_inputs_first",
+    "turned",
+    "turned_evidence",
+]
 
 _LEFT_ALONE = (
     nn.Embedding,
@@ -48,7 +57,9 @@ def find_layers(
     if include is not None:
         return targets
     owners = _owners(model)
-    layers = {name: weight for name, weight in targets.items() if any(_is_layer(m) for m in owners[_identity(weight)])}
+    layers = {
+        name: weight for name, weight in targets.items() if any(_is_layer(m) for m in owners[identity_of(weight)])
+    }
     if not layers:
         raise ValueError(
             f"{type(model).__name__} has no linear layer or convolution to prune; name other weights with include=: "
@@ -70,15 +81,15 @@ def left_alone(model: nn.Module, targets: Iterable[str]) -> dict[str, str]:
     for name, parameter in model.named_parameters():
         if name in chosen:
             continue
-        kinds = [module for module in owners[_identity(parameter)] if isinstance(module, _LEFT_ALONE)]
+        kinds = [module for module in owners[identity_of(parameter)] if isinstance(module, _LEFT_ALONE)]
         if kinds:
             reasons[name] = type(kinds[0]).__name__
         elif parameter.dim() < 2:
             reasons[name] = "bias or other vector"
-        elif any(_is_layer(module) for module in owners[_identity(parameter)]):
+        elif any(_is_layer(module) for module in owners[identity_of(parameter)]):
             reasons[name] = "excluded"
         else:
-            reasons[name] = f"neither linear nor convolution ({type(owners[_identity(parameter)][0]).__name__})"
+            reasons[name] = f"neither linear nor convolution ({type(owners[identity_of(parameter)][0]).__name__})"
     return reasons
 
 
@@ -118,7 +129,7 @@ def stored_inputs_first(model: nn.Module, names: Iterable[str]) -> list[str]:
         for name in names
         if any(
             type(module).__name__ == "Conv1D" and hasattr(module, "nf")
-            for module in owners[_identity(parameters[name])]
+            for module in owners[identity_of(parameters[name])]
         )
         and parameters[name].dim() == 2
     ]
@@ -150,18 +161,18 @@ def find_targets(
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first_names: dict[Hashable, str] = {}
     for name, parameter in parameters.items():
-        first_names.setdefault(_identity(parameter), name)
+        first_names.setdefault(identity_of(parameter), name)
     left_alone = {
-        _identity(parameter)
+        identity_of(parameter)
         for module in model.modules()
         for name, parameter in module.named_parameters(recurse=False)
         if isinstance(module, _LEFT_ALONE) or _is_weight_norm_magnitude(module, name)
     }
-    included = _matched(include, parameters)
-    excluded = {_identity(parameters[name]) for name in _matched(exclude, parameters) or ()}
+    included = matched(include, parameters)
+    excluded = {identity_of(parameters[name]) for name in matched(exclude, parameters) or ()}
     chosen: dict[str, nn.Parameter] = {}
     for name, parameter in parameters.items():
-        same = _identity(parameter)
+        same = identity_of(parameter)
         if same in excluded or first_names[same] in chosen:
             continue
         lazy = isinstance(parameter, nn.UninitializedParameter)
@@ -191,7 +202,7 @@ def _owners(model: nn.Module) -> dict[Hashable, list[nn.Module]]:
     for path, module in modules.items():
         layer_path, found, _ = f".{path}".partition(".parametrizations.")
         for parameter in module.parameters(recurse=False):
-            owners.setdefault(_identity(parameter), []).append(modules[layer_path[1:]] if found else module)
+            owners.setdefault(identity_of(parameter), []).append(modules[layer_path[1:]] if found else module)
     return owners
 
 
@@ -199,7 +210,7 @@ def _is_layer(module: nn.Module) -> bool:
     return isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"
 
 
-def _identity(parameter: nn.Parameter) -> Hashable:
+def identity_of(parameter: nn.Parameter) -> Hashable:
     """Equal for one Parameter, and for Parameters that are one tensor in memory."""
     lazy = isinstance(parameter, nn.UninitializedParameter)
     if lazy or parameter.device.type == "meta" or parameter.numel() == 0 or hasattr(parameter, "placements"):
@@ -214,7 +225,7 @@ def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:
     return name.endswith("_g") and f"{name[:-1]}v" in module._parameters
 
 
-def _matched(globs: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
+def matched(globs: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
     if globs is None:
         return None
     names = list(names)

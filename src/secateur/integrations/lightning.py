@@ -11,7 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from secateur.pruner import Pruner
+from secateur.training import Pruner
 
 __all__ = ["Pruning"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from secateur.files import write_whole
-from secateur.pruner import Pruner
+from secateur.support import write_whole
+from secateur.training import Pruner
 
 __all__ = ["PruningCallback"]
 

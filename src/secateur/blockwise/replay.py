@@ -1,0 +1,294 @@
+"""Runs a model block by block with its own forward pass, which is cut short at the block that is wanted.
+
+Law: what a block receives is what the model's code gives it, masks, position embeddings and outputs of other blocks
+included; replaying every block ends in the outputs of the full forward pass.
+
+The model's forward function is called anew for every block and batch. Blocks that are finished are stand-ins that
+return their stored outputs, so a run costs the code between the blocks and one block. Which stored outputs the rest of
+the model still needs is found out: a stand-in whose output was dropped returns NaN, and a NaN that reaches a block's
+arguments shows that it is needed (an encoder's states, say, which every block of a decoder receives).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.support import Forward, mapped, moved, run
+
+__all__ = ["LostOutputError", "Outputs", "RUNS_AGAIN", "Replay"]
+
+RUNS_AGAIN = (
+    "{name} runs more than once in a forward pass (its weights are shared between layers or inputs); pruning it block "
+    "by block would see its first run only. Use sparsify(model, criterion=criteria.wanda, batches=...)."
+)
+
+Call = Callable[[], Any]
+Handler = Callable[[str, tuple[Any, ...], dict[str, Any], Call], None]
+
+
+class LostOutputError(Exception):
+    """A block needs the output of an earlier one that was dropped."""
+
+
+class _Stop(BaseException):
+    """Ends a forward pass; no `Exception`, so that no model's own code takes it for an error."""
+
+
+class Outputs:
+    """What blocks returned, for each batch: in memory, or in files that are mapped into it.
+
+    >>> outputs = Outputs()
+    >>> outputs.save("blocks.0", 0, (torch.ones(2), None))
+    >>> outputs.load("blocks.0", 0)
+    (tensor([1., 1.]), None)
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._held: dict[str, dict[int, Any]] = {}
+        self._files: dict[tuple[str, int], list[Path]] = {}
+
+    def save(self, name: str, number: int, output: Any) -> None:
+        self._held.setdefault(name, {})[number] = mapped(
+            output, lambda tensor: self._placed(name, number, tensor.detach())
+        )
+
+    def load(self, name: str, number: int) -> Any:
+        return self._held[name][number]
+
+    def drop(self, name: str, number: int) -> None:
+        self._held[name].pop(number, None)
+        if not self._held[name]:
+            del self._held[name]
+        for path in self._files.pop((name, number), []):
+            path.unlink(missing_ok=True)
+
+    def has(self, name: str, number: int) -> bool:
+        return number in self._held.get(name, ())
+
+    def names(self) -> list[str]:
+        return list(self._held)
+
+    def clear(self) -> None:
+        for name, held in list(self._held.items()):
+            for number in list(held):
+                self.drop(name, number)
+
+    def _placed(self, name: str, number: int, tensor: Tensor) -> Tensor:
+        if self.folder is None or not tensor.numel():
+            return tensor.cpu()
+        files = self._files.setdefault((name, number), [])
+        path = self.folder / f"{name}.{number}.{len(files)}.activations"
+        files.append(path)
+        # room for the file is asked for now: a full disk is an error here, and not a signal when a page is written
+        with open(path, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, tensor.nbytes)
+        mapping = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype)
+        return mapping.view(tensor.shape).copy_(tensor)
+
+
+class Replay:
+    """The forward passes of a model over batches, one block at a time.
+
+    Args:
+        model: any module, in evaluation mode.
+        blocks: ``{name: module}`` of it.
+        outputs: where the outputs of finished blocks are.
+        forward: how a batch is run; see `secateur.support.run`.
+        on_arrival: called with a module outside of the blocks that holds parameters of its own, before it is run.
+        device: where the model computes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        blocks: Mapping[str, nn.Module],
+        *,
+        outputs: Outputs | None = None,
+        forward: Forward | None = None,
+        on_arrival: Callable[[nn.Module], None] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        self.model = model
+        self.blocks = dict(blocks)
+        self.outputs = Outputs() if outputs is None else outputs
+        self.how = forward
+        self.on_arrival = on_arrival
+        self.device = device
+        self.done: list[str] = []
+        self.keep_all = False
+        self._shapes: dict[str, dict[int, Any]] = {}
+        self._poisoned: set[str] = set()
+        self._used_poison = False
+        self._at = 0
+        self._handler: Handler | None = None
+        self._reached: str | None = None
+        self._provisional: tuple[str, Any] | None = None
+        self._calls: set[str] = set()
+        self._within = False
+        self._outside: set[nn.Module] = set()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Puts the stand-ins in the blocks' places; they are taken away at the end."""
+        inside = {module for block in self.blocks.values() for module in block.modules()}
+        handles = [
+            module.register_forward_pre_hook(self._arrive)
+            for module in self.model.modules()
+            if module not in inside and any(True for _ in module.parameters(recurse=False))
+        ]
+        originals: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
+        try:
+            for name, block in self.blocks.items():
+                block.forward = self._stand_in(name, block.forward)
+            yield
+        finally:
+            for name, block in self.blocks.items():
+                if originals[name] is None:
+                    block.__dict__.pop("forward", None)
+                else:
+                    block.forward = originals[name]
+            for handle in handles:
+                handle.remove()
+
+    def run(self, number: int, batch: Any, handler: Handler) -> str | None:
+        """Runs a batch up to the first block that is not done, and calls the handler there with the block's name, its
+        arguments, and what computes its output; returns the name, or None where the forward pass came to its end.
+
+        Raises:
+            LostOutputError: the block's arguments depend on an output that was dropped.
+            ValueError: the block's arguments are not numbers.
+        """
+        self._at, self._handler, self._reached, self._used_poison = number, handler, None, False
+        self._calls.clear()
+        with contextlib.suppress(_Stop), torch.no_grad():
+            run(self.model, moved(batch, self.device), self.how)
+        return self._reached
+
+    def store(self, name: str, batches: Iterable[Any]) -> None:
+        """Runs a block on all batches and stores what it returns; from now on it is a stand-in that returns that.
+
+        What the next block does not need of the blocks before is dropped on the way, batch by batch.
+        """
+        unneeded: list[str] = []
+        for number, batch in enumerate(batches):
+            self.run(number, batch, self._keep)
+            if number == 0 and not self.keep_all:
+                unneeded = self._unneeded(name, batch)
+            for other in unneeded:
+                self.outputs.drop(other, number)
+        self.done.append(name)
+
+    def is_run_again(self, name: str, batch: Any, output: Any) -> bool:
+        """Whether the model runs a block a second time after it has returned ``output`` for the first batch, as ALBERT
+        does."""
+        again: list[str] = []
+        self._provisional = (name, output)
+        try:
+            with self._not_past_the_blocks():
+                self.run(0, batch, lambda reached, *_: again.append(reached))
+        finally:
+            self._provisional = None
+        return again == [name]
+
+    def _unneeded(self, name: str, batch: Any) -> list[str]:
+        """The blocks whose outputs do not reach the arguments of the block after ``name``, for the first batch."""
+        found = []
+        self.done.append(name)
+        try:
+            for other in [other for other in self.outputs.names() if other != name]:
+                self._poisoned.add(other)
+                try:
+                    with self._not_past_the_blocks():
+                        self.run(0, batch, lambda *_: None)
+                except LostOutputError:
+                    self._poisoned.discard(other)
+                else:
+                    found.append(other)
+        finally:
+            self.done.remove(name)
+            self._poisoned.difference_update(found)  # of the other batches they are still there
+        return found
+
+    @contextlib.contextmanager
+    def _not_past_the_blocks(self) -> Iterator[None]:
+        """Ends a run at the first module outside the blocks that was not run so far, such as a head."""
+        self._within = True
+        try:
+            yield
+        finally:
+            self._within = False
+
+    def restart(self, *, keep_all: bool) -> None:
+        """Back to before the first block; with ``keep_all`` nothing is dropped from now on."""
+        self.outputs.clear()
+        self.done.clear()
+        self._poisoned.clear()
+        self.keep_all = keep_all
+
+    def _keep(self, name: str, args: Any, kwargs: Any, call: Call) -> None:  # noqa: ARG002
+        number, output = self._at, call()
+        self.outputs.save(name, number, output)
+        self._shapes.setdefault(name, {})[number] = mapped(output, lambda tensor: tensor.detach().to("meta"))
+
+    def _arrive(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
+        if self._within and module not in self._outside:
+            raise _Stop
+        self._outside.add(module)
+        if self.on_arrival is not None:
+            self.on_arrival(module)
+
+    def _stand_in(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            if name in self.done:
+                if name in self._calls:
+                    raise ValueError(RUNS_AGAIN.format(name=name))
+                self._calls.add(name)
+                return self._remembered(name)
+            if self._provisional is not None and self._provisional[0] == name and self._reached is None:
+                self._reached = name
+                return self._provisional[1]
+            self._check(name, args, kwargs)
+            self._reached = name
+            assert self._handler is not None
+            self._handler(name, args, kwargs, lambda: original(*args, **kwargs))
+            raise _Stop
+
+        return forward
+
+    def _remembered(self, name: str) -> Any:
+        if name in self._poisoned or not self.outputs.has(name, self._at):
+            self._used_poison = True
+            device = self.device or torch.device("cpu")
+            return mapped(self._shapes[name][self._at], lambda tensor: _poison(tensor, device))
+        return moved(self.outputs.load(name, self._at), self.device)
+
+    def _check(self, name: str, args: Any, kwargs: Any) -> None:
+        found = False
+
+        def look(tensor: Tensor) -> Tensor:
+            nonlocal found
+            found = found or (tensor.is_floating_point() and bool(tensor.isnan().any()))
+            return tensor
+
+        mapped((args, kwargs), look)
+        if found and self._used_poison:
+            raise LostOutputError(name)
+        if found and not self._within:
+            raise ValueError(
+                f"what {name} receives in batch {self._at} holds NaN; look at the batch, or run the model in a wider "
+                "dtype (float16 overflows where bfloat16 does not)."
+            )
+
+
+def _poison(like: Tensor, device: torch.device) -> Tensor:
+    if like.is_floating_point():
+        return torch.full(like.shape, torch.nan, dtype=like.dtype, device=device)
+    return torch.zeros(like.shape, dtype=like.dtype, device=device)

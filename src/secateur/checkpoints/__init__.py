@@ -1,0 +1,58 @@
+"""Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
+
+from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
+from secateur.checkpoints.pruning import (
+    NO_WEIGHTS,
+    OTHER_WEIGHTS,
+    RECORD,
+    CheckpointSparsification,
+    check_places,
+    sparsify_checkpoint,
+)
+from secateur.checkpoints.reading import (
+    MAX_HEADER,
+    Checkpoint,
+    CheckpointError,
+    TensorEntry,
+    copy_tree,
+    dtype_word,
+    new_directory,
+    open_checkpoint,
+    parse_header,
+    parse_json,
+    printable,
+    read_header,
+    read_json,
+    write_header,
+    write_tensor,
+)
+from secateur.checkpoints.verification import Verification, verify_checkpoint
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "CheckpointSparsification",
+    "Inspection",
+    "MAX_HEADER",
+    "NO_WEIGHTS",
+    "OTHER_WEIGHTS",
+    "RECORD",
+    "TensorEntry",
+    "TensorInspection",
+    "Verification",
+    "check_places",
+    "copy_tree",
+    "dtype_word",
+    "inspect_checkpoint",
+    "new_directory",
+    "open_checkpoint",
+    "parse_header",
+    "parse_json",
+    "printable",
+    "read_header",
+    "read_json",
+    "sparsify_checkpoint",
+    "verify_checkpoint",
+    "write_header",
+    "write_tensor",
+]

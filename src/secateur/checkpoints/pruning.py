@@ -1,0 +1,366 @@
+"""Prunes a checkpoint directory without its model code, tensor by tensor, into a new directory.
+
+Law: the output is a copy of the input in which some weights' bytes are zero and nothing else differs; it appears under
+its name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.allocation import Allocation, check_sparsity, everywhere
+from secateur.checkpoints.inspection import Inspection, inspect_checkpoint
+from secateur.checkpoints.layouts import Layout, layout_of
+from secateur.checkpoints.reading import (
+    Checkpoint,
+    CheckpointError,
+    TensorEntry,
+    copy_tree,
+    new_directory,
+    open_checkpoint,
+    printable,
+    write_tensor,
+)
+from secateur.criteria import magnitude
+from secateur.patterns import Pattern, Unstructured, word_of
+from secateur.pipeline import apply_, iterate_masks
+from secateur.support import track
+from secateur.version import __version__
+
+__all__ = [
+    "CheckpointSparsification",
+    "NO_WEIGHTS",
+    "OTHER_WEIGHTS",
+    "RECORD",
+    "check_places",
+    "choose_targets",
+    "sparsify_checkpoint",
+]
+
+RECORD = "secateur.json"
+
+_PRUNABLE_NAMES = re.compile(r"(^|\.)(weight|in_proj_weight)$")
+_EXPERTS = re.compile(r"(^|\.)[a-z_]*experts(\.|$)")
+# The first that matches is the reason; heads before embeddings because of GPT-NeoX's embed_out.
+_LEFT_ALONE = (
+    (
+        "output heads",
+        re.compile(
+            r"(^|\.)(([a-z0-9]+_)*heads?|embed_out|classifier|score|qa_outputs|cls|vocab_projector|output_projection"
+            r"|pre_classifier)\.|^(fc|output|model\.output)\.weight$"
+        ),
+    ),
+    (
+        "embeddings",
+        re.compile(r"(^|\.)(wte|wpe|shared|relative_attention_bias|[A-Za-z0-9_]*embed[A-Za-z0-9_]*)\.", re.IGNORECASE),
+    ),
+    ("normalizations", re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)\.", re.IGNORECASE)),
+    ("routers", re.compile(r"(^|\.)(router|shared_expert_gate)\.")),
+)
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
+
+
+@dataclass(frozen=True)
+class CheckpointSparsification:
+    """What `sparsify_checkpoint` did: ``inspection`` is measured on the written files.
+
+    ``left_alone`` maps each reason to the tensors; ``stale`` are files that were copied and still hold dense weights.
+    """
+
+    out: Path
+    inspection: Inspection
+    targets: tuple[str, ...]
+    left_alone: Mapping[str, tuple[str, ...]]
+    stale: tuple[Path, ...]
+    seconds: float
+
+    @property
+    def target_sparsity(self) -> float:
+        """The fraction of zeros in the tensors that were pruned."""
+        chosen = set(self.targets)
+        pruned = [tensor for tensor in self.inspection.tensors if tensor.name in chosen]
+        return sum(tensor.zeros or 0 for tensor in pruned) / sum(tensor.numel for tensor in pruned)
+
+
+def sparsify_checkpoint(
+    source: Path | str,
+    out: Path | str,
+    sparsity: float | None = None,
+    *,
+    pattern: Pattern | None = None,
+    criterion: Callable[..., Tensor] = magnitude,
+    allocate: Allocation = everywhere,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    seed: int = 0,
+    arguments: Mapping[str, Any] | None = None,
+) -> CheckpointSparsification:
+    """Writes to ``out`` a copy of the checkpoint directory ``source`` with the chosen weights zeroed.
+
+    Shards, tensor order, dtypes, ``__metadata__``, the index and every other file stay byte for byte; only the bytes of
+    removed weights become zero. ``secateur.json`` is added. One tensor and its mask are in memory at a time.
+
+    Args:
+        source: a Hugging Face directory, or any with ``*.safetensors`` files.
+        out: must not exist, nor lie inside ``source``.
+        sparsity: fraction of the targets' weights to remove, in [0, 1); none for a pattern such as 2:4 that implies it.
+        pattern, criterion, allocate: as in `secateur.pipeline.make_masks`.
+        include, exclude: globs over tensor names; see `choose_targets`.
+        seed: of criteria that draw random numbers.
+        arguments: what ``secateur.json`` shall say of how this was called.
+
+    Raises:
+        CheckpointError: a damaged checkpoint, or an ``out`` that cannot be.
+        ValueError: a sparsity, pattern or glob that does not fit, or NaN among the weights.
+        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
+
+    >>> import tempfile
+    >>> from safetensors.torch import load_file, save_file
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> (folder / "dense").mkdir()
+    >>> save_file({"fc1.weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, folder / "dense/model.safetensors")
+    >>> done = sparsify_checkpoint(folder / "dense", folder / "sparse", 0.5)
+    >>> load_file(folder / "sparse/model.safetensors")
+    {'fc1.weight': tensor([[ 0., -4.,  3.,  0.]])}
+    """
+    started = time.monotonic()
+    source, out = Path(source), Path(out)
+    pattern = Unstructured() if pattern is None else pattern
+    _check_sparsity(sparsity, pattern)
+    check_places(source, out)
+    checkpoint = open_checkpoint(source)
+    targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
+    weights = _Weights(checkpoint, targets)
+    with torch.random.fork_rng(devices=[]), new_directory(out) as temporary:
+        torch.manual_seed(seed)
+        masks = iterate_masks(weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate)
+        first = next(masks)  # counts are ready now: what can be refused is refused before the copy
+        copied = list(track(copy_tree(source, temporary), "copying"))
+        pruned = itertools.chain([first], masks)
+        del first
+        removed: dict[str, int] = {}
+        for name, mask in track(pruned, "pruning", total=len(targets)):
+            entry = checkpoint.entries[name]
+            tensor = weights.stored(name)
+            removed[name] = mask.numel() - int(mask.sum())
+            apply_({name: tensor}, {name: weights.layouts[name].from_rows(mask).contiguous()})
+            write_tensor(temporary / entry.path.relative_to(checkpoint.root), entry, tensor)
+            del tensor, mask
+        inspection = inspect_checkpoint(temporary)
+        files = {file.relative_to(checkpoint.root) for file in checkpoint.files}
+        stale = tuple(
+            path
+            for path in copied
+            if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
+        )
+        done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
+        _write_record(temporary / RECORD, done, pattern, removed, arguments or {})
+    return done
+
+
+def choose_targets(
+    checkpoint: Checkpoint, pattern: Pattern, *, include: Iterable[str] = (), exclude: Iterable[str] = ()
+) -> tuple[list[str], dict[str, tuple[str, ...]]]:
+    """The names to prune, and ``{reason: names}`` of all others.
+
+    By default: floating-point tensors of two or more dimensions named ``*.weight`` (or ``in_proj_weight``) and 3-D
+    fused ``*experts*``, but for output heads, embeddings, normalizations and routers, all known by name. ``include``
+    replaces these rules by names; vectors, integers and opaque tensors stay out all the same. ``exclude`` wins over
+    both.
+
+    Raises:
+        ValueError: a glob matches nothing, an ``include`` matches nothing that can be pruned, or nothing is left.
+    """
+    include, exclude = _globs(include), _globs(exclude)
+    for option, globs in (("include", include), ("exclude", exclude)):
+        for glob in globs:
+            _check_matches(option, glob, checkpoint)
+    targets: list[str] = []
+    left_alone: dict[str, list[str]] = {}
+    why: dict[str, str] = {}
+    for name, entry in checkpoint.entries.items():
+        if any(fnmatchcase(name, glob) for glob in exclude):
+            reason: str | None = "excluded"
+        elif include and not any(fnmatchcase(name, glob) for glob in include):
+            reason = "not included"
+        else:
+            reason = _unprunable(entry, pattern, layout_of(name, entry.shape, checkpoint.config), bool(include))
+            if reason is None and not include:
+                reason = _left_alone_by_name(name, entry, checkpoint)
+        if reason is None:
+            targets.append(name)
+        else:
+            left_alone.setdefault(reason, []).append(name)
+            why[name] = reason
+    for glob in include:
+        matched = [name for name in checkpoint if fnmatchcase(name, glob)]
+        if all(why.get(name, "excluded") != "excluded" for name in matched):
+            example = f"{printable(matched[0])}: {why[matched[0]]}"
+            raise ValueError(f"include {glob!r} matches nothing that can be pruned ({example}).")
+    if not targets:
+        reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_alone.items()) or "no tensors"
+        raise ValueError(f"{checkpoint.root}: nothing to prune ({reasons}). Name tensors with include.")
+    return targets, {reason: tuple(names) for reason, names in left_alone.items()}
+
+
+def _unprunable(entry: TensorEntry, pattern: Pattern, layout: Layout, asked: bool) -> str | None:
+    if entry.torch_dtype is None:
+        return f"of dtype {entry.dtype}, which cannot be read"
+    if entry.dtype.startswith("F8"):
+        if not asked:
+            return "8-bit floats, which need their scales to be ranked"
+    elif not entry.is_floating_point:
+        return "not floating-point"
+    if len(entry.shape) < 2:
+        return "vectors and scalars"
+    if not entry.numel:
+        return "empty"
+    try:
+        pattern.pool(torch.empty(layout.rows_shape, device="meta"))
+    except ValueError:
+        return f"of a shape that does not fit {_word(pattern)}"
+    return None
+
+
+def _left_alone_by_name(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> str | None:
+    experts = len(entry.shape) == 3 and _EXPERTS.search(name) and not name.endswith("bias")
+    for reason, names in _LEFT_ALONE:
+        if names.search(name):
+            return reason
+    if name.endswith(".gate.weight"):
+        sibling = f"{name.removesuffix('gate.weight')}experts"  # without experts beside it, a gate is a plain layer
+        if any(other.startswith(sibling) for other in checkpoint):
+            return "routers"
+    return None if experts or _PRUNABLE_NAMES.search(name) else "not named *.weight"
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The targets as (outputs, inputs, ...), read on access; ``shapes`` without reading."""
+
+    def __init__(self, checkpoint: Checkpoint, names: list[str]) -> None:
+        self.checkpoint = checkpoint
+        self.layouts = {name: layout_of(name, checkpoint.entries[name].shape, checkpoint.config) for name in names}
+        self.shapes = {name: torch.Size(layout.rows_shape) for name, layout in self.layouts.items()}
+
+    def stored(self, name: str) -> Tensor:
+        """The tensor as it lies in the file."""
+        return self.checkpoint[name]
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.stored(name)
+        if tensor.element_size() == 1:
+            tensor = tensor.float()  # torch does no arithmetic on 8-bit floats
+        return self.layouts[name].to_rows(tensor)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layouts)
+
+    def __len__(self) -> int:
+        return len(self.layouts)
+
+
+def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
+    if sparsity is not None:
+        check_sparsity(sparsity)
+    removed = sparsity if pattern.density is None else 1 - pattern.density
+    if removed is None:
+        raise ValueError(f"the pattern {_word(pattern)} needs a sparsity: the fraction to remove, in [0, 1).")
+    if removed == 1:
+        raise ValueError("sparsity 1 would remove every weight; ask for less than 1.")
+    if sparsity is not None and abs(sparsity - removed) > 1e-9:
+        raise ValueError(
+            f"{_word(pattern)} removes {removed:g} of the weights, not {sparsity:g}; leave the sparsity out."
+        )
+
+
+def check_places(source: Path, out: Path) -> None:
+    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
+    if not source.exists():
+        raise CheckpointError(f"{source}: no such directory.")
+    if not source.is_dir():
+        raise CheckpointError(f"{source}: not a directory; put the file into one, with its config.json.")
+    here = out.parent.resolve() / out.name
+    if here == source.resolve():
+        raise CheckpointError(f"{out}: the output would replace the input; choose another directory.")
+    if here.is_relative_to(source.resolve()):
+        raise CheckpointError(f"{out}: lies inside the input {source}; choose a directory outside.")
+
+
+def _globs(globs: Iterable[str]) -> tuple[str, ...]:
+    return (globs,) if isinstance(globs, str) else tuple(globs)
+
+
+def _check_matches(option: str, glob: str, names: Iterable[str]) -> None:
+    names = list(names)
+    if any(fnmatchcase(name, glob) for name in names):
+        return
+    close = ", ".join(printable(name) for name in _close_names(glob, names)) or "none"
+    raise ValueError(f"{option} {glob!r} matches no tensor. Close names: {close}.")
+
+
+def _close_names(glob: str, names: list[str], count: int = 3) -> list[str]:
+    """The names with the part most like the glob, one of each kind of layer."""
+    plain = re.sub(r"[*?\[\]]+", "", glob).strip(".")
+    length = plain.count(".") + 1
+    likeness: dict[str, float] = {}
+    best: dict[str, tuple[float, str]] = {}
+    for name in names:
+        parts = name.split(".")
+        windows = {".".join(parts[at : at + length]) for at in range(max(1, len(parts) - length + 1))}
+        for window in windows - likeness.keys():
+            likeness[window] = difflib.SequenceMatcher(None, plain, window, autojunk=False).ratio()
+        kind = re.sub("[0-9]+", "*", name)
+        best[kind] = max(best.get(kind, (0.0, name)), (max(likeness[window] for window in windows), name))
+    return [name for _, name in sorted(best.values(), key=lambda found: -found[0])[:count]]
+
+
+def _word(pattern: Pattern) -> str:
+    n, m = getattr(pattern, "n", None), getattr(pattern, "m", None)
+    if n is not None and m is not None:
+        return f"{n}:{m}"
+    height, width = getattr(pattern, "height", None), getattr(pattern, "width", None)
+    return type(pattern).__name__.lower() if height is None else f"{height}x{width}"
+
+
+def _write_record(
+    path: Path,
+    done: CheckpointSparsification,
+    pattern: Pattern,
+    removed: Mapping[str, int],
+    arguments: Mapping[str, Any],
+) -> None:
+    # No time and no absolute path of our own: the same call on the same files writes the same bytes.
+    previous = None
+    if path.exists():
+        try:
+            previous = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            previous = None
+    chosen = set(done.targets)
+    record = {
+        "secateur": __version__,
+        "torch": torch.__version__,
+        "method": "sparsify",
+        "arguments": dict(arguments),
+        "pattern": word_of(pattern),
+        "sparsity": {"targets": done.target_sparsity, "model": done.inspection.total().sparsity},
+        "pruned": {tensor.name: tensor.sparsity for tensor in done.inspection.tensors if tensor.name in chosen},
+        "removed": dict(removed),
+        "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
+    }
+    if previous is not None:
+        record["previous"] = previous
+    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")

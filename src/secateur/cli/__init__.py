@@ -1,0 +1,5 @@
+"""The ``secateur`` command: one file a command."""
+
+from secateur.cli.commands import main
+
+__all__ = ["main"]

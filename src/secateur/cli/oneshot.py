@@ -1,0 +1,215 @@
+"""``secateur oneshot``: a model directory pruned block by block with calibration text.
+
+Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.markup import escape
+
+from secateur import allocation, criteria, patterns, solvers
+from secateur.blockwise import Layer, OneShot, read_calibration
+from secateur.blockwise import oneshot as prune_blocks
+from secateur.checkpoints import printable
+from secateur.cli.terminal import clear_errors, fail, printing, terminable
+
+__all__ = ["Allocate", "Method", "oneshot"]
+
+
+class Method(enum.StrEnum):
+    admm = "admm"
+    alps = "alps"
+    sparsegpt = "sparsegpt"
+    dsnot = "dsnot"
+    wanda = "wanda"
+    ria = "ria"
+    magnitude = "magnitude"
+
+
+class Allocate(enum.StrEnum):
+    uniform = "uniform"
+    owl = "owl"
+    progression = "progression"
+
+
+def oneshot(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
+    data: Annotated[
+        str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
+    ],
+    out: Annotated[Path, typer.Option(help="The directory to write. Must not exist.")],
+    sparsity: Annotated[
+        float | None, typer.Option("--sparsity", "-s", help="Fraction of each weight to remove, in [0, 1).")
+    ] = None,
+    pattern: Annotated[
+        str, typer.Option("--pattern", "-p", help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels.")
+    ] = "unstructured",
+    solver: Annotated[Method, typer.Option(help="What chooses the weights, and mends the others.")] = Method.admm,
+    allocate: Annotated[
+        Allocate, typer.Option(help="The same sparsity for each weight, by outliers, or more with depth.")
+    ] = Allocate.uniform,
+    samples: Annotated[int, typer.Option(min=1, help="How many sequences of the text.")] = 128,
+    sequence_length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in each; at most 2048 if left out, less if the model takes less.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="For the choice of sequences.")] = 0,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Prune the weights of these names, and no others. Repeatable."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave these alone, whatever else is said. Repeatable.")
+    ] = None,
+    activations: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Where blocks are computed, such as cuda. The processor if left out.")
+    ] = None,
+) -> None:
+    """Prune a model with calibration text, block by block, and mend what is left.
+
+    Weights are read one block at a time: a model larger than memory is no trouble. Embeddings, heads, normalizations
+    and routers are left alone. A run that was stopped goes on where it was if the same command is given again; OUT
+    appears complete or not at all. Under torchrun the text is shared out among the processes.
+    """
+    with clear_errors(), terminable(), _resumable():
+        chosen = patterns.parse(pattern)
+        arguments: dict[str, Any] = {
+            "directory": str(directory),
+            "data": data,
+            "out": str(out),
+            "sparsity": sparsity,
+            "pattern": pattern,
+            "solver": str(solver),
+            "allocate": str(allocate),
+            "samples": samples,
+            "sequence-length": sequence_length,
+            "seed": seed,
+            "include": include or [],
+            "exclude": exclude or [],
+        }
+        _join_processes(device)
+        if chosen.density is not None and allocate is not Allocate.uniform:
+            raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
+        batches = read_calibration(
+            data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
+        )
+        done = prune_blocks(
+            directory,
+            batches,
+            sparsity,
+            solver=_solver(solver),
+            pattern=chosen,
+            allocate=getattr(allocation, allocate),
+            include=include or None,
+            exclude=exclude or None,
+            out=out,
+            activations=activations,
+            device=device,
+            arguments={"command": shlex.join(["secateur", "oneshot", *_words(arguments)]), **arguments},
+            on_layer=functools.partial(_print_layer, started=time.monotonic()),
+        )
+        if int(os.environ.get("RANK", "0")) == 0:
+            with printing() as console:
+                _print_done(console, done)
+            sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise fail("interrupted; run the same command again to go on.", code=130) from None
+
+
+def _solver(method: Method) -> Any:
+    for module in (solvers, solvers):
+        if (found := getattr(module, method, None)) is not None:
+            return found
+    return solvers.from_criterion(getattr(criteria, method))
+
+
+def _join_processes(device: str | None) -> None:
+    """Under torchrun, every process joins the others."""
+    from torch import distributed
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and distributed.is_available() and not distributed.is_initialized():
+        on_device = device is not None and torch.device(device).type == "cuda"
+        if on_device:
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        distributed.init_process_group("nccl" if on_device else "gloo")
+
+
+def _words(arguments: dict[str, Any]) -> list[str]:
+    words = [arguments["directory"]]
+    for name, value in arguments.items():
+        if name != "directory" and value is not None:
+            for one in value if isinstance(value, list) else [value]:
+                words += [f"--{name}", str(one)]
+    return words
+
+
+def _print_layer(layer: Layer, started: float) -> None:
+    """A line a layer, on stderr."""
+    if int(os.environ.get("RANK", "0")):
+        return
+    error = "no tokens" if layer.error is None else f"error {layer.error:.4f}"
+    idle = f", experts without tokens: {', '.join(map(str, layer.without_tokens))}" if layer.without_tokens else ""
+    print(
+        f"{layer.name}: {layer.sparsity:.1%} removed, {error}, {layer.seconds:.1f} s{_memory()}{idle} "
+        f"({time.monotonic() - started:.0f} s so far)",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _memory() -> str:
+    """The most memory that this process has had, where the system says so."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e9:.2f} GB"
+
+
+def _print_done(console: Any, done: OneShot) -> None:
+    wide = not console.is_terminal
+    console.print(
+        f"Pruned {len(done.layers)} weights, {done.sparsity:.1%} of their entries; the mean squared relative error of "
+        f"their outputs is {done.error:.4f}.",
+        soft_wrap=wide,
+    )
+    for reason, names in done.left_alone.items():
+        console.print(
+            f"Left alone, {escape(reason)}: {len(names)}, such as {escape(printable(names[0]))}.", soft_wrap=wide
+        )
+    for warning in done.warnings:
+        console.print(f"Warning: {escape(printable(warning, 400))}", soft_wrap=wide)
+    idle = [layer.name for layer in done.layers if layer.without_tokens or layer.error is None]
+    if idle:
+        console.print(
+            f"{len(idle)} weights have experts that no token was sent to, and were pruned by magnitude there, such as "
+            f"{escape(printable(idle[0]))}; more calibration text may reach them.",
+            soft_wrap=wide,
+        )
+    console.print(
+        f"\nWrote {escape(printable(str(done.out)))} ({done.seconds:.1f} s); secateur.json in it says what was done.",
+        soft_wrap=wide,
+    )

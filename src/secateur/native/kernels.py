@@ -1,0 +1,501 @@
+"""The compiled kernels: which of them this machine has, and the three operators that call them.
+
+Law: every index that the C code follows has been compared with its bounds since the tensor last changed, and an
+operator gives the same result, within rounding, with and without compiled kernels.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import os
+import platform
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from secateur.native import windows
+from secateur.native.windows import LANES
+
+__all__ = [
+    "LANES",
+    "MOST_COLUMNS",
+    "available",
+    "block_linear",
+    "csr_linear",
+    "dense_block",
+    "dense_csr",
+    "describe",
+    "library",
+    "window_linear",
+]
+
+MOST_COLUMNS = 1 << 16  # an index has 16 bits
+# with a dot before the suffix, so that nothing takes them for Python modules
+_FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
+_INTERFACE = 3  # that of kernels.c
+_WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
+
+
+def available() -> bool:
+    """Whether compiled kernels are used here; without them the operators compute with dense matrices, slowly."""
+    return _library()[0] is not None
+
+
+def library() -> Any:
+    """The shared object as ctypes has it, or None; also home of the functions of expand.c, which `encodings` calls."""
+    return _library()[0]
+
+
+def describe() -> str:
+    """What ``secateur --version`` says about the kernels.
+
+    >>> describe() == ("kernels: " + _library()[1])
+    True
+    """
+    return f"kernels: {_library()[1]}"
+
+
+def csr_linear(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    columns_together: int,
+    rows_together: int,
+) -> Tensor:
+    """``y = x W' + bias`` of an unstructured sparse W (rows, columns); a removed weight is not multiplied.
+
+    So where x is infinite or NaN, an output that does not depend on it stays finite, other than in a dense product.
+    Gradients reach x, through a dense product, and nothing else.
+
+    Kept entries are ordered by blocks of ``rows_together`` rows, within them by panels of ``columns_together`` columns,
+    within them by row and column. The number of rows is that of ``bias``, or follows from ``pointers`` where one panel
+    holds all columns.
+
+    Args:
+        x: (..., columns), any floating dtype; computed in float32, or in float64 without kernels if it is float64.
+        indices: uint16, the column of each entry.
+        pointers: int32 (rows · panels + 1), where each row's entries of a panel begin.
+        values: float32 or bfloat16, one for each index.
+        bias: float32 (rows), or None.
+
+    Raises:
+        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+
+    >>> indices, pointers = torch.tensor([0, 2, 1]).to(torch.uint16), torch.tensor([0, 2, 3], dtype=torch.int32)
+    >>> csr_linear(torch.tensor([[1.0, 10.0, 100.0]]), indices, pointers, torch.ones(3), None, 3, 2)
+    tensor([[101.,  10.]])
+    """
+    operator = _csr if _is_plain(x) else torch.ops.secateur.csr_linear
+    result: Tensor = operator(x, indices, pointers, values, bias, columns_together, rows_together)
+    return result
+
+
+def block_linear(
+    x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int
+) -> Tensor:
+    """``y = x W' + bias`` of a W (rows, columns) in which 16 consecutive outputs share their inputs.
+
+    Args:
+        x: (..., columns), as in `csr_linear`.
+        indices: uint16, the column of each kept block.
+        pointers: int32 (blocks of rows + 1), where each block of 16 rows begins.
+        values: float32 or bfloat16 (kept blocks, 16); zeros where the last block has no row.
+        bias: float32 (rows), or None.
+        rows: how many outputs there are.
+
+    Raises:
+        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+
+    >>> indices, pointers = torch.tensor([2]).to(torch.uint16), torch.tensor([0, 1], dtype=torch.int32)
+    >>> block_linear(torch.tensor([[1.0, 10.0, 100.0]]), indices, pointers, torch.ones(1, 16), None, 2)
+    tensor([[100., 100.]])
+    """
+    operator = _block if _is_plain(x) else torch.ops.secateur.block_linear
+    result: Tensor = operator(x, indices, pointers, values, bias, rows)
+    return result
+
+
+def window_linear(
+    x: Tensor,
+    words: Tensor,
+    moves: Tensor,
+    values: Tensor,
+    pointers: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    rows: int,
+) -> Tensor:
+    """``y = x W' + bias`` of an unstructured sparse W (rows, columns) as 16 rows that walk through it together.
+
+    Made for few vectors at once, where reading W is all the work: it reads 2.9 bytes for a kept bfloat16 at 50 %
+    sparsity, 3.3 at 80 %, where `csr_linear` reads 4. A removed weight is not multiplied.
+
+    Args:
+        x: (..., columns), as in `csr_linear`.
+        words, moves, values, pointers, order: the layout that `secateur.native` describes.
+        bias: float32 (rows), or None.
+        rows: how many outputs there are.
+
+    Raises:
+        ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
+
+    >>> layout = windows.to_windows(torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+    >>> window_linear(torch.tensor([[1.0, 10.0, 100.0]]), **layout, bias=None, rows=2)
+    tensor([[101.,  10.]])
+    """
+    operator = _window if _is_plain(x) else torch.ops.secateur.window_linear
+    result: Tensor = operator(x, words, moves, values, pointers, order, bias, rows)
+    return result
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    return type(x) is Tensor and x.device.type != "meta" and not (x.requires_grad and torch.is_grad_enabled())
+
+
+def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:
+    panels = max(1, -(-columns // columns_together))
+    return int((pointers.shape[0] - 1) // panels)
+
+
+@functools.cache
+def _library() -> tuple[Any, str]:
+    """The shared object for this processor and a word for it, or None and why there is none."""
+    if os.environ.get("SECATEUR_KERNELS") == "0":
+        return None, "not used (SECATEUR_KERNELS=0)"
+    folder = Path(__file__).parent
+    if not (folder / _FILES[1]).exists():
+        return None, "none, installed without a C compiler"
+    try:
+        library = _opened(folder / _FILES[1])
+        level = int(library.secateur_level())
+        if level > 1:
+            library = _opened(folder / _FILES[level])
+        library.secateur_team(_team())
+        # a forked child has none of torch's threads, and its runtime would wait for them in vain
+        os.register_at_fork(after_in_child=functools.partial(library.secateur_team, None))
+    except (OSError, AttributeError) as error:
+        return None, f"none, {error}"
+    return library, f"compiled for x86-64-v{level}" if level else f"compiled for {platform.machine()}"
+
+
+@functools.cache
+def _team() -> Any:
+    """What runs a function in the threads that torch's own operations run in, or None: `GOMP_parallel` of the OpenMP
+    runtime that torch is linked to, be it GNU's or, on Linux, LLVM's or Intel's.
+
+    After an operation those threads go on looking for work for some milliseconds, and threads of our own would share
+    the processors with them.
+    """
+    try:
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return None
+
+
+def _opened(path: Path) -> Any:
+    library = ctypes.CDLL(str(path))
+    if library.secateur_interface() != _INTERFACE:
+        raise OSError(f"{path.name} was compiled from another version; install secateur again")
+    library.secateur_team.restype = None
+    library.secateur_team.argtypes = [ctypes.c_void_p]
+    for name, tensors, sizes in (("secateur_csr", 6, 5), ("secateur_block", 6, 3), ("secateur_window", 8, 4)):
+        function = getattr(library, name)
+        function.restype = ctypes.c_int
+        function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
+    return library
+
+
+# --------------------------------------------------------------------------------------------------------- operators
+
+
+def _csr(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    columns_together: int,
+    rows_together: int,
+) -> Tensor:
+    columns = x.shape[-1]
+    if columns_together < 1 or rows_together < 1:
+        raise ValueError("rows_together and columns_together are at least 1.")
+    panels = max(1, -(-columns // columns_together))
+    rows = _rows_of(pointers, columns, columns_together)
+    rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
+    if values.shape != indices.shape:
+        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    _check(x, indices, pointers, values, bias, rows * panels, rows)
+    library, _ = _library()
+    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
+        return _dense_linear(x, weight, bias)
+    return _called(
+        library.secateur_csr,
+        x,
+        (indices, pointers, values, bias),
+        rows,
+        rows_together,
+        panels,
+        work=indices.shape[0],
+    )
+
+
+def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    columns = x.shape[-1]
+    blocks = -(-rows // LANES)
+    if values.shape != (*indices.shape, LANES):
+        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    _check(x, indices, pointers, values, bias, blocks, rows)
+    library, _ = _library()
+    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        return _dense_linear(x, dense_block(indices, pointers, values, rows, columns), bias)
+    return _called(library.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
+
+
+def _window(
+    x: Tensor,
+    words: Tensor,
+    moves: Tensor,
+    values: Tensor,
+    pointers: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    rows: int,
+) -> Tensor:
+    columns = x.shape[-1]
+    layout = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
+
+    def verify() -> None:
+        _check_bias(bias, rows)
+        _check_together(x, (*layout.values(), bias))
+        windows.check(**layout, rows=rows, columns=columns)
+
+    _once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
+    library, _ = _library()
+    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        return _dense_linear(x, windows.from_windows(**layout, rows=rows, columns=columns), bias)
+    if columns < windows.WINDOW:
+        x = functional.pad(x, (0, windows.WINDOW - columns))
+    stored = (words, pointers, values, bias, moves, order)
+    return _called(library.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
+
+
+def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
+    """The C function on a contiguous float32 copy of x, if it is not that already; the result in the dtype of x."""
+    shape, dtype = x.shape, x.dtype
+    columns = shape[-1]
+    # each of these calls takes a microsecond, and many where the weights have just emptied the caches
+    if x.requires_grad:
+        x = x.detach()
+    if dtype != torch.float32:
+        x = x.float()
+    if not x.is_contiguous():
+        x = x.contiguous()
+    batch = math.prod(shape[:-1])
+    y = torch.empty(*shape[:-1], rows)
+    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.detach().contiguous() for tensor in stored]
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
+    threads = min(torch.get_num_threads(), 1 + work * batch // _WORK_FOR_A_THREAD)
+    is_bfloat16 = int(stored[2] is not None and stored[2].dtype == torch.bfloat16)
+    if function(*addresses, x.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
+        raise MemoryError(f"no memory for the transposed inputs of a product with {batch} vectors of {columns}.")
+    return y if dtype == torch.float32 else y.to(dtype)
+
+
+# {id of the first tensor that was checked: (all of them, what they were like then)}
+_CHECKED: dict[int, tuple[tuple[weakref.ref[Tensor], ...], tuple[Any, ...]]] = {}
+
+
+def _once(
+    stored: tuple[Tensor | None, ...], checked: tuple[Tensor, ...], facts: tuple[Any, ...], verify: Callable[[], None]
+) -> None:
+    """Calls verify unless it has passed before, for the same facts and for tensors that have stayed as they were.
+
+    ``stored`` are all tensors that the C code reads, ``checked`` those of them whose entries it follows.
+    """
+    state: tuple[Any, ...] | None = None
+    if not any(tensor.is_inference() for tensor in checked):  # those do not count their changes
+        seen = [None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in stored]
+        state = (facts, [tensor._version for tensor in checked], seen)
+        known = _CHECKED.get(id(checked[0]))
+        if known is not None and known[1] == state and all(r() is t for r, t in zip(known[0], checked, strict=True)):
+            return
+    verify()
+    if state is not None:
+        key = id(checked[0])
+        forget = weakref.ref(checked[0], lambda _: _CHECKED.pop(key, None))
+        _CHECKED[key] = ((forget, *map(weakref.ref, checked[1:])), state)
+
+
+def _check(
+    x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, segments: int, rows: int
+) -> None:
+    """Raises where the C code would read what is not there; once for tensors that stay as they are."""
+    columns = x.shape[-1]
+
+    def verify() -> None:
+        if indices.dtype != torch.uint16 or pointers.dtype != torch.int32 or indices.dim() != 1 or pointers.dim() != 1:
+            raise ValueError("indices are a vector of uint16, pointers one of int32.")
+        if values.dtype not in (torch.float32, torch.bfloat16):
+            raise ValueError(f"values are float32 or bfloat16, not {values.dtype}.")
+        if pointers.shape[0] != segments + 1:
+            raise ValueError(f"{pointers.shape[0]} pointers where {segments + 1} are needed.")
+        _check_bias(bias, rows)
+        if columns > MOST_COLUMNS:
+            raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
+        _check_together(x, (indices, pointers, values, bias))
+        where = pointers.detach().cpu().numpy()
+        if where[0] != 0 or where[-1] != indices.shape[0] or (where[1:] < where[:-1]).any():
+            raise ValueError(f"the pointers do not rise from 0 to {indices.shape[0]}, the number of indices.")
+        largest = int(indices.detach().cpu().numpy().max(initial=0))
+        if indices.shape[0] and largest >= columns:
+            raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
+
+    facts = (columns, x.device, segments, rows)
+    _once((indices, pointers, values, bias), (indices, pointers), facts, verify)
+
+
+def _check_bias(bias: Tensor | None, rows: int) -> None:
+    if bias is not None and (bias.dtype != torch.float32 or bias.shape != (rows,)):
+        raise ValueError(f"the bias is float32 of shape ({rows},), not {bias.dtype} of shape {tuple(bias.shape)}.")
+
+
+def _check_together(x: Tensor, stored: tuple[Tensor | None, ...]) -> None:
+    if any(tensor is not None and tensor.device != x.device for tensor in stored):
+        raise ValueError(f"the input is on {x.device}, the layer's tensors are not all there.")
+
+
+def _dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    wide = torch.promote_types(x.dtype, torch.float32)
+    y = torch.nn.functional.linear(x.detach().to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    return y.to(x.dtype)
+
+
+def dense_csr(
+    indices: Tensor, pointers: Tensor, values: Tensor, rows: int, columns: int, panels: int, rows_together: int
+) -> Tensor:
+    """The W (rows, columns) of `csr_linear`, float32."""
+    order = _row_order(rows, panels, rows_together).to(indices.device)
+    at = order.repeat_interleave(pointers.diff().long())
+    weight = torch.zeros(rows, columns, dtype=torch.float32, device=values.device)
+    return weight.index_put_((at, indices.long()), values.float())
+
+
+def _row_order(rows: int, panels: int, rows_together: int) -> Tensor:
+    """The row of each segment, in the order in which `csr_linear` stores them.
+
+    >>> _row_order(3, 2, 2)
+    tensor([0, 1, 0, 1, 2, 2])
+    """
+    blocks = [torch.arange(top, min(top + rows_together, rows)).repeat(panels) for top in range(0, rows, rows_together)]
+    return torch.cat(blocks) if blocks else torch.zeros(0, dtype=torch.long)
+
+
+def dense_block(indices: Tensor, pointers: Tensor, values: Tensor, rows: int, columns: int) -> Tensor:
+    """The W (rows, columns) of `block_linear`, float32."""
+    blocks = -(-rows // LANES)
+    at = torch.arange(blocks, device=indices.device).repeat_interleave(pointers.diff().long())
+    weight = torch.zeros(blocks, columns, LANES, dtype=torch.float32, device=values.device)
+    weight.index_put_((at, indices.long()), values.float())
+    return weight.transpose(1, 2).reshape(blocks * LANES, columns)[:rows]
+
+
+def _fake_csr(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    columns_together: int,
+    rows_together: int,
+) -> Tensor:
+    del indices, values, bias, rows_together
+    return x.new_empty(*x.shape[:-1], _rows_of(pointers, x.shape[-1], columns_together))
+
+
+def _fake_block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    del indices, pointers, values, bias
+    return x.new_empty(*x.shape[:-1], rows)
+
+
+def _fake_window(
+    x: Tensor,
+    words: Tensor,
+    moves: Tensor,
+    values: Tensor,
+    pointers: Tensor,
+    order: Tensor,
+    bias: Tensor | None,
+    rows: int,
+) -> Tensor:
+    del words, moves, values, pointers, order, bias
+    return x.new_empty(*x.shape[:-1], rows)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, indices, pointers, values, _, *layout = inputs
+    ctx.save_for_backward(indices, pointers, values)
+    ctx.columns, ctx.layout = x.shape[-1], layout
+
+
+def _csr_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    columns_together, rows_together = ctx.layout
+    panels = max(1, -(-ctx.columns // columns_together))
+    indices, pointers, values = ctx.saved_tensors
+    weight = dense_csr(indices, pointers, values, grad.shape[-1], ctx.columns, panels, rows_together)
+    return _to_inputs(grad, weight), *[None] * 6
+
+
+def _block_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    indices, pointers, values = ctx.saved_tensors
+    weight = dense_block(indices, pointers, values, grad.shape[-1], ctx.columns)
+    return _to_inputs(grad, weight), *[None] * 5
+
+
+def _keep_windows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, *layout, _, _ = inputs
+    ctx.save_for_backward(*layout)
+    ctx.columns = x.shape[-1]
+
+
+def _window_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    weight = windows.from_windows(*ctx.saved_tensors, rows=grad.shape[-1], columns=ctx.columns)
+    return _to_inputs(grad, weight), *[None] * 7
+
+
+def _to_inputs(grad: Tensor, weight: Tensor) -> Tensor:
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return (grad.to(wide) @ weight.to(wide)).to(grad.dtype)
+
+
+def _define(
+    name: str,
+    function: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    backward: Callable[..., tuple[Tensor | None, ...]],
+    keep: Callable[..., None] = _keep,
+) -> None:
+    operator = torch.library.custom_op(f"secateur::{name}", function, mutates_args=())
+    operator.register_fake(fake)
+    operator.register_autograd(backward, setup_context=keep)
+
+
+_define("csr_linear", _csr, _fake_csr, _csr_backward)
+_define("block_linear", _block, _fake_block, _block_backward)
+_define("window_linear", _window, _fake_window, _window_backward, _keep_windows)

@@ -1,0 +1,167 @@
+"""The one-call verb: choose weights, make masks, zero what is not kept; with data, by what the data says.
+
+Law: every mask is ready before the first weight changes, and a call that fails leaves the weights as they were.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.allocation import Allocation, Tables, check_sparsity, everywhere
+from secateur.criteria import magnitude
+from secateur.evidence import collect, needs
+from secateur.patterns import Pattern, Unstructured
+from secateur.pipeline.batch_normalization import batchnorms, reestimate_batchnorm
+from secateur.pipeline.masks import apply_, attached_masks, make_masks
+from secateur.selection import LazyScores
+from secateur.support import Forward, Loss, repeatable, track
+from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
+
+__all__ = ["sparsify"]
+
+
+def sparsify(
+    model: nn.Module,
+    sparsity: float | None = None,
+    *,
+    pattern: Pattern | None = None,
+    criterion: Callable[..., Tensor] = magnitude,
+    allocate: Allocation = everywhere,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    within: Mapping[str, Tensor] | None = None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+    batches: Iterable[Any] | None = None,
+    loss: Loss | None = None,
+    forward: Forward | None = None,
+    rounds: int = 1,
+    reestimate: bool | None = None,
+) -> dict[str, Tensor]:
+    """Zero a fraction of a model's weights, in place, and return the masks ``{name: bool tensor, True = kept}``.
+
+    By default global magnitude pruning: of all weights that `find_targets` finds, exactly
+    ``round(sparsity · weights)`` go, those with the smallest ``|w|``, and each tensor keeps at least one. To train on,
+    call `apply_` after each optimizer step; to make the zeros reversible, `attach` the masks instead.
+
+    With ``batches``, what the criterion asks for is collected from them, and the running statistics of batch
+    normalization are re-estimated on the pruned model, so that these buffers change too. With ``rounds``, the sparsity
+    grows as 1 - (1 - s)^(k / rounds), and each round's evidence comes from the model that the former rounds left:
+    iterative SynFlow (Tanaka et al. 2020, arXiv:2006.05467: 100 rounds) and FORCE (de Jorge et al. 2020,
+    arXiv:2006.09081).
+
+    Where the model is run after weights were zeroed (more than one round, or re-estimation), a copy of the weights is
+    held until the end, so that a failure, such as a loss that becomes NaN, can put them back.
+
+    Args:
+        model: any module.
+        sparsity: fraction of units removed, in [0, 1]; none for a pattern that fixes it, such as ``NM(2, 4)``.
+        pattern: `Unstructured` by default; see `secateur.patterns`. It is applied to (outputs, inputs), also where
+            transformers' ``Conv1D`` stores (inputs, outputs).
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
+        allocate: how many units each tensor keeps; see `secateur.allocation`.
+        include, exclude: globs over parameter names; see `find_targets`.
+        within, evidence: see `make_masks`. Where masks are attached, they are earlier masks: what they removed stays
+            removed and counts.
+        batches, loss, forward: see `secateur.evidence.collect`. An iterator that can be gone through only once is kept
+            in a list if it is needed again; a criterion that asks for ``flow`` alone looks at the first batch only.
+        rounds: in how many steps; masks nest.
+        reestimate: whether to run `reestimate_batchnorm` after every round; by default if there are batches and a
+            BatchNorm.
+
+    Raises:
+        ValueError, TypeError: what `find_targets`, `make_masks` and `collect` refuse; a criterion asks for evidence
+            and there are no batches; rounds with a pattern that fixes its sparsity, or with evidence gathered before.
+            The model is unchanged then, as after any other exception.
+
+    >>> import torch
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    >>> masks = sparsify(model, 0.75)
+    >>> sum(int(mask.sum()) for mask in masks.values())
+    32
+    >>> def wanda(weight, *, input_norm):
+    ...     return weight.abs() * input_norm
+    >>> masks = sparsify(model, 0.875, criterion=wanda, batches=[torch.randn(4, 8)], rounds=2)
+    >>> sum(int(mask.sum()) for mask in masks.values())
+    16
+    """
+    weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
+    # an unstructured mask is the same either way, but for the order of ties
+    inputs_first = [] if pattern is None or pattern == Unstructured() else stored_inputs_first(model, weights)
+    within = {**attached_masks(model, weights), **(within or {})} or None
+    asked = needs(criterion)
+    collecting = bool(asked) and evidence is None
+    if collecting and batches is None:
+        raise TypeError(
+            f"the criterion asks for {', '.join(asked)}; pass batches=, and for gradients loss=, unless the "
+            "model's outputs hold one. Or pass evidence={name: {word: tensor}}."
+        )
+    reestimating = batches is not None and bool(batchnorms(model)) if reestimate is None else reestimate
+    if reestimating and batches is None:
+        raise TypeError("batch normalization is re-estimated from data; pass batches=, or leave reestimate out.")
+    steps = _steps(weights, sparsity, rounds, pattern or Unstructured(), within)
+    if len(steps) > 1 and asked and evidence is not None:
+        raise ValueError("evidence that was gathered before serves one round; pass batches= instead, or rounds=1.")
+    if batches is not None and (collecting + reestimating) * len(steps) > 1:
+        first_is_enough = set(asked) == {"flow"} and not reestimating
+        batches = list(itertools.islice(batches, 1)) if first_is_enough else repeatable(batches)
+
+    statistics = (
+        [buffer for module in batchnorms(model).values() for buffer in module.buffers()] if reestimating else []
+    )
+    changing = [*weights.values(), *statistics] if len(steps) > 1 or reestimating else []
+    originals = [(tensor.detach(), tensor.detach().clone()) for tensor in changing]
+    masks: dict[str, Tensor] = {}
+    try:
+        for step in track(steps, "pruning round by round"):
+            if collecting:
+                assert batches is not None
+                evidence = collect(model, batches, asked, weights=weights, loss=loss, forward=forward)
+            masks = make_masks(
+                turned(weights, inputs_first),
+                step,
+                pattern=pattern,
+                criterion=criterion,
+                allocate=allocate,
+                within=None if within is None else turned(within, inputs_first),
+                evidence=None if evidence is None else turned_evidence(evidence, inputs_first),
+            )
+            masks = turned(masks, inputs_first)
+            apply_(weights, masks)
+            within = {**(within or {}), **masks}
+            if reestimating:  # in every round, since the next one's evidence passes through the normalizations
+                assert batches is not None
+                reestimate_batchnorm(model, batches, forward=forward)
+    except BaseException:
+        with torch.no_grad():
+            for tensor, original in originals:
+                tensor.copy_(original)
+        raise
+    return masks
+
+
+def _steps(
+    weights: Mapping[str, Tensor],
+    sparsity: float | None,
+    rounds: int,
+    pattern: Pattern,
+    within: Mapping[str, Tensor] | None,
+) -> Sequence[float | None]:
+    """The sparsity after each round: from what earlier masks left, every round removes the same share of the rest."""
+    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+        raise ValueError(f"rounds is how many steps lead to the sparsity, 1 or more; got {rounds!r}.")
+    if rounds == 1:
+        return [sparsity]
+    if pattern.density is not None or sparsity is None:
+        raise ValueError(f"{rounds} rounds need a sparsity that grows, and {pattern} with {sparsity} has none.")
+    check_sparsity(sparsity)
+    tables = Tables(LazyScores(weights, magnitude, among=within), pattern)
+    units = sum(math.prod(tables.shape(name)) for name in weights)
+    density = sum(tables.left(name) for name in weights) / max(units, 1)
+    share = (1 - sparsity) / density if density else 1.0
+    return [*(1 - density * share ** (done / rounds) for done in range(1, rounds)), sparsity]

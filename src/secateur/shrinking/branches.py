@@ -1,0 +1,151 @@
+"""Which residual branches leave: those that change their stream least, or weigh least, and that the proof lets go.
+
+Law: of N branches ``ceil(share * N)`` leave, and one stays at least; of a branch that holds others these leave with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.coupling import Branch, Coupling, SameDraws, in_mode, restored, run, seeded, tensors_of
+from secateur.shrinking.plan import plan_without
+from secateur.shrinking.proof import right_branches
+from secateur.support import track
+
+__all__ = ["KEPT", "choose_branches", "influences"]
+
+KEPT = "kept, as asked"
+
+
+def influences(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> dict[Branch, float]:
+    """``1 - E[cos(x, x + f(x))]`` for each branch f: how far it turns its stream x, between 0 and 2.
+
+    The block influence of ShortGPT (Men et al. 2024, arXiv:2403.03853), of single branches as in He et al. 2024
+    (arXiv:2406.15786): ``x`` is the sum without this term, and the mean runs over examples and positions, which are the
+    dimensions that no parameter has. It is measured on ``inputs``, in evaluation mode where that was watched; random
+    ones say little.
+
+    >>> from secateur.coupling import find_coupling
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.f = nn.Linear(2, 2, bias=False)
+    ...         self.f.weight.data.copy_(torch.tensor([[0., -1.], [1., 0.]]))  # a quarter turn
+    ...     def forward(self, x):
+    ...         return x + self.f(x)
+    >>> model, x = Block(), torch.randn(5, 2)
+    >>> [round(value, 4) for value in influences(model, find_coupling(model, x), [x]).values()]
+    [0.2929]
+    """
+    passes = [each for each in coupling.passes if not each[1]] or list(coupling.passes)
+    totals = dict.fromkeys(coupling.branches, 0.0)
+    for number, training in track(passes, "measuring branches"):
+        wanted: dict[int, list[Branch]] = {}
+        for branch in coupling.branches:
+            wanted.setdefault(branch.terms[number, training].number, []).append(branch)
+        kept: list[tuple[Branch, Tensor]] = []  # terms of which the sum is not there yet
+
+        def seen(
+            at: int,
+            sides: Sequence[Any],
+            *,
+            here: tuple[int, bool] = (number, training),
+            wanted: Mapping[int, Sequence[Branch]] = wanted,
+            kept: list[tuple[Branch, Tensor]] = kept,
+        ) -> Callable[[Tensor], None]:
+            # a copy: the sum may be taken in place
+            kept += [(each, sides[each.terms[here].position].detach().clone()) for each in wanted.get(at, ())]
+
+            def then(total: Tensor) -> None:
+                for branch, term in [each for each in kept if each[0].terms[here].final == at]:
+                    totals[branch] += _turn(total.detach(), term, branch.terms[here].features) / len(passes)
+                kept[:] = [each for each in kept if each[0].terms[here].final != at]
+
+            return then
+
+        watched = in_mode(model, training=training), restored(tensors_of(model))
+        with watched[0], watched[1], seeded(), torch.no_grad(), SameDraws(seen=seen):
+            run(model, inputs[number])
+    return totals
+
+
+def _turn(total: Tensor, term: Tensor, features: Sequence[int]) -> float:
+    """1 - the mean cosine between a sum and itself without a term; a stream that is zero is turned by 1."""
+    total = total.float() if total.dtype in (torch.float16, torch.bfloat16) else total
+    term = term.to(total.dtype).expand_as(total)
+    dims = list(features or range(total.dim()))
+    before = total - term
+    # each by its own largest number first, or squares of half precision's sums overflow
+    norms = before.norm(dim=dims) * total.norm(dim=dims)
+    cosine = (before * total).sum(dims) / norms.clamp_min(torch.finfo(total.dtype).tiny)
+    return float(1 - cosine.double().mean())
+
+
+def choose_branches(
+    model: nn.Module,
+    coupling: Coupling,
+    share: float,
+    inputs: Sequence[Any],
+    *,
+    score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]] = influences,
+    include: Iterable[str] | None = None,
+    keep: Iterable[str] = (),
+    verify: bool = True,
+) -> tuple[list[Branch], dict[str, str]]:
+    """The branches with the lowest scores, as many as the share says, and why others could not leave: ``{name: why}``.
+
+    Raises:
+        ValueError: there are not as many that can leave.
+    """
+    every = coupling.branches
+    if not every:
+        raise ValueError(
+            "the model has no residual branch, x + f(x) where only f has its modules; leave branches out, "
+            "or give an example that runs through the sums."
+        )
+    target = min(math.ceil(share * len(every) - 1e-9), len(every) - 1)
+    if not target:
+        raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
+    scores = score(model, coupling, inputs)
+    if wrong := [branch.name for branch in every if math.isnan(scores[branch])]:
+        raise ValueError(f"the score of the branch {wrong[0]} is NaN; mend the weights or the example first.")
+    stayed = {
+        branch.name: KEPT
+        for branch in every
+        if (include is not None and not _about(branch, include)) or _about(branch, keep)
+    }
+    ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores[each])
+    while True:
+        chosen: list[Branch] = []
+        for branch in ranked:
+            if branch not in _gone(chosen, every) and len(_gone([*chosen, branch], every)) <= target:
+                chosen.append(branch)
+        if len(_gone(chosen, every)) < target:
+            why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
+            raise ValueError(
+                f"{len(_gone(chosen, every))} of the {len(every)} residual branches can leave, not {target}.{why}"
+            )
+        if not verify:
+            return chosen, stayed
+        right, wrong_ones = right_branches(model, coupling, chosen, inputs)
+        if not wrong_ones:
+            return list(right.values()), stayed
+        stayed |= {branch.name: f"the model without it: {words}" for branch, words in wrong_ones.items()}
+        ranked = [branch for branch in ranked if branch not in wrong_ones]
+
+
+def _gone(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:
+    """The branches that have nothing left when these leave: they, and those within them."""
+    plan = plan_without(chosen)
+    return [branch for branch in every if plan.takes(branch)]
+
+
+def _about(branch: Branch, globs: Iterable[str]) -> bool:
+    names = {branch.name, *branch.modules, *branch.parameters}
+    return any(fnmatchcase(name, glob) for name in names for glob in globs)

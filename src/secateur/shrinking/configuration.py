@@ -1,0 +1,565 @@
+"""Counts that a configuration can say: which fields mean which sizes, learnt by building the model again and again.
+
+Law: a field is known by what changes when it alone does, never by its name or by its value; and a configuration that is
+said to describe a smaller model was built and compared with it: all shapes, and in float64 all outputs.
+
+The experiments run on the meta device, where a model of any size takes a fraction of a second. What a field does to a
+size is nearly always a power: rows of ``q_proj`` = heads x width of a head, queries of each = heads / shared heads. So
+in logarithms all is linear: what the coupling says of a size on the one side, what the fields do to it on the other.
+Counts that these equations force to change together are tied; those that they force to stay are frozen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative, tensors_of
+from secateur.shrinking.plan import carry_out, number_at, plan_of
+from secateur.shrinking.proof import difference, outputs, probe_of
+from secateur.support import track
+
+__all__ = ["Configured", "Place", "role_of", "tie_roles", "with_fields"]
+
+Place = tuple[str | int, ...]  # of a field: keys of nested configurations, then an index where it holds a list
+_Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
+_POWERS = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2))
+_NARROW = 16  # fields are not made smaller than this for a proof
+_PLAN = "without uniform, shrink takes more, and save_shrunken writes a plan for load_shrunken that says it"
+
+
+class Configured:
+    """A model beside its configuration: what the fields say, and whether they say what is left.
+
+    Making one freezes in the coupling what no field can say, and ties what the fields change together.
+
+    Args:
+        model: has a ``config`` as the models of transformers do: ``to_dict()``, ``from_dict()``, and the class of the
+            model can be built from it alone. Also on the meta device.
+        coupling: of the model.
+
+    Raises:
+        ValueError: the model cannot be built again, or no configuration says that anything of it left.
+    """
+
+    def __init__(self, model: nn.Module, coupling: Coupling) -> None:
+        self.kind: Any = type(model)
+        config: Any = model.config
+        self.config = config
+        self._values: dict[str, Any] = config.to_dict()
+        self._used = list(coupling.used())
+        self._base = self._checked(model)
+        self._set_by_us: dict[Place, int] = {}  # fields that are left out, and what that comes to
+        self._fields: dict[Place, int] = {}
+        self._powers: dict[_Key, dict[Place, Fraction | None]] = {}
+        self._follows: dict[Place, dict[Any, Fraction]] = {}
+        self._possible: dict[frozenset[Any], bool] = {}
+        self._learn()
+        self._settle(coupling)
+
+    def configuration(self, changes: Mapping[Place, Any]) -> Any:
+        """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""
+        made = type(self.config).from_dict(with_fields(self._values, changes))
+        _same_ways(self.config, made)
+        return made
+
+    def build(self, changes: Mapping[Place, Any], device: torch.device | str = "meta") -> nn.Module:
+        """A fresh model of the same class, in evaluation mode."""
+        with torch.device(device), torch.random.fork_rng():
+            made: nn.Module = self.kind(self.configuration(changes))
+        return made.eval()
+
+    def fields(self, counts: Mapping[Any, int]) -> dict[Place, int] | None:
+        """The fields that change when so many stay of each axis, and what they become; None where one is no integer."""
+        ratios = {representative(axis): Fraction(count, axis.size) for axis, count in counts.items()}
+        found = dict(self._set_by_us)
+        for place, powers in self._follows.items():
+            value = Fraction(self._fields[place])
+            for axis, power in powers.items():
+                if power.denominator != 1:  # a root
+                    return None
+                value *= ratios.get(axis, Fraction(1)) ** power.numerator
+            if value.denominator != 1:
+                return None
+            if value != self._fields[place]:
+                found[place] = int(value)
+        return found
+
+    def value(self, place: Place) -> Any:
+        """A field before the change; None where it was not set."""
+        held: Any = self._values
+        for key in place:
+            held = held[key] if not isinstance(held, Mapping) or key in held else None
+        return held
+
+    def is_possible(self, counts: Mapping[Any, int]) -> bool:
+        """Whether a model can be built when so many stay of each axis: widths may have to be divisible by heads."""
+        changes = self.fields(counts)
+        if changes is None:
+            return False
+        key = frozenset(changes.items())
+        if key not in self._possible:
+            self._possible[key] = self._tried(changes) is not None
+        return self._possible[key]
+
+    def unsaid(
+        self, model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any] | None
+    ) -> list[Group]:
+        """The groups that a model built from the new configuration does not have as the smaller model does.
+
+        Shapes and the numbers that the code uses are compared on meta, then, unless ``inputs`` is None, all outputs in
+        float64 on random weights. The model is left as it is.
+
+        Raises:
+            ValueError: no group would be left.
+        """
+        by_tie: dict[int, list[Group]] = {}
+        for group in groups:
+            if not kept[group.axis].all():
+                by_tie.setdefault(group.tied, []).append(group)
+        chosen = [group for each in by_tie.values() for group in each]
+        probe = None if inputs is None else probe_of(model)
+        words = self._difference(probe, coupling, chosen, kept, inputs)
+        if words is None:
+            return []
+        wrong = [
+            group
+            for each in by_tie.values()
+            if len(by_tie) > 1 and self._difference(probe, coupling, each, kept, inputs) is not None
+            for group in each
+        ]
+        wrong = wrong or chosen
+        if len(wrong) == len(groups):
+            raise ValueError(f"a model built from its configuration is not the smaller one: {words}; {_PLAN}.")
+        return wrong
+
+    def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> None:
+        """The configurations that the model and its modules hold become those of a model built from the new one."""
+        built = self.build(changes)
+        for path, module in built.named_modules():
+            for key, value in list(vars(module).items()):
+                if _is_configuration(value):
+                    setattr(model.get_submodule(path), key, value)
+
+    def reduced(self, most: int) -> dict[Place, Any] | None:
+        """Fields of a model of the same structure with at most so many parameters; None where none was found.
+
+        Few layers first, then narrower ones. {} for a model that is small enough as it is.
+        """
+
+        def count(changes: Mapping[Place, Any]) -> int | None:
+            try:
+                built = self.build({**self._set_by_us, **changes})
+            except Exception:  # whatever a configuration or a model raises for values that do not fit each other
+                return None
+            names = {name for name, _ in built.named_parameters()}
+            return sum(each.numel() for each in built.parameters()) if names <= every else None
+
+        every = {key[1] for key in self._base if key[0] == "size"}
+        found: dict[Place, Any] = {}
+        now = count(found)
+        assert now is not None  # it was built before
+        fields = {**dict(_integers(self.config, self._values)), **self._set_by_us}
+        lists = [(place, value) for place, value in _parts(self.config, self._values) if isinstance(value, list)]
+        for place, value in track(list(fields.items()), "making a smaller one for the proof"):
+            if now <= most:
+                return found
+            for few in (2, 1):  # layers: with fewer of them there are fewer tensors, of the same sizes
+                changes: dict[Place, Any] = {place: few}
+                changes |= {where: each[:few] for where, each in lists if len(each) == value > few}
+                if value <= few or place in self._fields:
+                    continue
+                left = count(found | changes)
+                if left is not None and left < now:
+                    found, now = found | changes, left
+                    break
+        while now > most:
+            before = now
+            for place in sorted(self._fields, key=lambda each: -found.get(each, self._fields[each])):
+                value = found.get(place, self._fields[place])
+                left = count({**found, place: value // 2}) if value >= 2 * _NARROW and value % 2 == 0 else None
+                if left is not None and left < now:
+                    found[place], now = value // 2, left
+            if now == before:
+                return None
+        return found
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def _checked(self, model: nn.Module) -> dict[_Key, float]:
+        """The sizes of a model that is built from the configuration as it is; they have to be the model's own."""
+        name = self.kind.__name__
+        try:
+            found = self._sizes(self.build({}))
+        except Exception as error:
+            raise ValueError(
+                f"{name} cannot be built again from its configuration ({type(error).__name__}: {error}); {_PLAN}."
+            ) from error
+        mine = self._sizes(model)
+        for key in dict.fromkeys((*mine, *found)):
+            if key[0] != "real" and mine.get(key) != found.get(key):
+                raise ValueError(
+                    f"{name} is not what its configuration says: {_spelled(key)} is {mine.get(key, 'not there')}, in a "
+                    f"model built from it {found.get(key, 'not there')}; {_PLAN}."
+                )
+        return found
+
+    def _sizes(self, model: nn.Module) -> dict[_Key, float]:
+        found: dict[_Key, float] = {}
+        for name, tensor in tensors_of(model).items():
+            found |= {("size", name, at): size for at, size in enumerate(tensor.shape)}
+        for each in self._used:
+            found["number", each.place] = number_at(model, each.place)
+        for path, module in model.named_modules():
+            found |= {("real", path, key): value for key, value in vars(module).items() if type(value) is float}
+        return found
+
+    def _tried(self, changes: Mapping[Place, Any]) -> dict[_Key, float] | None:
+        """The sizes with these fields; None where there is no such model, or one of other tensors."""
+        try:
+            found = self._sizes(self.build({**self._set_by_us, **changes}))
+        except Exception:  # whatever a configuration or a model raises for values that do not fit each other
+            return None
+        return found if found.keys() == self._base.keys() else None
+
+    def _learn(self) -> None:
+        for place in track([*_unset(self.config, self._values), *self._asked_for()], "learning the configuration"):
+            value = self._comes_to(place)
+            if value is not None:
+                self._set_by_us[place] = value
+        fields = {**dict(_integers(self.config, self._values)), **self._set_by_us}
+        for place, value in track(list(fields.items()), "learning the configuration"):
+            powers = self._powers_of(place, value)
+            if powers:
+                self._fields[place] = value
+                for key, power in powers.items():
+                    self._powers.setdefault(key, {})[place] = power
+
+    def _powers_of(self, place: Place, value: int) -> dict[_Key, Fraction | None]:
+        """Of which power of a field each size is that changes with it; None where of none."""
+        best: dict[_Key, Fraction | None] | None = None
+        for other in dict.fromkeys((2 * value, 3 * value, value // 2, value // 3, value + 1, value - 1)):
+            if other < 1 or other == value:
+                continue
+            sizes = self._tried({place: other})
+            if sizes is None:
+                continue
+            changed = [key for key, size in sizes.items() if size != self._base[key]]
+            powers = {key: _power(sizes[key], self._base[key], other, value) for key in changed}
+            misfits = list(powers.values()).count(None)  # as where a division leaves a remainder
+            if best is None or misfits < list(best.values()).count(None):
+                best = powers
+            if not misfits:
+                break
+        return best or {}
+
+    def _comes_to(self, place: Place) -> int | None:
+        """The number that a field that is not set comes to: with it, all sizes are what they are without."""
+        for one, other in ((16, 32), (24, 48)):
+            first, second = self._tried({place: one}), self._tried({place: other})
+            if first is None or second is None:
+                continue
+            values = set()
+            for key in first:
+                power = _power(second[key], first[key], other, one) if second[key] != first[key] else None
+                if key[0] == "size" and power is not None:
+                    values.add(round(one * (self._base[key] / first[key]) ** float(1 / power)))
+            if len(values) == 1:
+                (value,) = values
+                return value if value > 0 and self._tried({place: value}) == self._base else None
+        return None
+
+    def _asked_for(self) -> list[Place]:
+        """Fields that the model's code asks for and the configuration does not have, as an optional ``head_dim``."""
+        config = self.configuration({})
+        places = {id(part): place for place, part in _configurations(config)}
+        asked: dict[Place, None] = {}
+
+        def missing(part: Any, name: str) -> Any:
+            if id(part) in places and not name.startswith("_"):
+                asked[*places[id(part)], name] = None
+            raise AttributeError(f"{type(part).__name__} has no {name}")
+
+        # models look for the class of a configuration in tables: it has to be this one, and no subclass
+        kinds = {type(part) for _, part in _configurations(config)}
+        kinds = {kind for kind in kinds if not hasattr(kind, "__getattr__")}
+        with contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
+            for kind in kinds:
+                kind.__getattr__ = missing
+                undo.callback(delattr, kind, "__getattr__")
+            self.kind(config)
+        return list(asked)
+
+    # ---- solving ----------------------------------------------------------------------------------------------------
+
+    def _settle(self, coupling: Coupling) -> None:
+        """Freeze what no fields can say, tie what they change together, and keep how they follow."""
+        while True:
+            rows = self._equations(coupling)
+            order = {representative(group.axis): number for number, group in enumerate(coupling.groups)}
+            solved = _reduced(rows, [*self._fields, *order])
+            stay: set[Any] = set()
+            together: list[tuple[Any, Any]] = []
+            for pivot, row in solved.items():
+                if isinstance(pivot, tuple):
+                    continue
+                if len(row) == 2 and sum(row.values()) == 0 and row.keys() <= order.keys():
+                    one, other = row
+                    together.append((one, other))
+                else:
+                    # one that stays, or several that only a joint rule allows: the innermost stays whole
+                    stay.add(max(row, key=lambda axis: order.get(axis, -1)))
+            if not stay:
+                break
+            for axis in stay:
+                fields = {each for row in rows if axis in row for each in row if isinstance(each, tuple)}
+                names = ", ".join(sorted(map(_dotted, fields)))
+                reason = f"{names} of the configuration would say more than this" if names else "no field says it"
+                groups = [group for group in coupling.groups if representative(group.axis) is axis]
+                coupling.freeze(groups, f"the configuration cannot say another count of it ({reason})")
+        if not coupling.groups:
+            why = list(dict.fromkeys(each for each in coupling.frozen.values() if "configuration" in each))
+            raise ValueError(
+                f"no configuration of {self.kind.__name__} says that anything of it left"
+                f"{''.join(f' ({each})' for each in why[:3])}; {_PLAN}."
+            )
+        self._follows = {
+            place: {axis: -factor for axis, factor in row.items() if axis != place and not isinstance(axis, tuple)}
+            for place, row in solved.items()
+            if isinstance(place, tuple)
+        }
+        by_axis = {representative(group.axis): group for group in coupling.groups}
+        coupling.tie((by_axis[one], by_axis[other]) for one, other in together)
+
+    def _equations(self, coupling: Coupling) -> list[dict[Any, Fraction]]:
+        """Rows whose sum is zero: logarithms of what stays of axes, and of what becomes of fields."""
+        polynomials: dict[_Key, Polynomial] = {
+            ("size", name, at): counted(dim) for name in coupling.names() for at, dim in enumerate(coupling.dims(name))
+        }
+        polynomials |= {("number", each.place): value for each, value in coupling.used().items()}
+        found: dict[frozenset[Any], dict[Any, Fraction]] = {}
+        for key in self._base:
+            powers = self._powers.get(key, {})
+            polynomial = polynomials.get(key, {(): Fraction(1)})  # real numbers stay what they are
+            if len(polynomial) != 1 or None in powers.values():
+                continue  # a sum: it is compared in the end
+            row: dict[Any, Fraction] = {}
+            for axis in next(iter(polynomial)):
+                row[axis] = row.get(axis, Fraction(0)) + 1
+            row |= {place: -power for place, power in powers.items() if power is not None}
+            if row:
+                found[frozenset(row.items())] = row
+        return list(found.values())
+
+    # ---- comparing --------------------------------------------------------------------------------------------------
+
+    def _difference(
+        self,
+        probe: nn.Module | None,
+        coupling: Coupling,
+        groups: Sequence[Group],
+        kept: Kept,
+        inputs: Sequence[Any] | None,
+    ) -> str | None:
+        """How a model built from the configuration differs from the smaller one, in words."""
+        kept = {group.axis: kept[group.axis] for group in groups}
+        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+        changes = self.fields(counts)
+        if changes is None:
+            return "a field would be no integer"
+        try:
+            found = self._sizes(self.build(changes))
+        except Exception as error:  # whatever the configuration or the model raises for these values
+            return f"it raises {type(error).__name__}: {error}"
+        if found.keys() != self._base.keys():
+            return "it has other tensors"
+        for name in coupling.names():
+            for at, mask in enumerate(coupling.kept(name, kept)):
+                if found["size", name, at] != int(mask.sum()):
+                    return f"dimension {at} of {name} would be {found['size', name, at]}, not {int(mask.sum())}"
+        by_representative = {representative(axis): count for axis, count in counts.items()}
+        for each, polynomial in coupling.used().items():
+            if found["number", each.place] != evaluated(polynomial, by_representative):
+                return f"{_spelled(('number', each.place))} would be {found['number', each.place]}"
+        return None if probe is None or inputs is None else self._other_outputs(probe, coupling, kept, changes, inputs)
+
+    def _other_outputs(
+        self, probe: nn.Module, coupling: Coupling, kept: Kept, changes: Mapping[Place, int], inputs: Sequence[Any]
+    ) -> str | None:
+        device = next(probe.parameters()).device
+        built = self.build(changes, device).double()
+        undo = carry_out(probe, plan_of(probe, coupling, kept), None)
+        try:
+            built.load_state_dict(probe.state_dict())
+            _same_constants(probe, built)
+            for number, training in coupling.passes:
+                expected = outputs(probe, inputs[number], training=training)
+                found = outputs(built, inputs[number], training=training)
+                words = difference(expected, found)
+                if words is not None:
+                    return words
+        except Exception as error:  # whatever the model raises
+            return f"it raises {type(error).__name__}: {error}"
+        finally:
+            undo()
+        return None
+
+
+def tie_roles(coupling: Coupling) -> None:
+    """Groups of the same role keep equally many: same tensors but for the numbers in their names, same places in them.
+
+    >>> from secateur.coupling import find_coupling
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3)))
+    >>> coupling = find_coupling(model, torch.zeros(1, 4), modes=[False])
+    >>> tie_roles(coupling)
+    >>> [(group.size, group.tied) for group in coupling.groups]
+    [(8, 0), (4, 1), (8, 0), (4, 1), (8, 0)]
+    """
+    roles: dict[Any, list[Group]] = {}
+    for group in coupling.groups:
+        places = frozenset(coupling.indices(group, name, at).tobytes() for name, at in group.members)
+        roles.setdefault((group.size, role_of(coupling, group), places), []).append(group)
+    coupling.tie(roles.values())
+
+
+def role_of(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[str, int]], bool]:
+    """What two groups have in common that do the same in two layers, or in two models of other sizes.
+
+    The members without the numbers in their names, and whether the units lie side by side in the first: heads and the
+    entries of heads may have the same members.
+    """
+    name, at = group.members[0]
+    index = coupling.indices(group, name, at)
+    index = index[index >= 0]
+    members = frozenset((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), at) for name, at in group.members)
+    return members, bool(index[0] != index[1])
+
+
+def with_fields(values: Mapping[str, Any], changes: Mapping[Place, Any]) -> dict[str, Any]:
+    """A copy of nested values with fields set.
+
+    >>> with_fields({"text": {"width": 8}, "stages": [3, 5]}, {("text", "width"): 4, ("stages", 1): 2})
+    {'text': {'width': 4}, 'stages': [3, 2]}
+    """
+    made = copy.deepcopy(dict(values))
+    for place, value in changes.items():
+        held: Any = made
+        for key in place[:-1]:
+            if isinstance(held[key], tuple):
+                held[key] = list(held[key])
+            held = held[key]
+        held[place[-1]] = value
+    return made
+
+
+def _is_configuration(value: Any) -> bool:
+    return hasattr(value, "to_dict") and hasattr(type(value), "from_dict") and not isinstance(value, type | nn.Module)
+
+
+def _parts(config: Any, values: Mapping[str, Any], place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """All fields, those of configurations within as well; not what lies in other dicts, such as names of labels."""
+    for key, value in values.items():
+        part = getattr(config, key, None)
+        if isinstance(value, Mapping):
+            if _is_configuration(part):
+                yield from _parts(part, value, (*place, key))
+        elif not key.startswith("_"):
+            yield (*place, key), value
+
+
+def _configurations(config: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """A configuration and those within."""
+    yield place, config
+    for key, part in vars(config).items():
+        if not key.startswith("_") and _is_configuration(part):
+            yield from _configurations(part, (*place, key))
+
+
+def _integers(config: Any, values: Mapping[str, Any]) -> Iterator[tuple[Place, int]]:
+    for place, value in _parts(config, values):
+        if type(value) is int and value > 0:
+            yield place, value
+        elif isinstance(value, list | tuple):
+            yield from (((*place, at), each) for at, each in enumerate(value) if type(each) is int and each > 0)
+
+
+def _unset(config: Any, values: Mapping[str, Any]) -> Iterator[Place]:
+    yield from (place for place, value in _parts(config, values) if value is None)
+
+
+def _same_ways(config: Any, made: Any) -> None:
+    """Which implementations of attention and experts are used is held beside the fields; within as well."""
+    for key, value in vars(config).items():
+        if key.startswith("_") and key.endswith("_implementation_internal"):
+            vars(made)[key] = value
+        elif _is_configuration(value) and _is_configuration(vars(made).get(key)):
+            _same_ways(value, vars(made)[key])
+
+
+def _same_constants(probe: nn.Module, built: nn.Module) -> None:
+    """What a model computes for itself when it is built, in the precision in which the probe's model has it."""
+    # a model in bfloat16 holds constants rounded to it; which `from_pretrained` does not
+    theirs = dict(probe.named_buffers())
+    for name, buffer in built.named_buffers():
+        mine = theirs.get(name)
+        if mine is None or mine.shape != buffer.shape or not mine.is_floating_point():
+            continue
+        if torch.allclose(mine, buffer, rtol=2**-7, atol=2**-14):
+            buffer.data.copy_(mine)
+
+
+def _power(size: float, before: float, field: int, field_before: int) -> Fraction | None:
+    if size <= 0 or before <= 0:
+        return None
+    for power in _POWERS:
+        if math.isclose(size / before, (field / field_before) ** float(power), rel_tol=1e-9):
+            return power
+    return None
+
+
+def _reduced(rows: Sequence[Mapping[Any, Fraction]], order: Sequence[Any]) -> dict[Any, dict[Any, Fraction]]:
+    """The reduced row echelon form, ``{pivot: row}``; earlier variables become pivots first.
+
+    >>> one = Fraction(1)
+    >>> _reduced([{"a": one, "b": one}, {"a": one, "b": -one, "c": 2 * one}], "abc") == {
+    ...     "a": {"a": 1, "c": 1}, "b": {"b": 1, "c": -1}}
+    True
+    """
+    solved: dict[Any, dict[Any, Fraction]] = {}
+    left = [dict(row) for row in rows]
+    for variable in order:
+        having = next((row for row in left if variable in row), None)
+        if having is None:
+            continue
+        left.remove(having)
+        pivot = {each: value / having[variable] for each, value in having.items()}
+        left = [reduced for row in left if (reduced := _without(row, variable, pivot))]
+        solved = {each: _without(row, variable, pivot) for each, row in solved.items()}
+        solved[variable] = pivot
+    return solved
+
+
+def _without(row: dict[Any, Fraction], variable: Any, pivot: Mapping[Any, Fraction]) -> dict[Any, Fraction]:
+    if variable not in row:
+        return row
+    factor = row[variable]
+    found = {each: row.get(each, Fraction(0)) - factor * pivot.get(each, Fraction(0)) for each in {**row, **pivot}}
+    return {each: value for each, value in found.items() if value}
+
+
+def _dotted(place: Sequence[str | int]) -> str:
+    return ".".join(str(part) for part in place if part != "")
+
+
+def _spelled(key: _Key) -> str:
+    if key[0] == "size":
+        return f"dimension {key[2]} of {key[1]}"
+    return _dotted(key[1]) if key[0] == "number" else _dotted(key[1:])

@@ -1,0 +1,504 @@
+"""Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
+
+Law: the output is what `shrink` makes of the loaded model, tensor for tensor, but no more than one tensor is ever in
+memory; it appears under its name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from secateur.allocation import Allocation, check_sparsity
+from secateur.checkpoints import (
+    NO_WEIGHTS,
+    OTHER_WEIGHTS,
+    RECORD,
+    Checkpoint,
+    CheckpointError,
+    TensorEntry,
+    check_places,
+    copy_tree,
+    new_directory,
+    open_checkpoint,
+    printable,
+    write_header,
+)
+from secateur.coupling import Coupling, Group, Kept, find_coupling, tensors_of
+from secateur.criteria import magnitude
+from secateur.shrinking.choosing import TARGETS, choose, rows_at_once
+from secateur.shrinking.configuration import Configured, Place, role_of, with_fields
+from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied, plan_of, text_of
+from secateur.shrinking.proof import wrong_groups
+from secateur.support import track
+from secateur.version import __version__
+
+__all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]
+
+PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
+_PIECE = 1 << 24  # bytes of a tensor that are read at a time while it is sliced
+_Cuts = Mapping[int, npt.NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class CheckpointShrinking:
+    """What `shrink_checkpoint` did.
+
+    Attributes:
+        out: the directory that was written, if one was.
+        plan: which indices stay of each tensor, under the model's names.
+        counts: ``{name of a group: (units before, units left)}``, of all groups of which units left.
+        frozen: ``{(name, dimension): reasons}`` of what had to stay whole.
+        fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
+        parameters, nbytes: ``(before, after)``, of the tensors in the files.
+        proof: on which model it was proved that nothing else changes, in words.
+        left_out: files of the source that hold the weights in other forms, and were not copied.
+        seconds: wall time.
+    """
+
+    out: Path | None
+    plan: Plan
+    counts: Mapping[str, tuple[int, int]]
+    frozen: Mapping[tuple[str, int], str]
+    fields: Mapping[str, tuple[Any, Any]]
+    parameters: tuple[int, int]
+    nbytes: tuple[int, int]
+    proof: str
+    left_out: tuple[Path, ...]
+    seconds: float
+
+
+def shrink_checkpoint(
+    source: Path | str,
+    out: Path | str | None,
+    sparsity: float,
+    *,
+    model: nn.Module | None = None,
+    example_inputs: Any = None,
+    criterion: Callable[..., Tensor] = magnitude,
+    allocate: Allocation | None = None,
+    include: str | Iterable[str] | None = None,
+    keep: str | Iterable[str] | None = None,
+    round_to: int | None = None,
+    target: str = "params",
+    verify: bool = True,
+    arguments: Mapping[str, Any] | None = None,
+) -> CheckpointShrinking:
+    """Writes to ``out`` a smaller model than the Hugging Face directory ``source`` holds; ``from_pretrained`` loads it.
+
+    As ``shrink(model, …, uniform=True)`` of the loaded model chooses and slices, but the model is only built on the
+    meta device, and its files are read twice: once to rank, once to slice, one tensor at a time. Shards keep their
+    names, tensors their order, dtypes and ``__metadata__``; ``config.json`` and the index say the new sizes, others are
+    copied, ``secateur.json`` and ``plan.json`` (as of `save_shrunken`) are added.
+
+    Args:
+        source: a directory with ``config.json`` and safetensors files, sharded or not.
+        out: must not exist, nor lie inside ``source``. None: only say what would leave.
+        sparsity: the fraction of ``target`` that leaves, in [0, 1).
+        model: the model on the meta device; by default the first of ``architectures`` in ``config.json``, from
+            transformers. It has a ``config``; its code is the only one that runs.
+        example_inputs: as for `shrink`; by default what transformers takes as an example, without a cache.
+        criterion: one that needs no evidence, or evidence is asked for by a `TypeError`.
+        allocate, include, keep, round_to: as in `shrink`.
+        target: ``"params"``, ``"macs"``, ``"memory"`` or ``"units"``.
+        verify: prove on random weights that nothing else changes: on this model if it is small, otherwise on one of the
+            same class with few and narrow layers. What is not right there is frozen here.
+        arguments: what ``secateur.json`` shall say of how this was called.
+
+    Raises:
+        CheckpointError: a damaged checkpoint, one that is not of this model, or an ``out`` that cannot be.
+        ValueError: nothing can leave, or not as much as asked, or no configuration says it.
+        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
+
+    >>> import tempfile
+    >>> from transformers import LlamaConfig, LlamaForCausalLM
+    >>> sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "dense")
+    >>> done = shrink_checkpoint(folder / "dense", folder / "small", 0.5)
+    >>> smaller = LlamaForCausalLM.from_pretrained(folder / "small")
+    >>> smaller.num_parameters() == done.parameters[1]
+    True
+    """
+    started = time.monotonic()
+    source, out = Path(source), None if out is None else Path(out)
+    if target not in TARGETS or target == "latency":
+        raise ValueError(f"target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not {target!r}.")
+    check_sparsity(sparsity)
+    check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
+    checkpoint = open_checkpoint(source)
+    model = meta_model_of(checkpoint) if model is None else model
+    if not hasattr(getattr(model, "config", None), "to_dict"):
+        raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
+    example_inputs = _example_for(model) if example_inputs is None else example_inputs
+    files = _names(model, checkpoint)
+    coupling = _coupling_of(model, example_inputs)
+    configured = Configured(model, coupling)
+    objections, proof = _objections(model, coupling, configured, example_inputs, verify=verify)
+    kept = choose(
+        model,
+        coupling,
+        sparsity,
+        _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())}),
+        criterion=criterion,
+        allocate=allocate,
+        evidence=None,
+        include=include,
+        keep=keep,
+        round_to=round_to,
+        target=target,
+        example_inputs=example_inputs,
+        objections=objections,
+        possible=configured.is_possible,
+    )
+    plan = plan_of(model, coupling, kept)
+    fields = configured.fields({axis: int(mask.sum()) for axis, mask in kept.items()}) or {}
+    cuts = {file: plan.tensors[mine][1] for file, mine in files.items() if mine in plan.tensors}
+    scales = factors_of(plan)
+    factors = {file: scales[mine] for file, mine in files.items() if mine in scales}
+    weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
+    others = {path.relative_to(source) for path in source.rglob("*") if path.suffix in OTHER_WEIGHTS}
+    left_out = sorted(path for path in others - weights if path.name not in NO_WEIGHTS)
+    shapes = {name: _shape(entry, cuts.get(name, {})) for name, entry in checkpoint.entries.items()}
+    dense = checkpoint.entries.values()
+    planned = CheckpointShrinking(
+        out,
+        plan,
+        {
+            group.name: (group.size, int(kept[group.axis].sum()))
+            for group in coupling.groups
+            if group.axis in kept and not kept[group.axis].all()
+        },
+        dict(coupling.frozen),
+        {".".join(map(str, place)): (configured.value(place), value) for place, value in fields.items()},
+        (sum(each.numel for each in dense), sum(map(math.prod, shapes.values()))),
+        (checkpoint.nbytes, sum(_nbytes(each, shapes[each.name]) for each in dense)),
+        proof,
+        (),
+        time.monotonic() - started,
+    )
+    if out is None:
+        return planned
+    with new_directory(out) as temporary:
+        for _ in track(copy_tree(source, temporary, skip={*weights, *left_out}), "copying"):
+            pass
+        for _ in track(_sliced_files(checkpoint, temporary, cuts, factors), "slicing", total=len(shapes)):
+            pass
+        _write_index(checkpoint, temporary, planned)
+        (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
+        (temporary / "plan.json").write_text(text_of([plan]), "utf-8")
+        _write_record(temporary / RECORD, planned, arguments or {})
+    return replace(planned, left_out=tuple(left_out), seconds=time.monotonic() - started)
+
+
+def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
+    """The model of a Hugging Face directory on the meta device, with the dtypes of its files; no weight is read."""
+    if not checkpoint.config:
+        raise CheckpointError(f"{checkpoint.root}: no config.json here; give the model, built on the meta device.")
+    names = checkpoint.config.get("architectures")
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise CheckpointError(f"{checkpoint.root / 'config.json'}: names no architectures; give the model.")
+    import transformers
+
+    kind = getattr(transformers, names[0], None)
+    if kind is None or not hasattr(kind, "config_class"):
+        raise CheckpointError(f"{checkpoint.root}: transformers has no {printable(names[0])}; give the model.")
+    try:
+        with torch.device("meta"):
+            model: nn.Module = kind(transformers.AutoConfig.from_pretrained(checkpoint.root)).eval()
+    except Exception as error:  # whatever a configuration that does not fit raises
+        raise CheckpointError(
+            f"{checkpoint.root}: {names[0]} cannot be built from config.json ({type(error).__name__}: {error})."
+        ) from error
+    return model
+
+
+def _example_for(model: nn.Module) -> dict[str, Any]:
+    """What transformers takes as an example of the model's inputs, without a cache."""
+    import inspect
+
+    known = inspect.signature(model.forward).parameters
+    config: Any = model.config
+    name = getattr(model, "main_input_name", None)
+    if name == "input_ids":
+        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
+        # with a mask, no model has to look for padding, which it cannot on meta
+        found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
+    elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
+    else:
+        raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
+    if config.is_encoder_decoder and "decoder_input_ids" in known:
+        found.setdefault("decoder_input_ids", found["input_ids"])
+    return {
+        **{key: value for key, value in found.items() if key in known},
+        **({"use_cache": False} if "use_cache" in known else {}),
+    }
+
+
+def _coupling_of(model: nn.Module, example_inputs: Any) -> Coupling:
+    try:
+        return find_coupling(model, example_inputs)
+    except Exception as error:  # whatever the model raises
+        raise ValueError(
+            f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: {error}). Give "
+            "example_inputs of which it needs no values, with an attention_mask for instance, or load it and use "
+            "shrink(..., uniform=True)."
+        ) from error
+
+
+def _names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+    """``{name in the files: name in the model}`` of all tensors of the model that the files hold."""
+    tensors = tensors_of(model)
+    first = {id(tensor): name for name, tensor in tensors.items()}
+    mine = {name: first[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    found: dict[str, str] = {}
+    for name, entry in checkpoint.entries.items():
+        same = next((each for each in (name, prefix + name, name.removeprefix(prefix)) if each in mine), None)
+        if same is None:
+            continue
+        if entry.shape != tuple(tensors[mine[same]].shape):
+            raise CheckpointError(
+                f"{entry.path}: {printable(name)} has shape {entry.shape}, in {type(model).__name__} as config.json "
+                f"says it {tuple(tensors[mine[same]].shape)}."
+            )
+        found[name] = mine[same]
+        if not isinstance(tensors[mine[same]], nn.Parameter):
+            continue
+        if not entry.is_floating_point:
+            raise CheckpointError(
+                f"{entry.path}: {printable(name)} is of dtype {entry.dtype}, which ranks nothing by itself; save the "
+                "model in 16 or 32 bits first."
+            )
+        tensors[mine[same]].data = tensors[mine[same]].data.to(entry.torch_dtype)
+    missing = [name for name, _ in model.named_parameters() if name not in found.values()]
+    if missing:
+        others = [name for name in checkpoint.entries if name not in found]
+        hint = f", which hold {printable(others[0])}" if others else ""
+        raise CheckpointError(
+            f"{checkpoint.root}: {missing[0]} of {type(model).__name__} is not in the files{hint}. Where transformers "
+            "joins tensors as it loads them, load the model, use shrink(..., uniform=True), and save it."
+        )
+    return found
+
+
+class _Weights(Mapping[str, Tensor]):
+    """The model's parameters by its own names, each read from the files on access."""
+
+    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
+        self.checkpoint, self.names = checkpoint, names
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.checkpoint[self.names[name]]
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The rows of a parameter, some at a time."""
+        entry = self.checkpoint.entries[self.names[name]]
+        piece = rows_at_once(entry.shape)
+        row = entry.nbytes // entry.shape[0]
+        yield from _rows(self.checkpoint, entry, max(1, _PIECE // (piece * row)) * piece)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
+        return name in self.names and self.checkpoint.entries[self.names[str(name)]].is_floating_point
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+# ---- the proof ------------------------------------------------------------------------------------------------------
+
+
+def _objections(
+    model: nn.Module, coupling: Coupling, configured: Configured, example_inputs: Any, *, verify: bool
+) -> tuple[Callable[[Sequence[Group], Kept], tuple[list[Group], str]], str]:
+    """What `choose` asks of its choices, and on which model it is proved; what a smaller one finds is frozen now."""
+    why = "a model built from the configuration is not the smaller one"
+    small = configured.reduced(PROVED) if verify else None
+    if small == {}:
+        real = configured.build({}, "cpu")
+
+        def proved(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
+            if wrong := wrong_groups(real, coupling, groups, kept, [example_inputs]):
+                return wrong, "the smaller model computed something else"
+            return configured.unsaid(real, coupling, groups, kept, [example_inputs]), why
+
+        return proved, f"on {type(model).__name__} with random weights"
+
+    words = "not proved, as asked" if not verify else "not proved: no model of this class was small enough"
+    if small is not None:
+        sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in small.items())
+        words = f"on {type(model).__name__} with random weights and {sizes}"
+        _prove_on(configured.build(small, "cpu"), coupling, example_inputs)
+
+    def compared(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
+        return configured.unsaid(model, coupling, groups, kept, None), why
+
+    return compared, words
+
+
+def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None:
+    """Shrink a smaller model of the same structure; freeze the roles that are not right in it, or are not in it."""
+    its = find_coupling(small, example_inputs)
+    configured = Configured(small, its)
+    refused: dict[Any, str] = {}
+
+    def objections(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
+        why = "the smaller model computed something else"
+        wrong = wrong_groups(small, its, groups, kept, [example_inputs])
+        if not wrong:
+            why = "a model built from the configuration is not the smaller one"
+            wrong = configured.unsaid(small, its, groups, kept, [example_inputs])
+        refused.update((role_of(its, group), why) for group in wrong)
+        return wrong, why
+
+    choose(
+        small,
+        its,
+        0.5,
+        dict(small.named_parameters()),
+        criterion=magnitude,
+        allocate=None,
+        evidence=None,
+        include=None,
+        keep=None,
+        round_to=1,
+        target="units",
+        example_inputs=example_inputs,
+        objections=objections,
+        possible=configured.is_possible,
+    )
+    there = {role_of(its, group) for group in its.groups}
+    for group in list(coupling.groups):
+        role = role_of(coupling, group)
+        if role not in there and group in coupling.groups:
+            coupling.freeze([group], refused.get(role, "it is not free in the smaller model that the proof is made on"))
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def _sliced_files(
+    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts], factors: Mapping[str, Factors]
+) -> Iterator[str]:
+    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
+    for file in checkpoint.files:
+        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
+        shapes = {entry.name: _shape(entry, cuts.get(entry.name, {})) for entry in entries}
+        tensors = {
+            entry.name: (entry.dtype, shapes[entry.name], _nbytes(entry, shapes[entry.name])) for entry in entries
+        }
+        path = target / file.relative_to(checkpoint.root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb", buffering=0) as written:
+            write_header(written, tensors, checkpoint.metadata[file])
+            for entry in entries:
+                _write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+                yield entry.name
+
+
+def _shape(entry: TensorEntry, cuts: _Cuts) -> tuple[int, ...]:
+    return tuple(len(cuts[at]) if at in cuts else size for at, size in enumerate(entry.shape))
+
+
+def _nbytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
+    return entry.nbytes if shape == entry.shape else entry.nbytes // entry.numel * math.prod(shape)
+
+
+def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: _Cuts, factors: Factors) -> None:
+    """What stays of one tensor, scaled, read and written piece by piece."""
+    if not cuts:
+        for start in range(0, entry.nbytes, _PIECE):
+            _write(written, checkpoint.raw(entry.name, start, min(start + _PIECE, entry.nbytes)))
+        return
+    first = done = 0
+    for piece in _rows(checkpoint, entry, max(1, _PIECE // (entry.nbytes // entry.shape[0]))):
+        last = first + len(piece)
+        for at, indices in cuts.items():
+            if at == 0:
+                low, high = np.searchsorted(indices, [first, last])
+                indices = indices[low:high] - first
+            piece = piece.index_select(at, torch.from_numpy(indices))
+        rows = slice(done, done + len(piece))
+        piece = multiplied(piece, [(at, each[rows] if at == 0 else each) for at, each in factors])
+        done = rows.stop
+        _write(written, piece.contiguous().reshape(-1).view(torch.uint8))
+        first = last
+
+
+def _rows(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[Tensor]:
+    """A tensor in blocks of so many rows."""
+    dtype = entry.torch_dtype
+    assert dtype is not None  # only tensors that were ranked or are constants of the model are cut
+    row = entry.nbytes // entry.shape[0]
+    for first in range(0, entry.shape[0], count):
+        last = min(first + count, entry.shape[0])
+        yield checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
+
+
+def _write(written: BinaryIO, data: Tensor) -> None:
+    view = data.numpy().data
+    while view:
+        view = view[written.write(view) :]
+
+
+def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking) -> None:
+    if checkpoint.index is None:
+        return
+    path = target / checkpoint.index.relative_to(checkpoint.root)
+    index = json.loads(path.read_text("utf-8"))
+    metadata = index.get("metadata")
+    if isinstance(metadata, dict):
+        for key, value in (("total_size", done.nbytes[1]), ("total_parameters", done.parameters[1])):
+            if key in metadata:
+                metadata[key] = value
+    path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _config_text(checkpoint: Checkpoint, configured: Configured, fields: Mapping[Place, int]) -> str:
+    """The file as it was with the fields changed; where that would not say it, all that the configuration holds."""
+    wanted = configured.configuration(fields)
+    with contextlib.suppress(Exception):  # a part that the file leaves out, or what the configuration raises
+        values = with_fields(checkpoint.config, fields)
+        if _public(type(wanted).from_dict(with_fields(values, {}))) == _public(wanted):
+            return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    return json.dumps(_public(wanted), indent=2, ensure_ascii=False) + "\n"
+
+
+def _public(config: Any) -> dict[str, Any]:
+    """What a configuration says, without where it was read from."""
+    return {key: value for key, value in config.to_dict().items() if not key.startswith("_")}
+
+
+def _write_record(path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any]) -> None:
+    # no time and no path: the same call on the same files writes the same bytes
+    previous = None
+    if path.exists():
+        with contextlib.suppress(ValueError):
+            previous = json.loads(path.read_text("utf-8"))
+    record = {
+        "secateur": __version__,
+        "torch": torch.__version__,
+        "arguments": dict(arguments),
+        "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
+        "groups": {name: {"from": before, "to": after} for name, (before, after) in done.counts.items()},
+        "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
+        "proof": done.proof,
+    }
+    if previous is not None:
+        record["previous"] = previous
+    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")

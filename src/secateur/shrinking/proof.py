@@ -1,0 +1,498 @@
+"""Whether a smaller model computes what the original computes with the removed entries zeroed.
+
+Law: a removal that changes anything else is found, whatever the weights: they are random, and the numbers float64.
+
+Where a statistic runs over an axis that loses entries (a layer normalization over the width), the original with zeros
+divides by another count. Such statistics, and only they, are compared in a form that zeros do not change: sums, or,
+where the code centers by itself, what is left without them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from secateur.coupling import (
+    WITHOUT_DROPOUT,
+    Branch,
+    Coupling,
+    Group,
+    Kept,
+    SameDraws,
+    find_coupling,
+    in_mode,
+    name_of,
+    restored,
+    run,
+    seeded,
+    tensors_in,
+    tensors_of,
+    written_in_others,
+)
+from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without, plans_of, zero
+from secateur.support import track
+
+__all__ = ["difference", "differs", "outputs", "probe_of", "right_branches", "verify_shrunken", "wrong_groups"]
+
+TOLERANCE = 1e-6  # of the largest number in an output
+
+
+def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: Any) -> None:
+    """Check that a shrunken model equals its original with the removed entries zeroed; both are left as they are.
+
+    On random weights, in float64, in both modes. Raises ValueError with what differs.
+
+    >>> import copy
+    >>> from secateur import shrink
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5)
+    >>> verify_shrunken(model, shrunken, torch.zeros(1, 4))
+    """
+    plans = plans_of(shrunken)[len(plans_of(original)) :]
+    if not plans:
+        raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
+    probe, stage = probe_of(original), copy.deepcopy(original)
+    for plan in plans:
+        for part in (Plan({}, [], modules=plan.modules), replace(plan, modules={})) if plan.modules else (plan,):
+            words = _differs_by(probe, find_coupling(stage, example_inputs), part, example_inputs)
+            if words is not None:
+                raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
+            carry_out(stage, part, None)
+    smaller, copied = tensors_of(probe), probe_of(shrunken)
+    mine = tensors_of(copied)
+    if {name: each.shape for name, each in smaller.items()} != {name: each.shape for name, each in mine.items()}:
+        raise ValueError("the shapes of the shrunken model are not those that its plans make.")
+    with torch.no_grad():
+        for name, tensor in mine.items():
+            tensor.copy_(smaller[name])
+    for training in (False, True):
+        try:
+            expected = outputs(probe, example_inputs, training=training)
+        except Exception:  # as the original does, such as in training on a batch of one
+            if not training:
+                raise
+            continue
+        words = difference(expected, outputs(copied, example_inputs, training=training))
+        if words is not None:
+            raise ValueError(f"the shrunken model does not compute what the original does: {words}.")
+
+
+def _differs_by(probe: nn.Module, coupling: Coupling, plan: Plan, inputs: Any) -> str | None:
+    """What differs between a model where all that a plan takes is zero and the same without it, as it is afterwards."""
+    branches = [branch for branch in coupling.branches if branch.modules.keys() <= plan.modules.keys()]
+    if other := sorted(plan.modules.keys() - plan_without(branches).modules.keys()):
+        return f"{', '.join(other[:5])} left, and lies in no residual branch"
+    statistics = coupling.statistics([] if plan.modules else coupling.groups)
+    forms = ("sums",) if plan.modules else ("sums", "affine")
+    tensors = tensors_of(probe)
+    for name, (_, kept) in plan.tensors.items():
+        if isinstance(tensors[name], nn.Parameter):
+            for at, indices in kept.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(indices)] = False
+                zero(tensors[name], at, gone)
+
+    def all_outputs(form: str, zeroed: Sequence[Branch]) -> list[Tensor]:
+        return [
+            each
+            for in_pass in coupling.passes
+            for each in outputs(
+                probe,
+                inputs,
+                training=in_pass[1],
+                statistics=statistics[in_pass],
+                form=form,
+                zeroed=_terms(zeroed, in_pass) if plan.modules else None,
+            )
+        ]
+
+    expected = {form: all_outputs(form, branches) for form in forms}
+    carry_out(probe, plan, None)
+    found = {form: difference(expected[form], all_outputs(form, ())) for form in forms}
+    return None if None in found.values() else found["sums"]
+
+
+def _terms(branches: Iterable[Branch], in_pass: tuple[int, bool]) -> list[tuple[int, int]]:
+    """Where the branches meet their streams in a pass."""
+    return [(branch.terms[in_pass].number, branch.terms[in_pass].position) for branch in branches]
+
+
+def probe_of(model: nn.Module) -> nn.Module:
+    """A copy in float64 with random weights, near in scale to the model's own."""
+    probe = copy.deepcopy(model).double()
+    with seeded(), torch.no_grad():
+        for parameter in probe.parameters():
+            if parameter.is_floating_point() and parameter.numel():
+                spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
+                parameter.add_(torch.randn_like(parameter) * max(0.5 * spread, 0.02))
+    return probe
+
+
+def outputs(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    training: bool = False,
+    statistics: AbstractSet[tuple[str, int]] = frozenset(),
+    form: str = "sums",
+    backward: bool = False,
+    zeroed: Iterable[tuple[int, int]] | None = None,
+) -> list[Tensor]:
+    """All tensors that a probe returns; buffers and random numbers as before.
+
+    ``statistics`` are the calls, by name and number, that may not count the entries of their axis: ``form`` says
+    whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
+    the terms of sums that become zero; then random numbers do not depend on how many were drawn (`SameDraws`).
+    """
+    inputs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, inputs)
+    buffers = dict(model.named_buffers())
+    with (
+        in_mode(model, training=training),
+        restored(buffers),
+        seeded(),
+        _doubles(),
+        _Comparable(statistics, _SUMS if form == "sums" else _AFFINE),
+        contextlib.nullcontext() if zeroed is None else SameDraws(zeroed),
+        torch.set_grad_enabled(backward),
+    ):
+        found = list(tensors_in(run(model, inputs)))
+        if backward and (real := [each for each in found if each.is_floating_point() and each.requires_grad]):
+            torch.stack([each.sum() for each in real]).sum().backward()  # type: ignore[no-untyped-call]
+    return [each.detach() for each in found]
+
+
+def difference(expected: Sequence[Tensor], found: Sequence[Tensor]) -> str | None:
+    """What differs, in words; None where nothing does."""
+    if len(expected) != len(found):
+        return f"{len(found)} tensors came out where {len(expected)} did before"
+    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+        if one.shape != other.shape:
+            return f"output {number} has shape {tuple(other.shape)}, it was {tuple(one.shape)}"
+        if not one.is_floating_point():
+            if not torch.equal(one, other):
+                return f"output {number} differs"
+            continue
+        real = torch.isfinite(one)
+        if not torch.equal(real, torch.isfinite(other)):
+            return f"output {number} is not finite at other places"
+        if not real.any():
+            if one.numel():
+                return f"output {number} has no finite number, so nothing can be compared"
+            continue
+        scale = max(float(one[real].abs().max()), 1e-12)
+        gap = float((one[real] - other[real]).abs().max())
+        if gap > TOLERANCE * scale:
+            return f"output {number} differs by {gap / scale:.2g} of its largest number"
+    return None
+
+
+def wrong_groups(
+    model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
+) -> list[Group]:
+    """The groups whose removal makes the model compute something else; found by halving."""
+    by_tie: dict[int, list[Group]] = {}
+    for group in groups:
+        if not kept[group.axis].all():
+            by_tie.setdefault(group.tied, []).append(group)
+    probe = probe_of(model)
+    every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
+    if not any(each.is_floating_point() and bool(torch.isfinite(each).any()) for each in every):
+        raise ValueError(
+            "the model returns no finite number for the example, so there is nothing to compare; give an example that "
+            "it has a result for, or verify=False."
+        )
+    return _wrong_among(probe, coupling, list(by_tie.values()), kept, inputs)
+
+
+def right_branches(
+    model: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> tuple[dict[Branch, Branch], dict[Branch, str]]:
+    """The branches without which the model computes what it does where they are zero, as they can leave, and of the
+    others what differs."""
+    probe = probe_of(model)
+    right: dict[Branch, Branch] = {each: each for each in branches}
+    wrong: dict[Branch, str] = {}
+    while right:
+        found = _wrong_branches(probe, coupling, list(right.values()), inputs)
+        if not found:
+            break
+        for branch, now in list(right.items()):
+            if now in found:
+                words, read = found[now]
+                less = now.without(read) if read in now.modules else None
+                if less is None:
+                    wrong[branch] = words
+                    del right[branch]
+                else:  # the code around reads something off a module that only passes the stream on: it stays
+                    right[branch] = less
+    return right, wrong
+
+
+def _wrong_branches(
+    probe: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> dict[Branch, tuple[str, str]]:
+    """What differs, and the path of the module that the code missed something of, if that is why."""
+    words = _differs_without(probe, coupling, branches, inputs)
+    if words is None:
+        return {}
+    if len(branches) == 1:
+        return {branches[0]: words}
+    half = len(branches) // 2
+    found = _wrong_branches(probe, coupling, branches[:half], inputs)
+    found |= _wrong_branches(probe, coupling, branches[half:], inputs)
+    return found or dict.fromkeys(branches, words)  # right one by one, wrong together
+
+
+def _differs_without(
+    probe: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> tuple[str, str] | None:
+    """What differs between the original whose terms are zero and the model without the branches; the probe is as
+    before afterwards."""
+
+    def all_outputs(*, zeroed: bool) -> list[Tensor]:
+        return [
+            each
+            for number, training in track(coupling.passes, "comparing")
+            for each in outputs(
+                probe,
+                inputs[number],
+                training=training,
+                backward=not zeroed,
+                zeroed=_terms(branches, (number, training)) if zeroed else (),
+            )
+        ]
+
+    expected = all_outputs(zeroed=True)
+    undo = carry_out(probe, plan_without(branches), None)
+    try:
+        found = all_outputs(zeroed=False)
+        probe.load_state_dict(probe.state_dict())
+        words = difference(expected, found)
+        return None if words is None else (words, "")
+    except Exception as error:  # whatever the model raises, this removal breaks it
+        missed = error.obj if isinstance(error, AttributeError) else None
+        path = next((path for path, module in probe.named_modules() if module is missed), "")
+        return f"it raises {type(error).__name__}: {error}", path
+    finally:
+        undo()
+        probe.zero_grad(set_to_none=True)
+
+
+def _wrong_among(
+    probe: nn.Module, coupling: Coupling, sets: Sequence[Sequence[Group]], kept: Kept, inputs: Sequence[Any]
+) -> list[Group]:
+    chosen = [group for each in sets for group in each]
+    if not chosen or differs(probe, coupling, chosen, kept, inputs) is None:
+        return []
+    if len(sets) == 1:
+        return chosen
+    half = len(sets) // 2
+    found = _wrong_among(probe, coupling, sets[:half], kept, inputs)
+    found += _wrong_among(probe, coupling, sets[half:], kept, inputs)
+    return found or chosen  # right one by one, wrong together
+
+
+def differs(
+    probe: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
+) -> str | None:
+    """What differs between the original with zeros and the smaller model; the probe is as before afterwards."""
+    statistics = coupling.statistics(groups)
+    words = None
+    for form in ("sums", "affine") if any(statistics.values()) else ("sums",):
+        words = _differs_in_form(probe, coupling, {group.axis: kept[group.axis] for group in groups}, inputs, form)
+        if words is None:
+            break
+    return words
+
+
+def _differs_in_form(probe: nn.Module, coupling: Coupling, kept: Kept, inputs: Sequence[Any], form: str) -> str | None:
+    statistics = coupling.statistics(group for group in coupling.groups if group.axis in kept)
+    plan = plan_of(probe, coupling, kept)
+    tensors = tensors_of(probe)
+    saved = {name: tensors[name].data for name in plan.tensors}
+    undo: Callable[[], None] | None = None
+
+    def all_outputs(*, backward: bool, real: bool = False) -> list[Tensor]:
+        return [
+            each
+            for number, training in track(coupling.passes, "comparing")
+            for each in outputs(
+                probe,
+                inputs[number],
+                training=training,
+                statistics=frozenset() if real else statistics[number, training],
+                form=form,
+                backward=backward,
+            )
+        ]
+
+    try:
+        for name, (_, indices) in plan.tensors.items():
+            if not isinstance(tensors[name], nn.Parameter):
+                continue  # where a weight is zero, statistics and constants have no effect
+            tensors[name].data = saved[name].clone()
+            for at, places in indices.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(places)] = False
+                zero(tensors[name], at, gone)
+        expected = all_outputs(backward=False)
+        undo = carry_out(probe, plan, None)
+        try:
+            found = all_outputs(backward=True)
+            probe.load_state_dict(probe.state_dict())
+            if any(statistics.values()):
+                # with its own statistics: there is none of a single value
+                for before, after in zip(expected, all_outputs(backward=False, real=True), strict=True):
+                    if bool(torch.isfinite(before).all()) and not bool(torch.isfinite(after).all()):
+                        return "a statistic over what is left of it is not finite"
+        except Exception as error:  # whatever the model raises, this removal breaks it
+            return f"it raises {type(error).__name__}: {error}"
+        return difference(expected, found)
+    finally:
+        if undo is not None:
+            undo()
+        for name, value in saved.items():
+            tensors[name].data = value
+        probe.zero_grad(set_to_none=True)
+
+
+@contextlib.contextmanager
+def _doubles() -> Iterator[None]:
+    """New tensors are float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Comparable(TorchFunctionMode):
+    """Everything in float64, without dropout and dead units, and some statistics in a form that does not count."""
+
+    def __init__(self, statistics: AbstractSet[tuple[str, int]], forms: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.statistics, self.forms = statistics, forms
+        self.calls = Counter[str]()
+
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        name = name_of(func)
+        args, kwargs = tree_map_only(torch.dtype, _double, (args, dict(kwargs or {})))
+        body = written_in_others(func, name)
+        if body is not None:
+            with self:
+                return body(*args, **kwargs)
+        self.calls[name] += 1
+        if (name, self.calls[name]) in self.statistics:
+            return self.forms[name](func, *args, **kwargs)
+        return _ALWAYS[name](func, *args, **kwargs) if name in _ALWAYS else func(*args, **kwargs)
+
+
+def _double(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return x.double()
+
+
+def _leaky(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Zero stays zero, and nothing is dead: a unit that no example wakes would hide what is wrong behind it."""
+    return torch.where(x > 0, x, 0.3 * x)
+
+
+def _zero_for_nothing(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+    """A direction of length zero, normalized, is zero: the weight that was removed."""
+    out: Tensor = func(*args, **kwargs)
+    return out.nan_to_num(0.0)
+
+
+def _scaled(out: Tensor, weight: Any, bias: Any, shape: Sequence[int]) -> Tensor:
+    out = out * weight.reshape(shape) if weight is not None else out
+    return out + bias.reshape(shape) if bias is not None else out
+
+
+def _by_length(x: Tensor, dims: Sequence[int]) -> Tensor:
+    return x / x.square().sum(tuple(dims), keepdim=True).add(1e-3).sqrt()
+
+
+def _layer_norm(
+    x: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, *_: Any, sums: bool, **__: Any
+) -> Tensor:
+    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
+    bias = bias if isinstance(bias, Tensor) else None
+    return _scaled(_by_length(x, range(-count, 0)) if sums else x, weight, bias, x.shape[x.dim() - count :])
+
+
+def _group_norm(
+    x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, *_: Any, sums: bool, **__: Any
+) -> Tensor:
+    out = _by_length(x.reshape(x.shape[0], num_groups, -1), [-1]).reshape(x.shape) if sums else x
+    return _scaled(out, weight, bias, [-1, *(1 for _ in x.shape[2:])])
+
+
+def _batch_norm(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
+    """Also of an instance; the order of the arguments differs between torch's functions of this name."""
+    vectors = [each for each in args[:2] if isinstance(each, Tensor)]
+    weight, bias = kwargs.get("weight"), kwargs.get("bias")
+    if weight is None and len(args) > 3 and isinstance(args[2], Tensor | None):
+        weight, bias = args[2], args[3]
+    elif weight is None and vectors:
+        weight, bias = vectors[0], (vectors[1] if len(vectors) > 1 else None)
+    over = [0, *range(2, x.dim())]
+    return _scaled(_by_length(x, over) if sums else x, weight, bias, [-1, *(1 for _ in x.shape[2:])])
+
+
+def _mean(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
+    dims, keepdim = _reduction(x, *args, **kwargs)
+    total = x.double().sum(dims, keepdim=keepdim) / 64
+    return total if sums else torch.zeros_like(total)
+
+
+def _spread(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
+    dims, keepdim = _reduction(x, *args, **kwargs)
+    total = x.double().square().sum(dims, keepdim=keepdim) / 64
+    return total if sums else torch.ones_like(total)
+
+
+def _mean_and_spread(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return _spread(x, *args, **kwargs), _mean(x, *args, **kwargs)
+
+
+def _reduction(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
+    given = kwargs.get("dim", kwargs.get("axis", args[0] if args and not isinstance(args[0], bool) else None))
+    rest = [each for each in args[1:] if isinstance(each, bool)]
+    keepdim = bool(kwargs.get("keepdim", rest[-1] if rest else False))
+    return (tuple(range(x.dim())) if given is None else given), keepdim
+
+
+def _forms(*, sums: bool) -> dict[str, Callable[..., Any]]:
+    def in_form(replacement: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda _func, *args, **kwargs: replacement(*args, sums=sums, **kwargs)
+
+    replaced: dict[str, Callable[..., Any]]
+    replaced = {"layer_norm": _layer_norm, "rms_norm": _layer_norm, "group_norm": _group_norm}
+    replaced |= {"batch_norm": _batch_norm, "instance_norm": _batch_norm, "mean": _mean, "nanmean": _mean}
+    replaced |= {"var": _spread, "std": _spread, "var_mean": _mean_and_spread, "std_mean": _mean_and_spread}
+    return {name: in_form(replacement) for name, replacement in replaced.items()}
+
+
+_ALWAYS: dict[str, Callable[..., Any]] = {
+    **WITHOUT_DROPOUT,
+    **dict.fromkeys(("float", "half", "bfloat16"), _as_double),
+    **dict.fromkeys(("relu", "relu6"), _leaky),
+    "weight_norm": _zero_for_nothing,
+}
+_SUMS, _AFFINE = _forms(sums=True), _forms(sums=False)

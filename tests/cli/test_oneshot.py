@@ -1,0 +1,186 @@
+"""``secateur oneshot``: from a directory and a text to a pruned directory, and one line for what is wrong."""
+
+import itertools
+import json
+import os
+import random
+import signal
+
+import pytest
+import torch
+import typer
+from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
+
+from secateur.blockwise import directory as block_files
+from secateur.checkpoints import verify_checkpoint
+from secateur.cli.oneshot import oneshot
+from support.families import make
+from support.forks import forked
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(oneshot)
+
+WORDS = """the secateur is a small shear a gardener prunes roses with and the hedge is cut by another tool""".split()  # noqa: SIM905
+
+
+VOCABULARY = ["<unk>", "<s>", "</s>", *dict.fromkeys(WORDS)]
+
+
+def write_tokenizer(folder):
+    """One token a word."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    numbers = {word: number for number, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small Llama with a tokenizer, and a text."""
+    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
+    write_tokenizer(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
+    return tmp_path
+
+
+def call(folder, *words, data="text.txt", out="sparse"):
+    arguments = [str(folder / "dense"), "--data", str(folder / data), "--out", str(folder / out)]
+    return CliRunner().invoke(app, [*arguments, "--samples", "8", "--sequence-length", "16", *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--sparsity", "0.5"),
+        ("--pattern", "2:4", "--solver", "sparsegpt"),
+        ("-s", "0.6", "--pattern", "rows", "--solver", "wanda", "--allocate", "owl"),
+        ("-s", "0.5", "--solver", "magnitude", "--exclude", "*q_proj*", "--allocate", "progression"),
+    ],
+    ids=" ".join,
+)
+def test_a_pruned_directory_loads_and_verifies(folder, words):
+    ended = call(folder, *words)
+    assert ended.exit_code == 0, ended.stderr
+    assert "Pruned 1" in ended.stdout
+    assert "Left alone, outside the blocks: 2, such as" in ended.stdout
+    assert len([line for line in ended.stderr.splitlines() if "removed, error" in line]) in (12, 14)
+    record = json.loads((folder / "sparse/secateur.json").read_text())
+    assert record["arguments"]["command"].startswith("secateur oneshot ")
+    assert record["arguments"]["samples"] == 8
+    masks_only = "wanda" in words or "magnitude" in words
+    assert record["kept_weights"] == ("unchanged" if masks_only else "updated")
+    verification = verify_checkpoint(folder / "sparse", folder / "dense")
+    assert not verification.problems
+    assert not verification.unchecked
+    model = LlamaForCausalLM.from_pretrained(folder / "sparse")
+    assert model(torch.arange(5)[None]).logits.isfinite().all()
+
+
+def language(count, seed):
+    """Numbers of words of which each mostly follows from the two before it."""
+    chance = random.Random(seed)
+    first = len(VOCABULARY) - len(set(WORDS))
+    found = [chance.randrange(len(set(WORDS))) for _ in range(2)]
+    while len(found) < count:
+        found.append((3 * found[-2] + 5 * found[-1] + (chance.random() < 0.15) * chance.randrange(9)) % len(set(WORDS)))
+    return [first + number for number in found]
+
+
+def trained(numbers):
+    torch.manual_seed(0)
+    config = make("llama").config
+    config.update({"hidden_size": 32, "intermediate_size": 64, "vocab_size": len(VOCABULARY)})
+    model = LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(model.parameters(), 5e-3)
+    sequences = torch.tensor(numbers).reshape(-1, 16)
+    for _ in range(80):
+        batch = sequences[torch.randint(len(sequences), (32,))]
+        model(batch, labels=batch).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+@torch.no_grad()
+def loss_of(directory, numbers):
+    batch = torch.tensor(numbers).reshape(-1, 16)
+    return float(LlamaForCausalLM.from_pretrained(directory)(batch, labels=batch).loss)
+
+
+def test_killed_resumed_verified_loaded_and_better_than_sparsegpt(tmp_path):
+    trained(language(16 * 256, seed=1)).save_pretrained(tmp_path / "dense", max_shard_size="20KB")
+    write_tokenizer(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(VOCABULARY[number] for number in language(1000, seed=2)))
+
+    def killed():
+        function, calls = block_files.write_tensor, itertools.count(1)
+
+        def write(*arguments, **keywords):
+            if next(calls) == 9:  # the second tensor of the second block
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        block_files.write_tensor = write
+        call(tmp_path, "-s", "0.6")
+
+    assert os.WTERMSIG(forked(killed)) == signal.SIGKILL
+    assert not (tmp_path / "sparse").exists()
+    ended = call(tmp_path, "-s", "0.6")
+    assert ended.exit_code == 0, ended.stderr
+    assert sum("removed, error" in line for line in ended.stderr.splitlines()) == 7, "the first block is not redone"
+    assert call(tmp_path, "-s", "0.6", "--solver", "sparsegpt", out="sparsegpt").exit_code == 0
+    for out in ("sparse", "sparsegpt"):
+        found = verify_checkpoint(tmp_path / out, tmp_path / "dense")
+        assert not found.problems
+        assert found.target_sparsity == pytest.approx(0.6, abs=1e-3)
+    unseen = language(16 * 64, seed=3)
+    dense, ours, theirs = (loss_of(tmp_path / out, unseen) for out in ("dense", "sparse", "sparsegpt"))
+    assert dense < theirs
+    assert ours - dense < (theirs - dense) / 2
+
+
+def test_what_is_wrong_is_one_line(folder):
+    for words, line in (
+        (("-s", "1.5"), "sparsity is the fraction that is removed"),
+        ((), "needs a sparsity"),
+        (("-s", "0.6", "--pattern", "2:4"), "removes 0.5"),
+        (("--pattern", "2:4", "--allocate", "owl"), "leave --allocate out"),
+        (("-s", "0.5", "--include", "nothing*"), "no parameter matches"),
+        (("-s", "0.5", "--samples", "999"), "tokens"),
+    ):
+        ended = call(folder, *words)
+        assert ended.exit_code == 2, ended.output
+        assert line in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+        assert not (folder / "sparse").exists()
+    (folder / "sparse").mkdir()
+    assert "already exists" in call(folder, "-s", "0.5").stderr
+
+
+def test_an_interrupted_run_goes_on(folder, monkeypatch):
+    from secateur.cli import oneshot as oneshot_command
+
+    def interrupt(layer, started):
+        if layer.block.endswith("1"):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(oneshot_command, "_print_layer", interrupt)
+        ended = call(folder, "-s", "0.5")
+    assert ended.exit_code == 130
+    assert ended.stderr == "secateur: interrupted; run the same command again to go on.\n"
+    assert (folder / "sparse.unfinished").is_dir()
+    ended = call(folder, "-s", "0.5")
+    assert ended.exit_code == 0, ended.stderr
+    assert sum("removed, error" in line for line in ended.stderr.splitlines()) == 7
+    assert not verify_checkpoint(folder / "sparse", folder / "dense").problems

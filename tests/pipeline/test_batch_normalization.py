@@ -1,0 +1,134 @@
+"""The statistics are the averages of the batches', and nothing else changes."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as distributed
+import torch.multiprocessing as multiprocessing
+from torch import nn
+
+from secateur.pipeline import reestimate_batchnorm
+from secateur.pipeline.batch_normalization import batchnorms
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Conv2d(4, 5, 3), nn.BatchNorm2d(5)
+    )
+
+
+def images(count=3, size=4):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(size, 3, 8, 8, generator=generator) * (1 + number) for number in range(count)]
+
+
+def test_statistics_are_averages_over_the_batches():
+    model, batches = network(), images()
+    reestimate_batchnorm(model, iter(batches))
+    inputs = [model[0](batch).movedim(1, 0).flatten(1) for batch in batches]
+    torch.testing.assert_close(model[1].running_mean, torch.stack([x.mean(1) for x in inputs]).mean(0))
+    torch.testing.assert_close(model[1].running_var, torch.stack([x.var(1) for x in inputs]).mean(0))
+    assert model[1].num_batches_tracked == 3
+
+
+def test_as_update_bn_but_without_dropout():
+    model, batches = network(), [(batch, "a target") for batch in images()]
+    oracle = copy.deepcopy(model)
+    oracle[3] = nn.Identity()
+    torch.optim.swa_utils.update_bn(batches, oracle)
+    reestimate_batchnorm(model, batches)
+    for name, buffer in model.named_buffers():
+        torch.testing.assert_close(buffer, oracle.get_buffer(name))
+
+
+def test_a_second_time_changes_nothing():
+    model, batches = network(), images()
+    reestimate_batchnorm(model, batches)
+    once = copy.deepcopy(model.state_dict())
+    reestimate_batchnorm(model, batches)
+    assert all(torch.equal(value, once[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_everything_else_stays(fails):
+    model = network()
+    model[1].eval()
+    model[5].momentum = 0.3
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    momenta = [module.momentum for module in batchnorms(model).values()]
+    modes = [module.training for module in model.modules()]
+    weights = copy.deepcopy(dict(model.named_parameters()))
+    statistics, generator = copy.deepcopy(dict(model.named_buffers())), torch.get_rng_state()
+    buffers = {name: id(buffer) for name, buffer in model.named_buffers()}
+    if fails:
+        with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+            reestimate_batchnorm(model, [*images(), torch.ones(1, 3, 5, 5)])
+        assert all(torch.equal(buffer, statistics[name]) for name, buffer in model.named_buffers())
+    else:
+        reestimate_batchnorm(model, images())
+        assert not torch.equal(model[1].running_mean, statistics["1.running_mean"])
+    assert [module.momentum for module in batchnorms(model).values()] == momenta == [0.1, 0.3]
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
+    assert model[0].weight.grad.eq(1).all()
+    assert model[4].weight.grad is None
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == buffers
+
+
+def test_what_the_batches_never_reach_keeps_its_statistics():
+    model = nn.ModuleDict({"used": nn.BatchNorm1d(2), "unused": nn.BatchNorm1d(2)})
+    model["unused"].running_mean.fill_(7)
+    reestimate_batchnorm(model, [torch.randn(4, 2) + 9], forward=lambda m, batch: m["used"](batch))
+    assert model["unused"].running_mean.eq(7).all()
+    assert model["used"].running_mean.gt(5).all()
+
+
+def test_which_modules_count():
+    model = nn.Sequential(
+        nn.BatchNorm1d(2), nn.BatchNorm2d(2, track_running_stats=False), nn.SyncBatchNorm(2), nn.LayerNorm(2),
+        nn.InstanceNorm1d(2, track_running_stats=True),
+    )  # fmt: skip
+    assert list(batchnorms(model)) == ["0", "2"]
+    reestimate_batchnorm(nn.SyncBatchNorm(2), [torch.randn(4, 2)])
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"),
+    [
+        ([], "there are no batches"),
+        ([torch.full((4, 3, 8, 8), torch.inf)], "1: the statistics of the batches are not finite"),
+    ],
+)
+def test_messages(batches, message):
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        reestimate_batchnorm(model, batches)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_a_model_without_any_is_warned_of():
+    with pytest.warns(UserWarning, match="Linear has no BatchNorm with running statistics"):
+        reestimate_batchnorm(nn.Linear(2, 2), [])
+
+
+def on_each_rank(rank, folder):
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    batches, expected = images(4), network()
+    reestimate_batchnorm(expected, batches)
+    model = nn.parallel.DistributedDataParallel(network())
+    reestimate_batchnorm(model.module if rank else model, batches[2 * rank : 2 * rank + 2])
+    for name, buffer in model.module.named_buffers():
+        if "num_batches" not in name:
+            torch.testing.assert_close(buffer, expected.get_buffer(name))
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.filterwarnings("ignore")
+def test_ranks_agree(tmp_path):
+    multiprocessing.spawn(on_each_rank, args=(str(tmp_path),), nprocs=2)

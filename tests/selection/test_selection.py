@@ -1,0 +1,313 @@
+"""Selection against sorting, on everything that makes a threshold hard to find."""
+
+import math
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secateur.selection import LazyScores, counts_kept_overall, keep_largest, keep_largest_overall
+from secateur.selection import largest as selection
+
+HARD = {
+    "normal": lambda n, g: torch.randn(n, generator=g),
+    "all equal": lambda n, g: torch.full((n,), 0.25),
+    "two values": lambda n, g: (torch.rand(n, generator=g) < 0.3).float(),
+    "sorted": lambda n, g: torch.arange(n, dtype=torch.float32),
+    "reversed": lambda n, g: -torch.arange(n, dtype=torch.float32),
+    "denormals": lambda n, g: torch.randint(0, 1000, (n,), generator=g).float() * 1e-45,
+    "signed zeros": lambda n, g: torch.where(torch.rand(n, generator=g) < 0.5, 0.0, -0.0),
+    "infinities": lambda n, g: (
+        torch.randn(n, generator=g).masked_fill(torch.rand(n, generator=g) < 0.4, -torch.inf)
+        + torch.where(torch.rand(n, generator=g) < 0.1, torch.inf, 0.0).nan_to_num(posinf=3e38)
+    ),
+    "mostly zeros": lambda n, g: torch.randn(n, generator=g) * (torch.rand(n, generator=g) < 0.05),
+    "few values": lambda n, g: torch.randint(0, 7, (n,), generator=g).float(),
+    "one in a million": lambda n, g: torch.zeros(n).index_fill_(0, torch.tensor([n // 2]), 1.0),
+}
+
+
+def by_sorting(tensors, kept):
+    """The slow truth: a stable descending sort of everything joined, in float64."""
+    joined = torch.cat([tensor.reshape(-1).double() + 0.0 for tensor in tensors.values()])
+    keep = torch.zeros(joined.numel(), dtype=torch.bool)
+    keep[torch.sort(joined, descending=True, stable=True).indices[:kept]] = True
+    parts = keep.split([tensor.numel() for tensor in tensors.values()])
+    return {name: part.reshape(t.shape) for (name, t), part in zip(tensors.items(), parts, strict=True)}
+
+
+def check(tensors, kept, scores=None):
+    expected = by_sorting(tensors, kept)
+    scores = tensors if scores is None else scores
+    found = keep_largest_overall(scores, kept)
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+    assert counts_kept_overall(scores, kept) == {name: int(mask.sum()) for name, mask in expected.items()}
+
+
+@pytest.fixture(params=["plain", "sampled", "on a device"])
+def path(request, monkeypatch):
+    """Small tensors go down every path: with a sample and many segments, and as on an accelerator."""
+    if request.param != "plain":
+        monkeypatch.setattr(selection, "AT_ONCE", 0)
+        monkeypatch.setattr(selection, "SAMPLE", 64)
+        monkeypatch.setattr(selection, "COLLECTED", 500)
+        monkeypatch.setattr(selection, "PIECE", 64)
+        monkeypatch.setattr(selection, "SEGMENT", 192)
+        monkeypatch.setattr(selection, "DEVICE_SEGMENT", 192)
+    if request.param == "on a device":
+        on_device = selection._compare_on_device
+        monkeypatch.setattr(selection, "_compare_on_host", lambda *arguments: on_device(*arguments[:-1]))
+        monkeypatch.setattr(selection, "PIECE", 192)
+    return request.param
+
+
+@pytest.mark.parametrize("kind", HARD)
+def test_hard_inputs(kind, path):
+    generator = torch.Generator().manual_seed(1)
+    sizes = [1, 700, 0, 2900, 64]
+    tensors = {
+        f"t{i}": HARD[kind](size, generator) for i, size in enumerate(sizes) if size or kind != "one in a million"
+    }
+    total = sum(tensor.numel() for tensor in tensors.values())
+    for kept in (0, 1, 2, total // 10, total // 2, total - 1, total):
+        check(tensors, kept)
+
+
+@settings(max_examples=60)
+@given(
+    tensors=st.lists(
+        st.lists(st.floats(allow_nan=False, width=32) | st.sampled_from([0.0, -0.0, 1.0]), max_size=40),
+        min_size=1,
+        max_size=4,
+    ),
+    share=st.floats(0, 1),
+    doubles=st.booleans(),
+)
+def test_any_floats(tensors, share, doubles):
+    named = {f"t{i}": torch.tensor(values, dtype=torch.float64 if doubles and i % 2 else torch.float32)
+             for i, values in enumerate(tensors)}  # fmt: skip
+    check(named, round(share * sum(map(len, tensors))))
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_floats_by_digits(data):
+    """The fall-back that shards use, on its own."""
+    values = data.draw(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60))
+    tensors = {"a": torch.tensor(values, dtype=torch.float64)}
+    kept = data.draw(st.integers(1, len(values)))
+    sources, _ = selection._sources(tensors, kept, None)
+    sources[0].mask = torch.empty(len(values), dtype=torch.bool)
+    selection._write_masks(sources, selection._search_by_digits(sources, kept))
+    assert torch.equal(sources[0].mask, by_sorting(tensors, kept)["a"])
+
+
+def test_a_threshold_between_the_numbers_of_a_narrower_type(path):
+    """0.1 in float64 is no float32: comparing after rounding would tie it with float32(0.1)."""
+    third = torch.tensor([0.1], dtype=torch.float32).double()
+    tensors = {
+        "narrow": torch.tensor([0.1] * 100, dtype=torch.float32),
+        "wide": torch.cat([third, third + 1e-12, third - 1e-12]).repeat(40),
+        "half": torch.tensor([0.1, 0.2, 65504.0], dtype=torch.float16),
+        "brain": torch.tensor([0.1, 3e38], dtype=torch.bfloat16),
+        "whole": torch.tensor([0, 1, 2**40]),
+    }
+    total = sum(tensor.numel() for tensor in tensors.values())
+    for kept in range(0, total + 1, 7):
+        check(tensors, kept)
+
+
+def test_strides_and_scalars(path):
+    base = torch.randn(8, 6, 10, 12)
+    tensors = {
+        "transposed": base[0, 0].t(),
+        "channels last": base.contiguous(memory_format=torch.channels_last),
+        "every other": base[:, :, ::2, ::3],
+        "expanded": torch.randn(5, 1, 7).expand(5, 9, 7),
+        "scalar": torch.tensor(0.3),
+        "empty": torch.zeros(0, 3),
+        "column": base[:, 0, 0, 0],
+        "flipped": torch.randn(700).flip(0).unsqueeze(0).t(),
+    }
+    total = sum(tensor.numel() for tensor in tensors.values())
+    for kept in (1, total // 3, total - 5):
+        check(tensors, kept)
+
+
+def test_large_enough_for_threads_and_a_sample():
+    generator = torch.Generator().manual_seed(0)
+    tensors = {"a": torch.randn(1_500_000, generator=generator), "b": torch.randn(1300, 1000, generator=generator).t()}
+    for kept in (5, 1_234_567, 2_799_999):
+        check(tensors, kept)
+    scores = LazyScores(tensors, torch.abs, elementwise=True)
+    check({name: tensor.abs() for name, tensor in tensors.items()}, 777_777, scores)
+
+
+def test_lazy_scores_are_computed_piece_by_piece_only_when_elementwise(path):
+    sizes = []
+
+    def scored(weight):
+        sizes.append(weight.numel())
+        return weight.abs()
+
+    weights = {"a": torch.randn(40, 50), "b": torch.randn(1000)}
+    expected = {name: weight.abs() for name, weight in weights.items()}
+    check(expected, 700, LazyScores(weights, scored, elementwise=True))
+    if path != "plain":
+        assert max(sizes) <= 192
+    sizes.clear()
+    check(expected, 700, LazyScores(weights, scored))
+    assert set(sizes) == {2000, 1000}
+
+
+def test_lazy_random_scores_are_the_same_at_every_access():
+    torch.manual_seed(5)
+    scores = LazyScores({"a": torch.zeros(7), "b": torch.zeros(7)}, lambda w: torch.rand(w.shape))
+    first = {name: scores[name].clone() for name in scores}
+    state = torch.get_rng_state()
+    assert torch.equal(scores["a"], first["a"])
+    assert torch.equal(scores["b"], first["b"])
+    assert torch.equal(state, torch.get_rng_state())
+    assert not torch.equal(first["a"], first["b"])
+
+
+def test_among(path):
+    generator = torch.Generator().manual_seed(2)
+    tensors = {"a": torch.randn(900, generator=generator), "b": torch.randn(30, 40, generator=generator)}
+    tensors["a"][5] = torch.nan  # a removed weight may be anything
+    among = {"a": torch.rand(900, generator=generator) < 0.6, "b": torch.rand(30, 40, generator=generator) < 0.1}
+    among["a"][5] = False
+    alive = sum(int(mask.sum()) for mask in among.values())
+    dead = {name: tensor.masked_fill(~among[name], -torch.inf) for name, tensor in tensors.items()}
+    for kept in (1, alive // 2, alive):
+        found = keep_largest_overall(tensors, kept, among=among)
+        expected = by_sorting(dead, kept)
+        assert all(torch.equal(found[name], expected[name]) for name in tensors)
+    found = keep_largest_overall(tensors, alive + 50, among=among)
+    assert all(torch.equal(found[name], among[name]) for name in tensors)
+    numbers = {name: mask.to(torch.float16) for name, mask in among.items()}
+    assert counts_kept_overall(tensors, alive, among=numbers) == {n: int(m.sum()) for n, m in among.items()}
+
+
+def test_more_than_two_to_the_31_entries(monkeypatch):
+    """Index arithmetic, on a tensor of stride 0 that occupies a few bytes, seen at its far end only."""
+    rows = 2**31 // 1024 + 3
+    huge = torch.tensor([[1.0, 3.0] * 512]).expand(rows, 1024)
+    (source,), entries = selection._sources({"huge": huge}, 0, None)
+    assert entries == source.numel == rows * 1024
+    sample = selection._sample([source])
+    assert set(sample.tolist()) == {1.0, 3.0}
+    assert selection._bracket(sample, 0.1) == (3.0, 3.0)
+    far = 2**31 + 1024
+    monkeypatch.setattr(selection, "_segments", lambda tensor: iter([(far, huge[-2:].reshape(-1))]))
+    source.mask = torch.from_numpy(np.empty(source.numel, dtype=np.bool_))  # pages are not touched until written
+    ((at, segment),) = selection._segments(huge)
+    found = selection._classify(source, at, segment, 2.0, 4.0, collect=True, scratch=threading.local())
+    assert (found.start, found.above, found.inside) == (far, 0, 1024)
+    assert (found.offsets[0], found.offsets[-1]) == (1, 2047)
+    assert far + 2047 == source.numel - 1
+    assert set(found.values.tolist()) == {3.0}
+    assert source.mask[far:].tolist() == [False, True] * 1024
+    at = [at for at, _ in selection._pieces(source)]
+    assert at[0] == far
+
+
+def test_nan_is_named(path):
+    tensors = {"fine": torch.randn(1000), "conv.weight": torch.randn(1000)}
+    for position in (0, 500, 999):
+        tensors["conv.weight"] = torch.randn(1000).index_fill_(0, torch.tensor([position]), torch.nan)
+        for kept in (0, 1, 1000, 2000):
+            with pytest.raises(ValueError, match=r"conv\.weight: a score is NaN"):
+                keep_largest_overall(tensors, kept)
+    with pytest.raises(ValueError, match="NaN"):
+        keep_largest_overall({"a": torch.ones(1000).index_fill_(0, torch.tensor([3]), torch.nan)}, 10)
+
+
+@settings(max_examples=60)
+@given(
+    groups=st.integers(0, 20),
+    units=st.sampled_from([1, 2, 4, 7, 8, 9, 33]),
+    seed=st.integers(0, 999),
+    share=st.floats(0, 1),
+    values=st.integers(1, 20),
+    half=st.booleans(),
+)
+def test_rows(groups, units, seed, share, values, half):
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randint(-values, values, (groups, units), generator=generator).float()
+    table = table.bfloat16() if half else table
+    kept = round(share * units)
+    mask = keep_largest(table, kept)
+    for row, keep in zip(table, mask, strict=True):
+        assert torch.equal(keep, by_sorting({"row": row}, kept)["row"])
+    counts = torch.randint(0, units + 1, (groups,), generator=generator)
+    for row, keep, count in zip(table, keep_largest(table, counts), counts, strict=True):
+        assert torch.equal(keep, by_sorting({"row": row}, int(count))["row"])
+    assert torch.equal(keep_largest(table, torch.full((groups,), kept)), mask)
+
+
+def test_rows_by_rank_on_a_device():
+    table = torch.randint(0, 4, (500, 4)).float()
+    ranked = selection._first_of_ranks_on_device(table, 2)
+    assert torch.equal(ranked, keep_largest(table, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: keep_largest(torch.zeros(3), 1), r"shape \(groups, units\), not \(3,\)"),
+        (lambda: keep_largest(torch.zeros(2, 3), 4), "can't keep 4 of 3 units"),
+        (lambda: keep_largest(torch.zeros(2, 3), -1), "can't keep -1 of 3 units"),
+        (lambda: keep_largest(torch.zeros(2, 3), torch.tensor([1, 9])), "can't keep 9 of 3 units"),
+        (lambda: keep_largest(torch.zeros(2, 3), torch.tensor([1.0, 2.0])), "must be integers of shape"),
+        (lambda: keep_largest(torch.full((2, 3), math.nan), 1), "NaN"),
+        (lambda: keep_largest(torch.full((2, 30), math.nan), 1), "NaN"),
+        (lambda: keep_largest(torch.full((1, 30), math.nan), 0), "NaN"),
+        (lambda: keep_largest_overall({"a": torch.zeros(2)}, 3), "can't keep 3 of 2 entries"),
+        (lambda: keep_largest_overall({"a": torch.zeros(2, dtype=torch.cfloat)}, 1), "a: complex scores"),
+        (lambda: keep_largest_overall({"a": torch.zeros(2, device="meta")}, 1), "a: on the meta device"),
+        (
+            lambda: keep_largest_overall({"a": torch.zeros(2)}, 1, among={"a": torch.ones(3)}),
+            r"a: a mask of shape \(3,\)",
+        ),
+        (lambda: LazyScores({"a": torch.zeros(2)}, lambda w: w[:1])["a"], r"returned scores of shape \(1,\)"),
+    ],
+)
+def test_messages(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_what_an_elementwise_function_returns_is_checked(path):
+    def arrays(weight):
+        return (abs(weight) * 100).astype(int) if isinstance(weight, np.ndarray) else (abs(weight) * 100).long()
+
+    arrays.on_arrays = True
+    weights = {"w": torch.randn(3000)}
+    found = keep_largest_overall(LazyScores(weights, arrays, elementwise=True), 1000)
+    assert torch.equal(found["w"], by_sorting({"w": (weights["w"].abs() * 100).long()}, 1000)["w"])
+    scale = torch.ones((), requires_grad=True)
+    check({"w": weights["w"].abs()}, 1000, LazyScores(weights, lambda w: w.abs() * scale, elementwise=True))
+    for function, error, message in (
+        (lambda w: w.mean(), ValueError, r"w: the criterion returned scores of shape \(\)"),
+        (lambda w: w.reshape(-1, 1), ValueError, r"w: the criterion returned scores of shape \(\d+, 1\)"),
+        (lambda _: [1.0], TypeError, "w: the criterion returned a list, not a tensor"),
+        (lambda w: w * 1j, ValueError, "w: complex scores have no order"),
+    ):
+        for elementwise in (True, False):
+            with pytest.raises(error, match=message):
+                keep_largest_overall(LazyScores(weights, function, elementwise=elementwise), 1000)
+
+
+def test_counts_are_integers_and_rows_may_be_empty():
+    assert keep_largest(torch.zeros(5, 0), 0).shape == (5, 0)
+    assert keep_largest(torch.randn(3, 9), np.int64(2)).sum(1).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="can't keep 99 of 9 units"):
+        keep_largest(torch.zeros(1, 9), np.int64(99))
+    with pytest.raises(TypeError, match="a count is an integer"):
+        keep_largest(torch.zeros(3, 9), 1.5)

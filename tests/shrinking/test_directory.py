@@ -1,0 +1,306 @@
+"""Laws of shrinking a directory: what `shrink` makes of the loaded model, and all of it or nothing."""
+
+import errno
+import json
+import shutil
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from secateur import shrink
+from secateur.checkpoints import Checkpoint, CheckpointError, open_checkpoint
+from secateur.criteria import wanda
+from secateur.shrinking import directory as checkpoint_shrinking
+from secateur.shrinking import meta_model_of, shrink_checkpoint
+from secateur.shrinking.directory import _sliced_files
+
+LLAMA = {
+    "vocab_size": 53,
+    "hidden_size": 36,
+    "intermediate_size": 52,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 32,
+}
+TOKENS = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
+EXAMPLE = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS), "use_cache": False}
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """A Llama in bfloat16 with a head that is its embedding, in several files, with others beside."""
+    folder = tmp_path_factory.mktemp("llama") / "dense"
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA, tie_word_embeddings=True)).to(torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="20KB")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"stale")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def smaller(dense):
+    return shrink_checkpoint(dense, dense.parent / "small", 0.4, arguments={"sparsity": 0.4})
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_it_is_what_shrink_makes_of_the_loaded_model(dense, smaller):
+    model = LlamaForCausalLM.from_pretrained(dense, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    shrink(model, EXAMPLE, 0.4, uniform=True)
+    loaded = LlamaForCausalLM.from_pretrained(smaller.out, dtype="auto")
+    expected, found = model.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+    assert loaded.num_parameters() == smaller.parameters[1] == model.num_parameters()
+    with torch.no_grad():
+        assert torch.equal(model(**EXAMPLE).logits, loaded(**EXAMPLE).logits)
+
+
+def test_what_else_is_in_the_directory(dense, smaller):
+    before, after = files_of(dense), files_of(smaller.out)
+    assert before.keys() - after.keys() == {"pytorch_model.bin"}
+    assert [str(path) for path in smaller.left_out] == ["pytorch_model.bin"]
+    assert after.keys() - before.keys() == {"plan.json", "secateur.json"}
+    assert after["tokenizer.json"] == before["tokenizer.json"]
+    old, new = json.loads(before["config.json"]), json.loads(after["config.json"])
+    assert {key: (old[key], new[key]) for key in new if old[key] != new[key]} == smaller.fields
+    assert list(new) == list(old)
+    index = json.loads(after["model.safetensors.index.json"])
+    assert index["weight_map"] == json.loads(before["model.safetensors.index.json"])["weight_map"]
+    assert index["metadata"]["total_size"] == smaller.nbytes[1] == open_checkpoint(smaller.out).nbytes
+    record = json.loads(after["secateur.json"])
+    assert record["arguments"] == {"sparsity": 0.4}
+    assert record["proof"] == smaller.proof == "on LlamaForCausalLM with random weights"
+    assert str(dense) not in after["secateur.json"].decode()
+    assert smaller.parameters[1] <= 0.6 * smaller.parameters[0]
+
+
+def test_twice_is_the_same_bytes_and_the_source_is_as_before(dense, smaller, tmp_path):
+    before = files_of(dense)
+    shrink_checkpoint(dense, tmp_path / "again", 0.4, arguments={"sparsity": 0.4})
+    assert files_of(tmp_path / "again") == files_of(smaller.out)
+    assert files_of(dense) == before
+
+
+def test_a_large_model_is_proved_on_a_small_one_of_its_class(dense, smaller, monkeypatch):
+    monkeypatch.setattr(checkpoint_shrinking, "PROVED", 10_000)
+    proved_on = []
+
+    def spy(model, *arguments):
+        proved_on.append(sum(each.numel() for each in model.parameters()))
+        return right(model, *arguments)
+
+    right = checkpoint_shrinking.wrong_groups
+    monkeypatch.setattr(checkpoint_shrinking, "wrong_groups", spy)
+    done = shrink_checkpoint(dense, None, 0.4)
+    assert proved_on
+    assert max(proved_on) <= 10_000
+    assert done.proof.startswith("on LlamaForCausalLM with random weights and num_hidden_layers")
+    assert done.fields == smaller.fields
+    assert done.out is None
+
+
+def test_what_is_wrong_in_the_small_one_stays_whole_in_the_large(dense, monkeypatch):
+    monkeypatch.setattr(checkpoint_shrinking, "PROVED", 10_000)
+
+    def wrong(_model, _coupling, groups, _kept, _inputs):
+        return [group for group in groups if "gate_proj" in group.name]
+
+    monkeypatch.setattr(checkpoint_shrinking, "wrong_groups", wrong)
+    done = shrink_checkpoint(dense, None, 0.2)
+    assert done.frozen["model.layers.2.mlp.gate_proj.weight", 0] == "the smaller model computed something else"
+    assert "intermediate_size" not in done.fields
+    assert "num_attention_heads" in done.fields
+
+
+def test_without_a_proof_and_without_writing(dense):
+    before = sorted(dense.parent.iterdir())
+    done = shrink_checkpoint(dense, None, 0.4, verify=False, model=meta_model_of(open_checkpoint(dense)))
+    assert done.proof == "not proved, as asked"
+    assert sorted(dense.parent.iterdir()) == before
+
+
+def test_one_tensor_at_a_time(dense, monkeypatch):
+    alive = weakref.WeakSet()
+    most = []
+
+    def read(self, name):
+        tensor = whole(self, name)
+        alive.add(tensor)
+        most.append(len(alive))
+        return tensor
+
+    whole = Checkpoint.__getitem__
+    monkeypatch.setattr(Checkpoint, "__getitem__", read)
+    shrink_checkpoint(dense, None, 0.4, verify=False, criterion=lambda weight: weight.abs())
+    assert len(most) > 20
+    assert max(most) <= 2  # the one before is let go of when the next is there
+
+
+def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatch):
+    """To the last bit, however large the blocks are; a whole weight is not read."""
+    blocks = []
+
+    def read(self, name, *where):
+        blocks.append(where)
+        return raw(self, name, *where)
+
+    raw = Checkpoint.raw
+    monkeypatch.setattr(Checkpoint, "raw", read)
+    monkeypatch.setattr(checkpoint_shrinking, "_PIECE", 1000)
+    monkeypatch.setattr("secateur.shrinking.choosing._PIECE", 500)
+    done = shrink_checkpoint(dense, None, 0.4, verify=False)
+    assert done.plan.to_json() == smaller.plan.to_json()
+    assert max(stop - start for start, stop in blocks) <= 1000
+
+
+@settings(max_examples=25)
+@given(st.data(), st.integers(1, 40))
+def test_slices_are_those_of_index_select(tmp_path_factory, data, piece):
+    shape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    dtype = data.draw(st.sampled_from([torch.bfloat16, torch.float64, torch.int8]))
+    folder = tmp_path_factory.mktemp("slices")
+    tensor = torch.arange(torch.Size(shape).numel()).reshape(shape).to(dtype)
+    save_file({"first": torch.ones(3), "it": tensor}, folder / "model.safetensors", {"format": "pt"})
+    cuts = {}
+    for at, size in enumerate(shape):
+        if data.draw(st.booleans()):
+            cuts[at] = np.array(sorted(data.draw(st.sets(st.integers(0, size - 1), min_size=1))))
+            tensor = tensor.index_select(at, torch.from_numpy(cuts[at]))
+    factors = []
+    if dtype.is_floating_point and data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(shape) - 1))
+        factors.append(
+            (
+                at,
+                np.array(
+                    data.draw(
+                        st.lists(st.sampled_from([0.5, 1.0, 2.0]), min_size=tensor.shape[at], max_size=tensor.shape[at])
+                    )
+                ),
+            )
+        )
+        tensor = tensor * torch.from_numpy(factors[0][1]).to(dtype).reshape(
+            [-1 if d == at else 1 for d in range(len(shape))]
+        )
+    (folder / "out").mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint_shrinking, "_PIECE", piece)
+        written = set(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts}, {"it": factors}))
+    assert written == {"it", "first"}
+    found = load_file(folder / "out" / "model.safetensors")
+    assert torch.equal(found["it"], tensor)
+    assert torch.equal(found["first"], torch.ones(3))
+    assert found["it"].dtype == dtype
+
+
+def test_files_without_the_prefix_of_the_model(tmp_path):
+    sizes = {"vocab_size": 53, "n_positions": 16, "n_embd": 36, "n_layer": 1, "n_head": 3}
+    model = GPT2LMHeadModel(GPT2Config(**sizes))
+    model.save_pretrained(tmp_path / "dense")
+    tensors = load_file(tmp_path / "dense" / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(bare, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
+    done = shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.4, verify=False)
+    assert load_file(tmp_path / "small" / "model.safetensors").keys() == bare.keys()
+    loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "small")
+    assert (loaded.config.n_embd, loaded.config.n_head, loaded.config.n_inner) == (24, 2, done.fields["n_inner"][1])
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+
+def changed(dense, folder, **config):
+    shutil.copytree(dense, folder)
+    values = json.loads((folder / "config.json").read_text())
+    values |= config
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"architectures": None}, r"config\.json: names no architectures; give the model"),
+        ({"architectures": ["Nothing"]}, "transformers has no Nothing; give the model"),
+        ({"num_attention_heads": 7}, r"LlamaForCausalLM cannot be built from config\.json \("),
+        (
+            {"intermediate_size": 60},
+            r"gate_proj\.weight has shape \(52, 36\), in LlamaForCausalLM as config\.json says",
+        ),
+        ({"num_hidden_layers": 4}, r"model\.layers\.3\..* of LlamaForCausalLM is not in the files"),
+    ],
+)
+def test_a_configuration_that_does_not_fit(dense, tmp_path, config, error):
+    source = changed(dense, tmp_path / "odd", **config)
+    with pytest.raises(CheckpointError, match=error):
+        shrink_checkpoint(source, tmp_path / "small", 0.4)
+    assert [path.name for path in tmp_path.iterdir()] == ["odd"]
+
+
+def test_integers_rank_nothing(dense, tmp_path):
+    source = changed(dense, tmp_path / "odd")
+    (shard, *_) = open_checkpoint(source).files
+    tensors = load_file(shard)
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name].to(torch.int8)}, shard, {"format": "pt"})
+    with pytest.raises(CheckpointError, match="is of dtype I8, which ranks nothing by itself"):
+        shrink_checkpoint(source, tmp_path / "small", 0.4)
+
+
+def test_a_missing_shard_and_a_missing_configuration(dense, tmp_path):
+    source = changed(dense, tmp_path / "odd")
+    (source / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"no config\.json here; give the model"):
+        shrink_checkpoint(source, tmp_path / "small", 0.4)
+    open_checkpoint(source).files[0].unlink()
+    with pytest.raises(CheckpointError, match="is named here and is not in the directory"):
+        shrink_checkpoint(source, tmp_path / "small", 0.4)
+
+
+def test_what_cannot_be_asked_for(dense, tmp_path):
+    with pytest.raises(ValueError, match="'units' for a checkpoint, not 'latency'"):
+        shrink_checkpoint(dense, tmp_path / "small", 0.4, target="latency")
+    with pytest.raises(ValueError, match="in \\[0, 1\\]; got 40"):
+        shrink_checkpoint(dense, tmp_path / "small", 40)
+    with pytest.raises(CheckpointError, match="lies inside the input"):
+        shrink_checkpoint(dense, dense / "small", 0.4)
+    with pytest.raises(ValueError, match="Linear has no config"):
+        shrink_checkpoint(dense, tmp_path / "small", 0.4, model=torch.nn.Linear(2, 2, device="meta"))
+    with pytest.raises(ValueError, match="cannot be watched on the meta device"):
+        shrink_checkpoint(dense, tmp_path / "small", 0.4, example_inputs={"input_ids": "nothing"})
+    with pytest.raises(TypeError, match="input_norm"):
+        shrink_checkpoint(dense, tmp_path / "small", 0.4, criterion=wanda, verify=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_that_is_there_and_a_full_disk(dense, tmp_path, monkeypatch):
+    (tmp_path / "small").mkdir()
+    with pytest.raises(CheckpointError, match="already exists"):
+        shrink_checkpoint(dense, tmp_path / "small", 0.4, verify=False)
+    (tmp_path / "small").rmdir()
+    written = []
+
+    def full(file, data):
+        if len(written) == 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(data)
+        write(file, data)
+
+    write = checkpoint_shrinking._write
+    monkeypatch.setattr(checkpoint_shrinking, "_write", full)
+    with pytest.raises(OSError, match="No space left"):
+        shrink_checkpoint(dense, tmp_path / "small", 0.4, verify=False)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,782 @@
+"""Laws of `shrink`: what is left computes what the original does with zeros, and a call that fails changes nothing."""
+
+import copy
+import fnmatch
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
+from secateur.allocation import by_name, everywhere
+from secateur.coupling import find_coupling, run, tensors_of
+from secateur.criteria import magnitude
+from secateur.shrinking import module as shrinking
+from secateur.shrinking import plan as plans
+from secateur.shrinking.choosing import by_cost
+from secateur.shrinking.plan import Plan, carry_out, plan_of, zero
+from secateur.shrinking.proof import difference, differs, outputs, probe_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import zoo
+from support.unchanged import is_unchanged, state_of
+
+NOTHING_LEAVES = {"shufflenet_v1", "unfold_attention"}  # their code fixes every width by a number or by neighbours
+FROZEN_BY_PROOF = {"linear_attention", "weight_standardized"}  # a removed unit is not zero where it is summed over
+# one of each family of transformers; the benchmark has them all
+TRANSFORMERS = [
+    "bart", "bert", "bloom", "clip", "convnext", "deberta_v2", "gemma2", "gpt2", "gpt_neox", "llama", "mamba",
+    "mixtral", "phi3", "qwen3", "resnet", "segformer", "swin", "t5", "vit", "wav2vec2", "whisper",
+]  # fmt: skip
+
+
+def small(width=16):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+# ---- the zoo --------------------------------------------------------------------------------------------------------
+
+
+def uneven(seed):
+    """Scores and counts that have nothing to do with the weights."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def criterion(weight):
+        return torch.rand(weight.shape, generator=generator) + 0.1
+
+    def allocate(scores, sparsity, pattern):
+        # at least two: of a single value there is no spread to standardize by
+        return {name: int(torch.randint(2, len(each) + 1, (), generator=generator)) for name, each in scores.items()}
+
+    return criterion, allocate
+
+
+@pytest.mark.parametrize("name", zoo.names("hand"))
+def test_zoo(name, monkeypatch):
+    """Both ways of choosing; the proof finds nothing wrong, so what the rules say is right."""
+    frozen = []
+    wrong = shrinking.wrong_groups
+
+    def spy(*arguments):
+        found = wrong(*arguments)
+        frozen.extend(found)
+        return found
+
+    monkeypatch.setattr(shrinking, "wrong_groups", spy)
+    model, inputs = zoo.ZOO[name]()
+    if name in NOTHING_LEAVES:
+        state = state_of(model)
+        with pytest.raises(ValueError, match="nothing of the model can leave"):
+            shrink(model, inputs, 0.5, target="units")
+        assert is_unchanged(model, state)
+        return
+    before = sum(parameter.numel() for parameter in model.parameters())
+    shapes = [tensor.shape for tensor in outputs(model.double(), inputs)]
+    model.float()
+    shrink(model, inputs, 0.5, target="units")
+    assert sum(parameter.numel() for parameter in model.parameters()) < before
+    assert [tensor.shape for tensor in outputs(copy.deepcopy(model).double(), inputs)] == shapes
+    other, inputs = zoo.ZOO[name]()
+    criterion, allocate = uneven(0)
+    shrink(other, inputs, 0.5, target="units", criterion=criterion, allocate=allocate)
+    assert bool(frozen) == (name in FROZEN_BY_PROOF)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_zoo_of_transformers(name):
+    model, inputs = zoo.ZOO[name]()
+    original = copy.deepcopy(model)
+    shrink(model, inputs, 0.5, target="units")
+    assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in original.parameters())
+    verify_shrunken(original, model, inputs)
+
+
+# ---- the proof ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "gqa_interleave", "mobilenet_v2", "lstm_classifier", "unet"])
+def test_the_proof_finds_a_wrong_index(name, monkeypatch):
+    matching = [each for each in zoo.names("hand") if fnmatch.fnmatch(each, f"*{name}*")]
+    model, inputs = zoo.ZOO[(matching or zoo.names("hand"))[0]]()
+    coupling = find_coupling(model, inputs)
+    group = max(coupling.groups, key=lambda each: len(each.members) * (not each.notes))
+    kept = {group.axis: np.arange(group.size) % 2 == 0}
+    probe = probe_of(model)
+    assert differs(probe, coupling, [group], kept, [inputs]) is None
+
+    def shifted(*arguments):
+        plan = plan_of(*arguments)
+        victim = next(each for each, _ in group.members if dict(model.named_parameters())[each].dim() > 1)
+        shape, cuts = plan.tensors[victim]
+        at = next(iter(cuts))
+        wrong = np.sort((cuts[at] + 1) % shape[at])
+        return Plan({**plan.tensors, victim: (shape, {**cuts, at: wrong})}, plan.numbers)
+
+    spoilt = shifted(probe, coupling, kept)
+    expected = outputs(zeroed(probe_of(model), plan_of(probe, coupling, kept)), inputs)
+    carry_out(probe, spoilt, None)
+    assert difference(expected, outputs(probe, inputs)) is not None
+
+
+def zeroed(model, plan):
+    tensors = dict(model.named_parameters())
+    for name, (_, cuts) in plan.tensors.items():
+        if name in tensors:
+            for at, indices in cuts.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(indices)] = False
+                zero(tensors[name], at, gone)
+    return model
+
+
+class ScaledByWidth(nn.Module):
+    """The width gets into the values by a way that no trace sees: Python multiplies a float by any integer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+        self.hidden, self.last = nn.Linear(3, 10), nn.Linear(10, 3)
+
+    def forward(self, x):
+        x = F.relu(self.up(x))
+        return self.last(F.relu(self.hidden(self.down(x * (1.0 / x.shape[-1])))))
+
+
+def test_what_no_rule_sees_the_proof_does():
+    model, x = ScaledByWidth(), torch.randn(2, 4)
+    shrink(model, x, 0.5, target="units")
+    assert model.up.out_features == 12
+    assert model.hidden.out_features == 5
+    wrong = ScaledByWidth()
+    original = copy.deepcopy(wrong)
+    shrink(wrong, x, 0.5, target="units", verify=False)
+    assert wrong.up.out_features == 6
+    with pytest.raises(ValueError, match="does not compute what the original does: output 0 differs by"):
+        verify_shrunken(original, wrong, x)
+
+
+class Pooled(nn.Module):
+    """A mean over the hidden units gates them; one over tokens is the result; a norm by hand is only a norm."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.up, self.down, self.gate = kind, nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(1, 1)
+
+    def forward(self, x):
+        x = self.up(x)
+        mean = x.mean(-1, keepdim=True)
+        if self.kind == "gate":
+            x = x * self.gate(mean).sigmoid()
+        elif self.kind == "norm":
+            variance = (x - mean).pow(2).mean(-1)
+            x = (x - mean) * torch.rsqrt(variance.unsqueeze(-1) + 1e-5)
+        elif self.kind == "result":
+            return self.down(x), mean
+        return self.down(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("gate", "a statistic over it is used by linear"), ("result", "a statistic over it is an output"), ("norm", None)],
+)
+def test_a_mean_that_is_more_than_a_norm_keeps_its_axis_whole(kind, reason):
+    coupling = find_coupling(Pooled(kind), torch.randn(2, 4))
+    if reason is None:
+        (group,) = coupling.groups
+        assert group.notes == ("mean over it",)
+        model = Pooled(kind)
+        original = copy.deepcopy(model)
+        shrink(model, torch.randn(2, 4), 0.5, target="units")
+        assert model.up.out_features == 6
+        verify_shrunken(original, model, torch.randn(2, 4))
+    else:
+        assert not coupling.groups
+        assert reason in coupling.frozen["up.weight", 0]
+
+
+def test_verify_shrunken_leaves_both_as_they_are_and_knows_where_a_model_comes_from():
+    original, x = small(), torch.randn(2, 4)
+    shrunken = shrink(copy.deepcopy(original), x, 0.5)
+    states = state_of(original), state_of(shrunken)
+    verify_shrunken(original, shrunken, x)
+    assert is_unchanged(original, states[0])
+    assert is_unchanged(shrunken, states[1])
+    with pytest.raises(ValueError, match="was not made from the first"):
+        verify_shrunken(original, small(7), x)
+    twice = shrink(copy.deepcopy(shrunken), x, 0.5)
+    verify_shrunken(original, twice, x)
+    verify_shrunken(shrunken, twice, x)
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+def test_removed_channels_are_the_smallest_and_the_kept_are_bitwise_what_they_were():
+    model, x = small(8), torch.randn(2, 4)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.arange(8.0)[:, None].expand(8, 4))
+        model[2].weight.fill_(1.0)
+    kept = model[2].weight[:, 4:].clone()
+    shrink(model, x, 0.5, target="units")
+    assert torch.equal(model[0].weight, torch.arange(4.0, 8.0)[:, None].expand(4, 4))
+    assert torch.equal(model[2].weight, kept)
+
+
+@pytest.mark.parametrize("target", ["params", "macs", "units"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.7])
+def test_at_least_the_asked_share_leaves_and_hardly_more(target, sparsity):
+    model, x = (
+        nn.Sequential(nn.Linear(6, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 5)),
+        torch.ones(1, 6),
+    )
+
+    def cost(model):
+        linears = [model[0], model[2], model[4]]
+        if target == "params":
+            return sum(parameter.numel() for parameter in model.parameters())
+        if target == "macs":
+            return sum(linear.weight.numel() for linear in linears)
+        return linears[0].out_features + linears[1].out_features
+
+    before = cost(model)
+    shrink(model, x, sparsity, target=target, round_to=1)
+    assert sparsity <= 1 - cost(model) / before + 1e-9 <= sparsity + 0.02
+
+
+def test_the_memory_of_training_shrinks_as_asked():
+    model = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Linear(40, 5))
+    x = torch.ones(8, 6)
+
+    def memory(model):
+        results = 8 * (2 * model[0].out_features + 5)  # of both layers and the ReLU
+        return 4 * (sum(parameter.numel() for parameter in model.parameters()) + results)
+
+    coupling = find_coupling(model, x)
+    assert coupling.memory({}) == memory(model)
+    before = memory(model)
+    shrink(model, x, 0.5, target="memory")
+    assert 0.5 <= 1 - memory(model) / before <= 0.52
+
+
+def test_the_time_of_the_example_decides():
+    model = nn.Sequential(nn.Linear(64, 3000), nn.ReLU(), nn.Linear(3000, 10))
+    shrink(model, torch.ones(64, 64), 0.3, target="latency", verify=False)
+    assert model[0].out_features < 3000
+
+
+def test_multiply_adds_are_those_of_the_contractions():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8 * 36, 5)
+    )
+    model.append(nn.Unflatten(1, (5, 1))).append(nn.ConvTranspose1d(5, 4, 3))
+    by_hand = 8 * 64 * 27 + 8 * 36 * 9 + 8 * 36 * 5 + 5 * 1 * 4 * 3
+    assert find_coupling(model, torch.ones(1, 3, 8, 8)).multiply_adds({}) == by_hand
+
+
+def test_large_groups_are_rounded_to_what_pays():
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 5))
+    shrink(model, torch.ones(1, 6), 0.3, target="units")
+    assert (model[0].out_features, model[2].out_features) == (64, 28)
+
+
+def test_counts_are_multiples():
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 44), nn.ReLU(), nn.Linear(44, 5))
+    shrink(model, torch.ones(1, 6), 0.4, round_to=16)
+    assert model[0].out_features % 16 == 0
+    assert model[2].out_features % 16 == 0
+
+
+def test_include_keep_and_allocations():
+    def deep():
+        return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+
+    x = torch.ones(1, 4)
+    assert [shrink(deep(), x, 0.5, target="units", include="0.weight")[at].out_features for at in (0, 2)] == [8, 12]
+    assert [shrink(deep(), x, 0.5, target="units", keep="0.*")[at].out_features for at in (0, 2)] == [16, 6]
+    uneven_model = shrink(deep(), x, 0.5, target="units", allocate=everywhere)
+    assert uneven_model[0].out_features + uneven_model[2].out_features == 14
+    named = shrink(deep(), x, 0.5, target="units", allocate=by_name({"0.*": 0.25}))
+    assert [named[at].out_features for at in (0, 2)] == [12, 2]
+    with pytest.raises(ValueError, match=r"'9\.\*' matches no tensor"):
+        shrink(deep(), x, 0.5, keep="9.*")
+
+
+def test_a_criterion_of_ones_own_and_evidence():
+    model, x = small(6), torch.ones(1, 4)
+    evidence = {name: {"grad": torch.zeros_like(p)} for name, p in model.named_parameters()}
+    for name, index in (("0.weight", (slice(None, 3), 0)), ("2.weight", (0, slice(None, 3)))):
+        evidence[name]["grad"][index] = 1.0
+
+    def by_gradient(weight, *, grad):
+        return (weight * 0 + grad).abs()
+
+    first = model[0].weight[:3].clone()
+    shrink(model, x, 0.5, target="units", criterion=by_gradient, evidence=evidence)
+    assert torch.equal(model[0].weight, first)
+
+
+def test_units_that_are_zero_in_every_member_leave_and_outputs_stay():
+    model, x = small(8), torch.randn(5, 4)
+    with torch.no_grad():
+        for tensor, at in ((model[0].weight, 0), (model[0].bias, 0), (model[2].weight, 1)):
+            tensor.index_fill_(at, torch.tensor([1, 4, 6]), 0)
+    expected = model(x)
+    shrink(model, x)
+    assert model[0].out_features == 5
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_nothing_is_zero_so_nothing_leaves():
+    model, x = small(8), torch.randn(5, 4)
+    shrink(model, x)
+    assert model[0].out_features == 8
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"target": "size"}, "target must be one of 'params', 'macs', 'memory', 'latency', 'units', not 'size'"),
+        ({"round_to": 0}, "round_to must be at least 1"),
+        ({"sparsity": 1.5}, "1.5"),
+        ({"sparsity": 0.99}, "at most .* of the params can leave"),
+        ({"criterion": lambda weight: weight * torch.nan}, "NaN"),
+    ],
+)
+def test_errors_change_nothing(keywords, words):
+    model, x = small(), torch.randn(2, 4)
+    state = state_of(model)
+    with pytest.raises(ValueError, match=words):
+        shrink(model, x, **{"sparsity": 0.5, **keywords})
+    assert is_unchanged(model, state)
+    assert not hasattr(model, "shrink_plans")
+
+
+@pytest.mark.parametrize(
+    ("model", "x", "words"),
+    [
+        (nn.ReLU(), torch.ones(1, 4), "ReLU has no parameters"),
+        (nn.Sequential(nn.LazyLinear(5), nn.Linear(5, 3)), torch.ones(1, 4), r"0\.weight has no shape yet"),
+        (small(), torch.ones(0, 4), "no finite number for the example"),
+        (nn.Linear(4, 3), torch.ones(1, 4), "nothing of the model can leave"),
+    ],
+)
+def test_models_of_which_nothing_can_be_said(model, x, words):
+    with pytest.raises(ValueError, match=words):
+        shrink(model, x, 0.5)
+
+
+def test_the_model_inside_a_compiled_one_is_shrunken():
+    model, x = small(), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="eager")
+    assert shrink(compiled, x, 0.5, target="units") is compiled
+    assert model[0].out_features == 8
+    assert compiled(x).shape == (2, 3)
+
+
+def test_an_error_of_the_model_is_the_callers_and_changes_nothing():
+    model = small()
+    state = state_of(model)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        shrink(model, torch.randn(2, 5), 0.5)
+    assert is_unchanged(model, state)
+
+
+# ---- what stays as it was -------------------------------------------------------------------------------------------
+
+
+def test_parameters_stay_the_same_objects_and_optimizers_go_on():
+    torch.manual_seed(0)
+    model, x = small(), torch.randn(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+    identities = [id(parameter) for parameter in model.parameters()]
+    moments = optimizer.state[model[0].weight]["exp_avg"].clone()
+    gradient = model[0].weight.grad.clone()
+    shrink(model, x, 0.5, target="units", optimizer=optimizer)
+    (plan,) = model.shrink_plans
+    kept = torch.from_numpy(plan.tensors["0.weight"][1][0])
+    assert [id(parameter) for parameter in model.parameters()] == identities
+    assert torch.equal(optimizer.state[model[0].weight]["exp_avg"], moments[kept])
+    assert torch.equal(model[0].weight.grad, gradient[kept])
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+    assert optimizer.state[model[0].weight]["exp_avg"].shape == (8, 4)
+
+
+def test_modes_buffers_random_numbers_and_gradients_are_as_before():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.Flatten(), nn.Linear(8 * 36, 2))
+    model[0].eval()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    running = model[1].running_mean.clone()
+    coupling = find_coupling(model, torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)))
+    assert len(coupling.groups) == 1
+    assert torch.equal(model[1].running_mean, running)
+    assert model[1].num_batches_tracked == 0
+    assert [module.training for module in model] == [False, True, True, True, True]
+    shrink(model, torch.zeros(2, 3, 8, 8), 0.5)
+    assert torch.equal(torch.rand(1), expected)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_tied_weights_stay_tied():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.mix = nn.Embedding(11, 12), nn.Linear(12, 12)
+            self.head = nn.Linear(12, 11, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            return self.head(x + torch.tanh(self.mix(x)))
+
+    model, tokens = Tied(), torch.arange(5)
+    shrink(model, tokens, 0.5, target="units")
+    assert model.head.weight is model.embedding.weight
+    assert model.embedding.weight.shape == (11, 6)
+    assert model.head.in_features == model.embedding.embedding_dim == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_dtypes_keep_theirs(dtype):
+    model = small().to(dtype)
+    with torch.no_grad():
+        model[0].weight.copy_(model[0].weight.t().contiguous().t())  # not contiguous
+    shrink(model, torch.randn(2, 4, dtype=dtype), 0.5)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+
+
+def test_a_comparison_that_would_come_out_otherwise_stays():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+            self.hidden, self.last = nn.Linear(3, 10), nn.Linear(10, 3)
+
+        def forward(self, x):
+            x = self.up(x)
+            x = self.hidden(self.down(F.relu(x) if x.shape[-1] > 8 else x.sin()))
+            return self.last(x if x.shape[1] == 1 else F.relu(x))
+
+    model = shrink(Wide(), torch.randn(2, 4), 0.5, target="units", verify=False)
+    assert (model.up.out_features, model.hidden.out_features) == (9, 5)  # 6 were asked for, and 9 is more than 8
+    model = shrink(Wide(), torch.randn(2, 4), 0.2, target="units", verify=False)
+    assert (model.up.out_features, model.hidden.out_features) == (10, 8)
+
+
+class Standardized(nn.Module):
+    """A weight that is divided by its spread over its inputs: of a single input there is none."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.mid, self.down = nn.Linear(4, 2), nn.Linear(2, 12), nn.Linear(12, 3)
+
+    def forward(self, x):
+        mean, spread = self.mid.weight.mean(1, keepdim=True), self.mid.weight.std(1, keepdim=True)
+        return self.down(F.linear(self.up(x), (self.mid.weight - mean) / (spread + 1e-5), self.mid.bias))
+
+
+def test_a_model_that_has_no_result_any_more_is_not_left_behind():
+    model, x = Standardized(), torch.randn(3, 4)
+    shrink(model, x, 0.5, target="units")
+    assert (model.up.out_features, model.mid.out_features) == (2, 6)
+    assert model(x).isfinite().all()
+
+
+def test_numbers_of_modules_follow_and_unrelated_equal_numbers_do_not():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads, self.width, self.window = 4, 8, 4  # the window equals the heads by accident
+            self.qkv, self.out = nn.Linear(6, 96), nn.Linear(32, 6)
+
+        def forward(self, x):
+            b, s, _ = x.shape
+            q, k, v = self.qkv(x).view(b, s, 3, self.heads, self.width).permute(2, 0, 3, 1, 4)
+            scores = (q @ k.transpose(-1, -2) * 0.3).softmax(-1)
+            x = (scores @ v).transpose(1, 2).reshape(b, s, self.heads * self.width)
+            return self.out(x)[:, : self.window]
+
+    model, x = Attention(), torch.randn(2, 5, 6)
+    original = copy.deepcopy(model)
+    shrink(model, x, 0.5, target="units")
+    assert (model.heads, model.width, model.window) == (2, 4, 4)
+    assert model.qkv.out_features == 3 * 2 * 4
+    verify_shrunken(original, model, x)
+
+
+def test_a_shrunken_model_compiles_exports_and_copies():
+    model, x = small(), torch.randn(2, 4)
+    shrink(model, x, 0.5)
+    exported = torch.export.export(model, (x,)).module()
+    torch.testing.assert_close(exported(x), model(x))
+    torch.testing.assert_close(copy.deepcopy(model)(x), model(x))
+    assert len(copy.deepcopy(model).shrink_plans) == 1
+
+
+def test_several_inputs_and_modes_are_joined():
+    class Either(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+
+        def forward(self, x, sort=False):
+            x = F.relu(self.up(x))
+            return self.down(x.sort(-1).values if sort else x)
+
+    x = torch.randn(2, 4)
+    assert find_coupling(Either(), x).groups
+    assert not find_coupling(Either(), {"x": x}, more_inputs=[{"x": x, "sort": True}]).groups
+
+
+def test_a_model_on_meta_is_coupled_but_not_ranked():
+    with torch.device("meta"):
+        model, x = small(), torch.randn(2, 4)
+    (group,) = find_coupling(model, x).groups
+    assert group.size == 16
+    with pytest.raises(ValueError, match=r"0\.weight is on the meta device"):
+        shrink(model, x, 0.5)
+
+
+def test_code_that_asks_for_values_is_followed_on_meta_as_well():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 176}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=100, use_cache=False)
+    with torch.device("meta"):
+        model, tokens = LlamaForCausalLM(config), torch.zeros(1, 7, dtype=torch.long)
+    found = {(group.name, group.size) for group in find_coupling(model, {"input_ids": tokens}).groups}
+    real = find_coupling(LlamaForCausalLM(config), {"input_ids": torch.zeros(1, 7, dtype=torch.long)})
+    assert found == {(group.name, group.size) for group in real.groups}
+    assert ("model.layers.0.mlp.down_proj.weight", 176) in found or (
+        "model.layers.0.mlp.gate_proj.weight",
+        176,
+    ) in found
+
+
+class Positions(nn.Module):
+    """Tables that are longer than the example, cut before and after they are computed with."""
+
+    def __init__(self):
+        super().__init__()
+        self.position, self.other = nn.Parameter(torch.randn(1, 40, 6)), nn.Parameter(torch.randn(40, 6))
+        self.register_buffer("mask", torch.ones(40, 40).tril())
+        self.register_buffer("places", torch.arange(40)[None])
+        self.table, self.up, self.down = nn.Embedding(40, 6), nn.Linear(6, 12), nn.Linear(12, 6)
+
+    def forward(self, x):
+        n = x.shape[1]
+        x = x + self.position[:, :n] + (self.other * 2).cos()[:n] + self.table(self.places[:, :n])
+        scores = (x @ x.transpose(1, 2)).masked_fill(self.mask[:n, :n] == 0, -1e4).softmax(-1)
+        return self.down(F.gelu(self.up(scores @ x)))
+
+
+def test_what_the_example_does_not_reach_stays():
+    model = Positions()
+    (group,) = find_coupling(model, torch.randn(2, 7, 6)).groups
+    assert group.name == "up.weight"
+    shrink(model, torch.randn(2, 7, 6), 0.5, target="units")
+    assert model(torch.randn(2, 40, 6)).shape == (2, 40, 6)
+
+
+def test_what_is_frozen_says_why():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.unused = nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.down(self.up(x).view(-1, 3, 4).flatten(1))
+
+    coupling = find_coupling(Fixed(), torch.randn(2, 4))
+    assert coupling.frozen["up.weight", 1] == "an input of the model"
+    assert coupling.frozen["down.weight", 0] == "an output of the model"
+    assert "a view to 3" in coupling.frozen["up.weight", 0]
+    assert coupling.frozen["unused.weight", 0] == "not used in the forward pass"
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_saved_and_loaded_also_on_meta_and_twice_shrunken(tmp_path):
+    model, x = small(), torch.randn(2, 4)
+    shrink(model, x, 0.3)
+    shrink(model, x, 0.3)
+    save_shrunken(model, tmp_path / "it")
+    loaded = load_shrunken(small(), tmp_path / "it")
+    with torch.device("meta"):
+        fresh = small()
+    real = load_shrunken(fresh, tmp_path / "it")
+    for each in (loaded, real):
+        assert torch.equal(each(x), model(x))
+        assert len(each.shrink_plans) == 2
+        assert each[0].out_features == model[0].out_features
+        verify_shrunken(small(), each, x)
+
+
+def spoil(folder, change):
+    """Changes a plan, and what would tell that it was changed."""
+    values = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    del values["fingerprint"]
+    change(values)
+    (folder / "plan.json").write_text(json.dumps(values), encoding="utf-8")
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plan: plan.update(version=99), "version 99"),
+        (lambda plan: plan.pop("plans"), "no plan that this version"),
+        (lambda plan: plan["plans"][0]["tensors"].update(other={"shape": [1], "kept": {}}), "no tensor other"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"].update(shape=[9, 9]), "the plan was made for"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [0, 99]}), "does not have"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [3, 1]}), "does not have"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"7": [0]}), "does not have"),
+        (lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "nope"], "from": 1, "to": 2}), "no number at"),
+        (
+            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "weight"], "from": 1, "to": 2}),
+            "no number at",
+        ),
+        (
+            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "training"], "from": 5, "to": 2}),
+            "made for 5",
+        ),
+    ],
+)
+def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    spoil(tmp_path, change)
+    fresh = small()
+    state = state_of(fresh)
+    with pytest.raises(ValueError, match=words):
+        load_shrunken(fresh, tmp_path)
+    assert is_unchanged(fresh, state)
+
+
+def test_files_that_do_not_fit_change_nothing(tmp_path):
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    (tmp_path / "plan.json").write_text("[1, 2", encoding="utf-8")
+    with pytest.raises(ValueError, match="no plan that this version"):
+        load_shrunken(small(), tmp_path)
+    with pytest.raises(ValueError, match="was not shrunken"):
+        save_shrunken(small(), tmp_path)
+    other = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), nn.Linear(3, 3))
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    state = state_of(other)
+    with pytest.raises(ValueError, match=r"differ in 3\.bias, 3\.weight"):
+        load_shrunken(other, tmp_path)
+    assert is_unchanged(other, state)
+
+
+def test_a_failure_half_way_is_taken_back(monkeypatch):
+    model, x = small(), torch.randn(2, 4)
+    state = state_of(model)
+
+    def fail(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(plans, "_set", fail)
+
+    class Half(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.width, self.inner = 16, model
+
+        def forward(self, x):
+            return self.inner[2](F.relu(self.inner[0](x)).view(-1, self.width))
+
+    outer = Half()
+    with pytest.raises(KeyboardInterrupt):
+        shrink(outer, x, 0.5, verify=False)
+    assert is_unchanged(model, state)
+    assert model[0].out_features == 16
+    assert not hasattr(outer, "shrink_plans")
+
+
+def test_run_takes_tensors_tuples_and_keywords():
+    class Sum(nn.Module):
+        def forward(self, a, b=1):
+            return a + b
+
+    assert run(Sum(), torch.ones(1)) == 2
+    assert run(Sum(), (torch.ones(1), 2)) == 3
+    assert run(Sum(), {"a": torch.ones(1), "b": 4}) == 5
+    assert list(tensors_of(small())) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert magnitude(torch.tensor(-1.0)) == 1
+
+
+def test_by_cost_takes_first_what_costs_most():
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    model, x = nn.Sequential(*layers), torch.zeros(1, 1, 16, 16)
+    for parameter in model.parameters():
+        nn.init.ones_(parameter)  # all score the same
+    by_work = shrink(copy.deepcopy(model), x, 0.3, target="macs", allocate=by_cost)
+    # a unit of the first costs 9 * 14² + 72 * 3² = 2412 multiply-adds, one of the second 72 * 3² + 2 * 3² = 666
+    assert (by_work[0].out_channels, by_work[2].out_channels) == (5, 8)
+    by_weights = shrink(copy.deepcopy(model), x, 0.3, allocate=by_cost)
+    # of the first 9 + 1 + 72 = 82 parameters, of the second 72 + 1 + 2 = 75
+    assert (by_weights[0].out_channels, by_weights[2].out_channels) == (5, 8)
+    by_number = shrink(copy.deepcopy(model), x, 0.3, target="units", allocate=by_cost)
+    assert by_number[0].out_channels + by_number[2].out_channels == 11
+
+
+def test_files_of_two_saves_are_told_apart(tmp_path):
+    def saved(folder, share):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        save_shrunken(shrink(model, torch.zeros(1, 4), share, target="units"), tmp_path / folder)
+
+    fresh = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    state = state_of(fresh)
+    saved("a", 0.5)
+    saved("b", 0.25)
+    (tmp_path / "a" / "plan.json").replace(tmp_path / "b" / "plan.json")  # as where a save ended between its files
+    with pytest.raises(ValueError, match=r"plan.json and model.safetensors in .*b are not of one save"):
+        load_shrunken(fresh, tmp_path / "b")
+    saved("b", 0.25)
+    plan = tmp_path / "b" / "plan.json"
+    text = json.loads(plan.read_text())
+    text["plans"][0]["tensors"]["0.weight"]["shape"] = [16, 5]
+    plan.write_text(json.dumps(text))
+    with pytest.raises(ValueError, match="it was changed after it was written"):
+        load_shrunken(fresh, tmp_path / "b")
+    assert is_unchanged(fresh, state)
+
+
+def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
+    model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    save_shrunken(model, tmp_path)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(plans, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_shrunken(shrink(model, torch.zeros(1, 4), 0.5), tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_an_example_that_holds_nothing():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    before = state_of(model)
+    with pytest.raises(
+        ValueError, match=r"a tensor of shape \(2, 3, 8, 0\) holds nothing.*give an example of at least"
+    ):
+        shrink(model, torch.zeros(2, 3, 8, 0), 0.5)
+    with pytest.raises(ValueError, match="returns no finite number"):
+        shrink(model, torch.zeros(0, 3, 8, 8), 0.5)
+    assert is_unchanged(model, before)

@@ -1,0 +1,134 @@
+"""The law of rooms: packages have doors, arrows go one way, and heavy packages are imported where they are used.
+
+Law: the arrows are those that docs/architecture.md draws; from another package a module takes only what the package's
+``__init__.__all__`` names.
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import secateur
+
+HOUSE = Path(secateur.__file__).parent
+MAP = Path(__file__).parents[1] / "docs" / "architecture.md"
+FILES = sorted(HOUSE.rglob("*.py"))
+PACKAGES = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))
+OPEN = {"__init__", "__main__", "version"}  # the front door; and a number
+EVERYWHERE = {"torch", "numpy", "secateur"}
+AT_THE_TOP = {
+    "cli": {"typer", "rich", "click"},
+    "checkpoints": {"safetensors"},
+    "support": {"rich"},
+    "integrations": {"lightning", "transformers"},
+}
+FRONT = {"lazy_loader"}
+
+
+def words():
+    return {path.stem for path in HOUSE.glob("*.py")} - OPEN
+
+
+def arrows():
+    """``{room: rooms that it may enter}``, as the map draws them, with what follows."""
+    direct = {}
+    block = re.search(r"```arrows\n(.*?)```", MAP.read_text(encoding="utf-8"), re.DOTALL)
+    assert block, "docs/architecture.md draws no arrows"
+    for line in block[1].splitlines():
+        for sources, targets in re.findall(r"([a-z_]+(?:, [a-z_]+)*) → ([a-z_]+(?:, [a-z_]+)*)", line):
+            for source in sources.split(", "):
+                direct.setdefault(source, set()).update(targets.split(", "))
+
+    def reached(room, on_the_way):
+        assert room not in on_the_way, f"a circle: {' → '.join([*on_the_way, room])}"
+        further = [{target, *reached(target, (*on_the_way, room))} for target in direct.get(room, ())]
+        return set().union(*further)
+
+    return {room: reached(room, ()) for room in direct}
+
+
+def room_of(path):
+    """A package, or ``words``, or None for the front door."""
+    inside = path.relative_to(HOUSE).parts
+    if len(inside) > 1:
+        return inside[0]
+    return None if path.stem in OPEN else "words"
+
+
+def nodes(path, *, top_level=False):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tree.body if top_level else list(ast.walk(tree))
+
+
+def named_by(place):
+    """What the door of a package, or a word, names."""
+    path = HOUSE / place / "__init__.py"
+    path = path if path.exists() else HOUSE / f"{place}.py"
+    for node in nodes(path, top_level=True):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{path.relative_to(HOUSE)} has no __all__")
+
+
+def entered(path):
+    """``(room, place, name)`` of all that a file takes of the house; name None where it takes the place as a whole."""
+    aliases = {}
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                own = f"secateur.{room_of(path)}."  # for what importing does
+                assert alias.name.split(".")[0] != "secateur" or alias.name.startswith(own), f"{path}: {alias.name}"
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            parts = (node.module or "").split(".")
+            if parts[0] != "secateur":
+                continue
+            for alias in node.names:
+                place, name = (alias.name, None) if len(parts) == 1 else (parts[1], alias.name)
+                if len(parts) == 1:
+                    aliases[alias.asname or alias.name] = place
+                deep = len(parts) > 2
+                yield place, name, deep
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            yield aliases[node.value.id], node.attr, False
+
+
+def test_there_are_rooms_and_the_map_has_them_all():
+    assert len(PACKAGES) >= 15
+    assert set(PACKAGES) - {"integrations"} <= set(arrows()) | {"native", "support"}
+    text = MAP.read_text(encoding="utf-8")
+    for package in PACKAGES:
+        assert f"`{package}/`" in text, f"docs/architecture.md does not say what {package} is for"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_a_file_goes_only_where_arrows_go_and_through_doors(path):
+    here = room_of(path)
+    if here is None:
+        return
+    allowed = arrows().get(here, set())
+    for place, name, deep in entered(path):
+        if place == "version":
+            continue
+        room = "words" if place in words() else place
+        if room == here:
+            continue
+        assert room in allowed, f"{here} has no arrow to {room}: {place}.{name}"
+        assert not deep, f"{place} has a door; {name} is taken through a wall"
+        if name is not None:
+            assert name in named_by(place), f"{place} does not name {name} in its __all__"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_other_packages_are_imported_where_they_are_used(path):
+    here = room_of(path)
+    allowed = EVERYWHERE | set(sys.stdlib_module_names) | (FRONT if here is None else AT_THE_TOP.get(here, set()))
+    for node in nodes(path, top_level=True):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            assert name.split(".")[0] in allowed, f"{path.name} imports {name} at the top"

@@ -1,0 +1,819 @@
+"""The Pruner's laws: the target exactly, zeros that stay zero, plain parameters, and the same run after a resume."""
+
+import copy
+import functools
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from secateur import NM, Block, Channels, Pruner, Rows, criteria, prune, regrowth, schedules, sparsity_of
+from secateur.allocation import above, erk, uniform
+from secateur.pipeline.masks import masks_from_zeros
+from secateur.targets import find_targets
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+quiet = functools.partial(Pruner, verbose=False)
+
+
+def network(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
+    ).to(dtype)
+
+
+def batch(step, dtype=torch.float32):
+    inputs = torch.randn(12, 8, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
+    return inputs, inputs[:, :4].flip(1) * inputs[:, 4:]
+
+
+def train(model, optimizer, steps, begin=0):
+    for step in range(begin, begin + steps):
+        inputs, targets = batch(step, next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+        yield step
+
+
+def run(model, optimizer, steps, begin=0):
+    for _ in train(model, optimizer, steps, begin):
+        pass
+
+
+def weights_of(model):
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.dim() > 1}
+
+
+def removed(model):
+    return sum(int((weight == 0).sum()) for weight in weights_of(model).values())
+
+
+def assert_zero_where_removed(model, pruner):
+    for name, mask in pruner.masks.items():
+        weight = model.get_parameter(name)
+        assert (weight[~mask] == 0).all(), name
+
+
+# The target
+
+
+@given(
+    st.integers(1, 12),
+    st.floats(0, 0.97),
+    st.sampled_from([schedules.linear, schedules.cubic, schedules.cosine, schedules.exponential]),
+    st.floats(0, 1),
+    st.integers(1, 7),
+    st.sampled_from([criteria.lamp, criteria.magnitude, criteria.random]),
+)
+@settings(max_examples=40)
+def test_the_target_is_hit_to_the_unit_however_short_the_run(steps, sparsity, make, end, every, criterion):
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, make(sparsity, end=end), total_steps=steps, every=every, criterion=criterion)
+    run(model, optimizer, steps)
+    total = sum(weight.numel() for weight in weights_of(model).values())
+    kept = sum(int(mask.sum()) for mask in pruner.masks.values())
+    assert total - kept == round(sparsity * total)
+    assert_zero_where_removed(model, pruner)
+
+
+def test_by_default_a_number_is_cubic_over_six_tenths_with_lamp_everywhere():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.9, total_steps=20)
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 20)]
+    total = sum(weight.numel() for weight in weights_of(model).values())
+    ramp = schedules.cubic(0.9, end=12)
+    assert seen == [round(ramp(step) * total) / total for step in range(1, 21)]
+
+
+def test_masks_nest():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.9, total_steps=20)
+    before = pruner.masks
+    for _ in train(model, optimizer, 20):
+        after = pruner.masks
+        assert all(not (after[name] & ~before[name]).any() for name in after)
+        before = after
+
+
+def test_a_function_of_ones_own_is_followed_where_it_changes():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, lambda step: 0.0 if step < 3 else 0.25 if step < 6 else 0.75)
+    seen = [round(pruner.metrics()["sparsity"], 6) for _ in train(model, optimizer, 8)]
+    assert seen == [0.0, 0.0, 0.25, 0.25, 0.25, 0.75, 0.75, 0.75]
+
+
+def test_a_lower_target_changes_nothing():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, lambda step: 0.75 if step < 3 else 0.25)
+    run(model, optimizer, 6)
+    assert pruner.metrics()["sparsity"] == 0.75
+
+
+def test_milestones_are_met_whatever_the_interval():
+    model = network()
+    optimizer = SGD(model.parameters())
+    schedule = schedules.milestones({"1ep": 0.25, 0.5: 0.75})
+    pruner = quiet(model, optimizer, schedule, total_steps=10, steps_per_epoch=3, every=100)
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 10)]
+    assert seen == [0.0] * 2 + [0.25] * 2 + [0.75] * 6
+
+
+def test_a_run_that_ends_early_is_finished():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.75, total_steps=1000)
+    run(model, optimizer, 5)
+    assert pruner.metrics()["sparsity"] < 0.1
+    masks = pruner.finish()
+    assert removed(model) == 0.75 * sum(mask.numel() for mask in masks.values())
+    assert not any(torch.signbit(weight[weight == 0]).any() for weight in weights_of(model).values())
+    run(model, optimizer, 1)
+    assert removed(model) == 0, "the optimizer is let go"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "allocate"),
+    [(Rows(), uniform), (Channels(), uniform), (Block(4, 4), erk), (Block(4, 1), uniform)],
+)
+def test_every_pattern_ends_at_its_units(pattern, allocate):
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.5, total_steps=10, pattern=pattern, allocate=allocate, exclude="5.weight")
+    run(model, optimizer, 10)
+    units = [pattern.pool(mask.float()).gt(0) for mask in pruner.masks.values()]
+    assert sum(int(kept.sum()) for kept in units) == sum(kept.numel() for kept in units) / 2
+    assert_zero_where_removed(model, pruner)
+
+
+def test_n_of_m_goes_down_from_m_of_m():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, pattern=NM(2, 4), total_steps=20)
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 20)]
+    assert sorted(set(seen)) == [0.0, 0.25, 0.5]
+    assert seen == sorted(seen)
+    for mask in pruner.masks.values():
+        assert (mask.reshape(-1, 4).sum(1) == 2).all()
+
+
+# Zeros stay zero
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": SGD,
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5, centered=True),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
+    "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_zeros_stay_zero_with_every_optimizer(make):
+    model = network()
+    optimizer = make(model.parameters())
+    run(model, optimizer, 3)  # momentum from before pruning
+    pruner = quiet(model, optimizer, 0.8, total_steps=10)
+    for step in train(model, optimizer, 10, begin=3):
+        if step % 2:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert_zero_where_removed(model, pruner)
+    assert removed(model) == round(0.8 * (8 * 16 + 16 * 16 + 16 * 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_zeros_stay_zero_in_every_dtype(dtype):
+    model = network(dtype=dtype)
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.5, total_steps=6)
+    run(model, optimizer, 6)
+    assert_zero_where_removed(model, pruner)
+    assert pruner.metrics()["sparsity"] == 0.5
+
+
+def test_the_optimizers_state_of_removed_weights_is_zeroed_and_of_the_others_not():
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run(model, optimizer, 3)
+    pruner = quiet(model, optimizer, schedules.milestones({1: 0.5}))
+    run(model, optimizer, 1)
+    for name, mask in pruner.masks.items():
+        for key in ("exp_avg", "exp_avg_sq"):
+            value = optimizer.state[model.get_parameter(name)][key]
+            assert (value[~mask] == 0).all()
+            assert (value[mask] != 0).any()
+        assert optimizer.state[model.get_parameter(name)]["step"] == 4
+
+
+def test_accumulated_gradients_count_once_a_step():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.5, total_steps=4)
+    for step in range(12):
+        inputs, targets = batch(step)
+        (model(inputs) - targets).square().mean().backward()
+        if step % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert pruner.step == 4
+    assert pruner.metrics()["sparsity"] == 0.5
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_steps_that_a_gradient_scaler_skips_are_not_counted(fused):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    pruner = quiet(model, optimizer, 0.5, total_steps=6)
+    for step in range(8):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        scaler.scale((model(inputs) - targets).square().mean()).backward()
+        if step in (2, 5):
+            model[0].weight.grad[0, 0] = torch.inf
+        scaler.step(optimizer)
+        scaler.update()
+        assert_zero_where_removed(model, pruner)
+    assert pruner.step == 6
+    assert pruner.metrics()["sparsity"] == 0.5
+
+
+def test_autocast():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.5, total_steps=4)
+    for step in range(4):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        optimizer.step()
+    assert_zero_where_removed(model, pruner)
+    assert pruner.metrics()["sparsity"] == 0.5
+
+
+def test_several_optimizers():
+    model = network()
+    first = SGD(model[0].parameters())
+    second = torch.optim.AdamW([*model[3].parameters(), *model[5].parameters()], lr=0.01)
+    pruner = quiet(model, [first, second], 0.5, total_steps=5)
+    for step in range(5):
+        inputs, targets = batch(step)
+        (model(inputs) - targets).square().mean().backward()
+        for optimizer in (first, second):
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_zero_where_removed(model, pruner)
+    assert pruner.step == 5
+
+
+def test_a_closure_counts_one_step():
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    pruner = quiet(model, optimizer, 0.5, total_steps=2)
+
+    def closure():
+        optimizer.zero_grad()
+        inputs, targets = batch(0)
+        loss = (model(inputs) - targets).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    assert pruner.step == 2
+    assert_zero_where_removed(model, pruner)
+
+
+def test_an_average_that_is_followed_has_the_same_zeros():
+    model = network()
+    optimizer = SGD(model.parameters())
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    pruner = quiet(model, optimizer, 0.8, total_steps=10)
+    pruner.follow(average)
+    for _ in train(model, optimizer, 10):
+        average.update_parameters(model)
+        assert_zero_where_removed(average.module, pruner)
+    assert removed(average.module) == removed(model)
+    with pytest.raises(KeyError, match=r"Linear has no weight '0\.weight'"):
+        pruner.follow(nn.Linear(2, 2))
+
+
+# Plain parameters
+
+
+def test_nothing_but_values_changes():
+    model = network()
+    keys, parameters = list(model.state_dict()), [id(parameter) for parameter in model.parameters()]
+    optimizer = SGD(model.parameters())
+    quiet(model, optimizer, 0.8, total_steps=4)
+    run(model, optimizer, 4)
+    assert list(model.state_dict()) == keys
+    assert [id(parameter) for parameter in model.parameters()] == parameters
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+    twin = copy.deepcopy(model)
+    assert removed(twin) == removed(model)
+    copy.deepcopy(optimizer)
+    exported = torch.export.export(model, (batch(0)[0],)).module()
+    assert torch.equal(exported(batch(0)[0]), model(batch(0)[0]))
+
+
+def test_one_graph_and_no_recompilation():
+    torch._dynamo.reset()
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = network()
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    optimizer = SGD(model.parameters())
+    pruner = quiet(compiled, optimizer, 0.8, total_steps=6)
+    for step in range(6):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        (compiled(inputs) - targets).square().mean().backward()
+        optimizer.step()
+    assert len(graphs) == 1
+    assert list(pruner.masks) == ["0.weight", "3.weight", "5.weight"], "the model's own names"
+    torch._dynamo.reset()
+
+
+def test_tied_weights_stay_tied_and_are_pruned_once():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.down = nn.Linear(8, 8)
+            self.up = nn.Linear(8, 8)
+            self.up.weight = self.down.weight
+
+        def forward(self, x):
+            return self.up(self.down(x).tanh())
+
+    model = Tied()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.5, total_steps=3)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batch(step)[0]).square().mean().backward()
+        optimizer.step()
+    assert list(pruner.masks) == ["down.weight"]
+    assert model.up.weight is model.down.weight
+    assert int((model.up.weight == 0).sum()) == 32
+
+
+def test_activation_checkpointing_changes_nothing():
+    from torch.utils.checkpoint import checkpoint
+
+    found = []
+    for checkpointed in (False, True):
+        model = network()
+        optimizer = SGD(model.parameters())
+        quiet(model, optimizer, 0.8, total_steps=5)
+        for step in range(5):
+            inputs, targets = batch(step)
+            optimizer.zero_grad()
+            outputs = checkpoint(model, inputs, use_reentrant=False) if checkpointed else model(inputs)
+            (outputs - targets).square().mean().backward()
+            optimizer.step()
+        found.append(model.state_dict())
+    assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
+
+
+def test_global_random_numbers_are_left_alone():
+    drawn = []
+    for pruned in (False, True):
+        model = network()
+        optimizer = SGD(model.parameters())
+        torch.manual_seed(3)
+        if pruned:
+            quiet(model, optimizer, 0.8, total_steps=4, criterion=criteria.random)
+        run(model, optimizer, 4)
+        drawn.append(torch.rand(3))
+    assert torch.equal(*drawn)
+
+
+def test_defaults_leave_embeddings_recurrence_and_bare_parameters_alone(capsys):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = nn.Parameter(torch.randn(4, 4))
+            self.embedding = nn.Embedding(5, 4)
+            self.recurrent = nn.LSTM(4, 4)
+            self.attention = nn.MultiheadAttention(4, 2)
+            self.convolution = nn.Conv1d(4, 4, 3)
+            self.norm = nn.LayerNorm(4)
+
+    model = Model()
+    pruner = Pruner(model, SGD(model.parameters()), 0.5, total_steps=10)
+    assert list(pruner.masks) == ["attention.in_proj_weight", "attention.out_proj.weight", "convolution.weight"]
+    printed = capsys.readouterr().out
+    assert printed == f"{pruner}\n"
+    assert "112 weights in 3 tensors of " in printed
+    assert "step        6  sparsity 0.5000" in printed
+    assert "an update every 1 step; then recovery until step 10" in printed
+    for reason in (
+        "bias or other vector",
+        "1 × Embedding",
+        "2 × LayerNorm",
+        "2 × neither linear nor convolution (LSTM)",
+        "1 × neither linear nor convolution (Model)",
+    ):
+        assert reason in printed
+    names = list(quiet(model, SGD(model.parameters()), 0.5, total_steps=10, include="recurrent.weight*").masks)
+    assert names == ["recurrent.weight_ih_l0", "recurrent.weight_hh_l0"]
+
+
+# Starting sparse
+
+
+def test_a_schedule_that_begins_above_zero_prunes_at_once():
+    model = network()
+    before = copy.deepcopy(model)
+    pruner = quiet(model, SGD(model.parameters()), schedules.constant(0.5))
+    assert removed(model) == sum(mask.numel() for mask in pruner.masks.values()) / 2
+    for name, mask in pruner.masks.items():
+        assert torch.equal(model.get_parameter(name)[mask], before.get_parameter(name)[mask])
+
+
+def test_masks_within_which_to_go_on():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.5, total_steps=4)
+    run(model, optimizer, 4)
+    found = masks_from_zeros(model)
+    assert {name: mask.tolist() for name, mask in found.items()} == {
+        name: mask.tolist() for name, mask in pruner.masks.items()
+    }
+    later = quiet(model, SGD(model.parameters()), 0.75, total_steps=4, within=found)
+    assert later.metrics()["sparsity"] == 0.5
+    second = SGD(model.parameters())
+    later = quiet(model, second, 0.75, total_steps=4, within=found)
+    run(model, second, 4)
+    assert later.metrics()["sparsity"] == 0.75
+    assert all(not (mask & ~found[name]).any() for name, mask in later.masks.items())
+
+
+def test_masks_from_zeros():
+    model = network()
+    with torch.no_grad():
+        model[0].weight[0] = -0.0
+    assert list(masks_from_zeros(model)) == ["0.weight"]
+    assert not masks_from_zeros(model, exclude="0.*")
+    assert masks_from_zeros(dict(find_targets(model)))["0.weight"].sum() == 15 * 8
+    with pytest.raises(TypeError, match="a mapping is taken whole"):
+        masks_from_zeros({}, include="x")
+
+
+def test_lottery_tickets_rewind():
+    model = network()
+    optimizer = SGD(model.parameters())
+    run(model, optimizer, 2)
+    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    pruner = quiet(model, optimizer, schedules.constant(0.0))
+    run(model, optimizer, 5)
+    pruner.prune(0.5)
+    pruner.rewind(*saved)
+    for name, mask in pruner.masks.items():
+        assert torch.equal(model.get_parameter(name), saved[0][name] * mask)
+        momentum = optimizer.state[model.get_parameter(name)]["momentum_buffer"]
+        assert (momentum[~mask] == 0).all()
+        assert (momentum != 0).any()
+    assert torch.equal(model[0].bias, saved[0]["0.bias"])
+    run(model, optimizer, 3)
+    assert_zero_where_removed(model, pruner)
+    pruner.rewind(saved[0])
+    assert not optimizer.state
+
+
+# Going on after a stop
+
+RUNS = {
+    "default": {"schedule": 0.8},
+    "every 3": {"schedule": 0.8, "every": 3},
+    "random": {"schedule": 0.8, "criterion": criteria.random},
+    "rigl": {"schedule": schedules.constant(0.8), "regrow": regrowth.rigl(), "allocate": erk, "every": 2},
+    "set": {
+        "schedule": schedules.constant(0.8),
+        "criterion": criteria.random,
+        "regrow": regrowth.sparse_evolutionary_training(),
+        "every": 2,
+    },
+    "sr-ste": {"schedule": schedules.constant(0.5), "pattern": NM(2, 4), "regrow": regrowth.sr_ste()},
+    "movement": {"schedule": 0.8, "criterion": lambda _weight, *, movement: movement},
+    "grad_sq": {"schedule": 0.8, "criterion": lambda weight, *, grad_sq: weight**2 * grad_sq, "every": 4},
+    "grad at step 0": {"schedule": schedules.constant(0.8), "criterion": lambda weight, *, grad: (weight * grad).abs()},
+}
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+@pytest.mark.parametrize("order", ["pruner last", "pruner first", "made before"])
+def test_resuming_at_any_step_is_the_run_that_was_not_stopped(options, order, tmp_path):
+    def begin():
+        model = network()
+        return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    model, optimizer = begin()
+    pruner = quiet(model, optimizer, total_steps=9, **options)
+    states = []
+    for step in range(9):
+        states.append(step)
+        torch.save([model.state_dict(), optimizer.state_dict(), pruner.state_dict()], tmp_path / f"{step}.pt")
+        run(model, optimizer, 1, begin=step)
+        assert_zero_where_removed(model, pruner)
+    for step in states:
+        saved = torch.load(tmp_path / f"{step}.pt", weights_only=True)
+        other, its_optimizer = begin()
+        if order == "made before":
+            its_pruner = quiet(other, its_optimizer, total_steps=9, **options)
+        other.load_state_dict(saved[0])
+        its_optimizer.load_state_dict(saved[1])
+        if order != "made before":
+            its_pruner = quiet(other, its_optimizer, total_steps=9, **options)
+        its_pruner.load_state_dict(saved[2])
+        if order == "pruner first":
+            other.load_state_dict(saved[0])
+            its_optimizer.load_state_dict(saved[1])
+        assert its_pruner.metrics() == {**its_pruner.metrics(), "step": step}
+        run(other, its_optimizer, 9 - step, begin=step)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), (step, name)
+        assert its_pruner.metrics() == pruner.metrics()
+
+
+def test_the_state_holds_a_bit_a_weight():
+    torch.manual_seed(0)
+    model = nn.Linear(1024, 64)
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, schedules.constant(0.9))
+    state = pruner.state_dict()
+    assert state["masks"].numel() * 8 == model.weight.numel()
+    assert sum(value.numel() for value in state.values() if isinstance(value, torch.Tensor)) * 32 <= model.weight.nbytes
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("version"), "no Pruner's state of version 1"),
+        (lambda state: state.update(version=2), "no Pruner's state of version 1"),
+        (lambda state: state["shapes"].__setitem__(0, (3, 3)), r"0.weight: the state has a mask of shape \(3, 3\)"),
+        (lambda state: state["names"].__setitem__(0, "x"), "x: .* the model has no such weight"),
+        (lambda state: state.update(masks=state["masks"][:-1]), "bytes of torch.uint8, not"),
+        (lambda state: state.update(held={"0.weight": torch.zeros(2)}), "the state's held does not fit"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change, message):
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.8, total_steps=5)
+    run(model, optimizer, 3)
+    before, metrics = copy.deepcopy(model.state_dict()), pruner.metrics()
+    state = copy.deepcopy(pruner.state_dict())
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        pruner.load_state_dict(state)
+    assert pruner.metrics() == metrics
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+# What it says
+
+
+def test_metrics():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, schedules.milestones({2: 0.25, 4: 0.5}))
+    run(model, optimizer, 2)
+    metrics = pruner.metrics()
+    assert (metrics["step"], metrics["target"], metrics["sparsity"], metrics["churn"]) == (2, 0.25, 0.25, 0.25)
+    assert all(isinstance(value, float | int) for value in metrics.values())
+    sizes = {name: weight.numel() for name, weight in weights_of(model).items()}
+    assert sum(metrics[f"sparsity/{name}"] * size for name, size in sizes.items()) == 0.25 * sum(sizes.values())
+    run(model, optimizer, 1)
+    assert pruner.metrics()["churn"] == 0.25, "of the last update"
+
+
+def _make(**options):
+    model = options.pop("model", None) or network()
+    options = {"schedule": 0.5, "total_steps": 10, **options}
+    return quiet(model, options.pop("optimizer", None) or SGD(model.parameters()), **options)
+
+
+def _attached():
+    model = network()
+    prune.l1_unstructured(model[0], "weight", amount=0.5)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: _make(total_steps=None), ValueError, "0.6 is a fraction of the run: pass total_steps="),
+        (lambda: _make(schedule=None), ValueError, r"Unstructured\(\) needs a sparsity or a schedule"),
+        (lambda: _make(schedule=0.9, pattern=NM(2, 4)), ValueError, "removes 0.5 of the weights, not 0.9"),
+        (lambda: _make(schedule=1.5), ValueError, "final is a sparsity"),
+        (lambda: _make(model=_attached()), ValueError, r"0.weight_orig belongs to a mask that is attached: detach"),
+        (lambda: _make(model=nn.Sequential(nn.LSTM(2, 2))), ValueError, "no linear layer or convolution to prune"),
+        (lambda: _make(include="nothing"), ValueError, "no parameter matches 'nothing'"),
+        (lambda: _make(optimizer=object()), TypeError, "takes torch.optim optimizers, not a object"),
+        (
+            lambda: _make(pattern=NM(2, 4), schedule=None, regrow=regrowth.rigl()),
+            ValueError,
+            "says how much each group keeps: use sr_ste",
+        ),
+        (
+            lambda: _make(criterion=lambda w, *, movement: movement, regrow=regrowth.rigl()),
+            ValueError,
+            "movement needs removed weights to be held",
+        ),
+        (lambda: _make(criterion=lambda w, *, input_norm: w), TypeError, "input_norm, which no training step shows"),
+        (lambda: _make(within={"x": torch.ones(1).bool()}), ValueError, "a mask for 'x', but it is not among"),
+        (lambda: _make(within={"0.weight": torch.ones(1).bool()}), ValueError, r"0.weight: a mask of shape \(1,\)"),
+        (lambda: _make(criterion=lambda w: w[:1]), Exception, "0.weight"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        pruner = make()
+        optimizer = pruner._optimizers[0]
+        run(pruner._model, optimizer, 3)
+
+
+def test_a_failing_start_changes_nothing():
+    model = network()
+    optimizer = SGD(model.parameters())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="NaN"):
+        quiet(model, optimizer, schedules.constant(0.5), criterion=lambda weight: weight * torch.nan)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_frozen_weights_have_no_gradient_to_go_by():
+    model = network()
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"0\.weight is frozen"):
+        _make(model=model, criterion=lambda w, *, grad: grad.abs())
+    with pytest.raises(ValueError, match=r"0\.weight is frozen"):
+        _make(model=model, regrow=regrowth.rigl())
+    assert _make(model=model).metrics()["sparsity"] == 0
+
+
+def test_pruning_by_gradients_needs_some():
+    model = network()
+    pruner = _make(model=model, criterion=lambda w, *, grad: grad.abs())
+    with pytest.raises(ValueError, match="no gradients: prune after backward"):
+        pruner.prune(0.3)
+
+
+def test_all_of_the_regrowth_rules_leave_the_counts_to_the_schedule():
+    for options in RUNS.values():
+        model = network()
+        optimizer = SGD(model.parameters())
+        pruner = quiet(model, optimizer, total_steps=10, **options)
+        run(model, optimizer, 10)
+        total = sum(mask.numel() for mask in pruner.masks.values())
+        kept = sum(int(mask.sum()) for mask in pruner.masks.values())
+        assert total - kept == round(pruner.schedule(10) * total)
+        assert sparsity_of(pruner.masks) == pytest.approx(1 - kept / total)
+
+
+def test_drop_and_grow_keeps_each_tensors_count():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(
+        model,
+        optimizer,
+        schedules.constant(0.6),
+        regrow=regrowth.rigl(until=1.0),
+        every=1,
+        total_steps=10,
+        allocate=erk,
+    )
+    counts = {name: int(mask.sum()) for name, mask in pruner.masks.items()}
+    moved = 0
+    for (_, before), after in itertools.pairwise((None, pruner.masks) for _ in train(model, optimizer, 9)):
+        assert {name: int(mask.sum()) for name, mask in after[1].items()} == counts
+        moved += sum(int((before[name] != mask).sum()) for name, mask in after[1].items())
+    assert moved > 0
+
+
+def test_convolutions_in_channels_last():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2))
+    model = model.to(memory_format=torch.channels_last)
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.75, total_steps=5)
+    for step in range(5):
+        inputs = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(inputs.to(memory_format=torch.channels_last)).square().mean().backward()
+        optimizer.step()
+    assert_zero_where_removed(model, pruner)
+    assert pruner._masks["0.weight"].stride() == model[0].weight.stride()
+    total = sum(mask.numel() for mask in pruner.masks.values())
+    assert removed(model) == round(0.75 * total)
+
+
+def test_a_moved_model_is_followed():
+    """The weights' memory changes under the same parameters, as when a model is moved to another device."""
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.8, total_steps=8)
+    run(model, optimizer, 4)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    run(model, optimizer, 4, begin=4)
+    assert_zero_where_removed(model, pruner)
+    assert removed(model) == round(0.8 * (8 * 16 + 16 * 16 + 16 * 4))
+
+
+def test_soft_movement_keeps_what_is_above_a_threshold():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(
+        model,
+        optimizer,
+        schedules.constant(0.995),
+        criterion=criteria.soft_movement,
+        allocate=above(0.45),
+        regrow=regrowth.held(penalty=0.02),
+    )
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 40)]
+    assert seen[0] < 0.2
+    assert seen[-1] > 0.5, "the penalty lowers all scores"
+    for name, mask in pruner.masks.items():
+        assert torch.equal(mask, pruner._movement[name].double().sigmoid() > 0.45), name
+
+
+def test_the_optimizer_of_another_model():
+    with pytest.warns(UserWarning, match="trains none of the 3 weights to be pruned"):
+        quiet(network(), SGD(network().parameters()), 0.5, total_steps=3)
+
+
+def test_weights_without_values():
+    with torch.device("meta"):
+        model = nn.Linear(4, 4)
+    with pytest.raises(ValueError, match="weight is on the meta device"):
+        quiet(model, SGD(model.parameters()), 0.5, total_steps=3)
+
+
+@pytest.mark.parametrize(
+    "criterion", [criteria.snip, criteria.wanda, criteria.grasp, criteria.synflow, criteria.taylor]
+)
+def test_evidence_from_batches(criterion):
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(
+        model,
+        optimizer,
+        0.75,
+        total_steps=10,
+        every=3,
+        criterion=criterion,
+        batches=(batch(step) for step in range(3)),
+        loss=nn.functional.mse_loss,
+    )
+    for _ in train(model, optimizer, 10):
+        assert model.training
+        assert model[0].weight.grad is not None
+    assert_zero_where_removed(model, pruner)
+    assert pruner.metrics()["sparsity"] == 0.75
+
+
+def test_masks_of_units_within_which_to_go_on():
+    """Channels of a narrow tensor are few weights: what is removed is counted in units."""
+    model = network()
+    within = {"5.weight": torch.tensor([False, False, False, True])[:, None].expand(4, 16)}
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, schedules.constant(2 / 36), pattern=Channels(), within=within)
+    assert [int(mask.any(1).sum()) for mask in pruner.masks.values()] == [16, 16, 1]
+    later = quiet(model, optimizer, schedules.constant(6 / 36), pattern=Channels(), within=within)
+    assert sum(int(mask.any(1).sum()) for mask in later.masks.values()) == 30
+
+
+def test_a_copy_whose_submodule_is_called_module():
+    model = nn.ModuleDict({"module": nn.Linear(4, 4)})
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, schedules.constant(0.5))
+    twin = nn.ModuleDict({"module": nn.Linear(4, 4)})
+    pruner.follow(twin)
+    assert int((twin["module"].weight == 0).sum()) == 8

@@ -1,0 +1,532 @@
+"""Penalties on units: strength 0 changes nothing, a step is its formula, and what they end at leaves without a loss."""
+
+import copy
+import functools
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from secateur import Pruner, schedules, shrink
+from secateur.coupling import find_coupling
+from secateur.training import group_lasso, growing
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
+AdamW = functools.partial(torch.optim.AdamW, lr=0.01)
+quiet = functools.partial(Pruner, verbose=False)
+EXAMPLE = torch.zeros(2, 8)
+
+
+class Residual(nn.Module):
+    """Two blocks on a stream: entries that leave with a unit of the stream, with a hidden unit, and with both."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Linear(8, 12)
+        self.up, self.down = nn.Linear(12, 16), nn.Linear(16, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.head = nn.Linear(12, 4)
+        self.to(dtype)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.norm(x + self.down(self.up(x).relu())))
+
+
+def train(model, optimizer, steps, begin=0):
+    for step in range(begin, begin + steps):
+        inputs = torch.randn(12, 8, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
+        optimizer.zero_grad()
+        (model(inputs) - inputs[:, :4] * inputs[:, 4:]).square().mean().backward()
+        optimizer.step()
+
+
+def same(model, other):
+    return all(torch.equal(value, other.state_dict()[name]) for name, value in model.state_dict().items())
+
+
+# Strength 0
+
+
+@given(
+    st.sampled_from([SGD, AdamW, torch.optim.RMSprop]),
+    st.integers(2, 5),
+    st.sampled_from(
+        [
+            lambda steps: group_lasso(0.0, EXAMPLE, end=steps),
+            lambda steps: growing(0.0, EXAMPLE, end=steps),
+            lambda steps: growing(0.5, EXAMPLE, ceiling=0.0, end=steps + 1),  # at its end the units leave in any case
+            lambda steps: growing(0.5, EXAMPLE, begin=steps, end=steps + 1),
+            lambda steps: group_lasso(0.5, EXAMPLE, begin=steps, end=steps + 1),
+        ]
+    ),
+)
+@settings(max_examples=10, deadline=None)
+def test_without_strength_the_run_is_the_plain_one_bit_for_bit(make_optimizer, steps, rule):
+    plain, model = Residual(), Residual()
+    train(plain, make_optimizer(plain.parameters()), steps)
+    optimizer = make_optimizer(model.parameters())
+    torch.manual_seed(7)
+    drawn = torch.get_rng_state()
+    pruner = quiet(model, optimizer, regularize=rule(steps))
+    train(model, optimizer, steps)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert same(plain, model)
+    assert pruner.metrics()["sparsity"] == 0
+
+
+# The formulas
+
+
+def test_a_growing_step_by_hand():
+    model = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 3))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1.0)
+        model[0].weight[1] = model[0].weight[3] = 0.1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pruner = quiet(
+        model, optimizer, regularize=growing(0.5, torch.ones(1, 2), target="units", ceiling=0.4, begin=1, end=5)
+    )
+    model(torch.ones(1, 2)).sum().backward()
+    factors = []
+    for _ in range(5):
+        optimizer.step()
+        factors.append(model[0].bias[1].item())
+        assert pruner.metrics()["penalty"] == pytest.approx([0, 0.1, 0.2, 0.3, 0][len(factors) - 1])
+    expected = [1.0, 1 / 1.1, 1 / 1.1 / 1.2, 1 / 1.1 / 1.2 / 1.3, 0.0]
+    assert factors == pytest.approx(expected)
+    assert model[0].bias.tolist() == [1, 0, 1, 0]
+    assert model[0].weight.tolist() == [[1, 1], [0, 0], [1, 1], [0, 0]]
+    assert model[1].weight.tolist() == [[1, 0, 1, 0]] * 3
+    assert model[1].bias.tolist() == [1, 1, 1]
+
+
+def test_an_entry_in_two_units_is_penalized_by_both():
+    model = Residual()
+    before = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, target="units", ceiling=1.0, end=2))
+    train(model, optimizer, 1)
+    ratio = model.up.weight / before.up.weight
+    assert sorted(set(ratio.detach().mul(360).round().int().flatten().tolist())) == [160, 240, 360]  # 4/9, 2/3, 1
+    assert pruner.metrics()["leaving"] == pytest.approx(1 - _size(_shrunk(before)) / _size(before))
+
+
+def _shrunk(model):
+    return shrink(copy.deepcopy(model), EXAMPLE, 0.5, target="units")
+
+
+def _size(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+@given(st.integers(0, 1000), st.floats(0.001, 3.0), st.sampled_from([torch.float32, torch.float64]))
+@settings(max_examples=15, deadline=None)
+def test_a_lasso_step_is_the_proximal_one(seed, strength, dtype):
+    """v = prox(w) of ``c ‖v‖`` with c = lr λ √n: w - v = c v/‖v‖ where v ≠ 0, else ‖w‖ ≤ c."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)).to(dtype)
+    before = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    quiet(model, optimizer, regularize=group_lasso(strength, torch.zeros(1, 3, dtype=dtype), end=10))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for unit in range(5):
+        was, now = (
+            torch.cat([each[0].weight[unit], each[0].bias[unit : unit + 1], each[2].weight[:, unit]])
+            for each in (before, model)
+        )
+        threshold = 0.5 * strength * len(was) ** 0.5
+        if was.norm() > threshold:
+            torch.testing.assert_close(was - now, threshold * now / now.norm(), rtol=1e-3, atol=1e-5)
+        else:
+            assert not now.any()
+    assert torch.equal(model[2].bias, before[2].bias)
+
+
+def test_units_of_heads_and_of_their_entries():
+    """Several axes in one dimension: rows of a head, and one row of each head."""
+
+    class Heads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.heads = 2
+            self.v, self.o = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
+
+        def forward(self, x):
+            return self.o(self.v(x).view(*x.shape[:-1], self.heads, -1).relu().flatten(-2))
+
+    model, lr, strength = Heads(), 0.1, 0.2
+    v, o = (weight.detach().clone() for weight in (model.v.weight, model.o.weight))
+    groups = find_coupling(model, torch.zeros(2, 4)).groups
+    assert [group.size for group in groups] == [2, 3]
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    quiet(model, optimizer, regularize=group_lasso(strength, torch.zeros(2, 4), end=10))
+    (model(torch.zeros(2, 4)) * 0).sum().backward()
+    optimizer.step()
+    rows = (v.square().sum(1) + o.square().sum(0)).reshape(2, 3)  # of (head, entry)
+    by_head = 1 - lr * strength / (rows.sum(1) / (3 * 8)).sqrt()
+    by_entry = 1 - lr * strength / (rows.sum(0) / (2 * 8)).sqrt()
+    torch.testing.assert_close(model.v.weight.detach(), v * (by_head[:, None] * by_entry).reshape(-1, 1))
+    torch.testing.assert_close(model.o.weight.detach(), o * (by_head[:, None] * by_entry).reshape(-1))
+
+
+# What it is for
+
+
+@pytest.mark.parametrize("make_optimizer", [SGD, AdamW])
+def test_what_was_chosen_leaves_and_nothing_changes(make_optimizer):
+    model = Residual()
+    wanted = shrink(copy.deepcopy(model), EXAMPLE, 0.5)
+    optimizer = make_optimizer(model.parameters())
+    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE), total_steps=10)
+    train(model, optimizer, 10)  # four steps with momentum and weight decay after the end
+    pruner.finish()
+    model.eval()
+    inputs = torch.randn(5, 8)
+    before = model(inputs)  # its graph is alive while the model shrinks, as that of the last loss often is
+    shrink(model, EXAMPLE, optimizer=optimizer)
+    assert {name: value.shape for name, value in model.state_dict().items()} == {
+        name: value.shape for name, value in wanted.state_dict().items()
+    }
+    torch.testing.assert_close(model(inputs), before)
+    model.train()
+    train(model, optimizer, 2)
+    assert all(
+        state["momentum_buffer"].shape == each.shape
+        for each, state in optimizer.state.items()
+        if "momentum_buffer" in state
+    )
+
+
+def test_finish_before_the_end_brings_it_about():
+    model = Residual()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, end=100))
+    train(model, optimizer, 2)
+    pruner.finish()
+    assert _size(shrink(model, EXAMPLE)) == _size(shrink(Residual(), EXAMPLE, 0.5))
+
+
+def test_units_that_the_lasso_zeroed_stay_zero_after_its_end():
+    model = Residual()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, regularize=group_lasso(0.5, EXAMPLE, end=6))
+    seen = []
+    for step in range(10):
+        train(model, optimizer, 1, step)
+        seen.append(pruner.metrics()["leaving"])
+    assert 0 < seen[5] == seen[9]
+    assert pruner.metrics()["penalty"] == 0
+    size = _size(model)
+    assert 1 - _size(shrink(model, EXAMPLE)) / size == pytest.approx(seen[9])
+
+
+@functools.cache
+def digits():
+    from sklearn.datasets import load_digits
+
+    pixels, classes = load_digits(return_X_y=True)
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    return torch.tensor(pixels / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)[order], torch.tensor(classes)[order]
+
+
+def learn(model, optimizer, epochs):
+    images, classes = digits()
+    for epoch in range(epochs):
+        for at in torch.randperm(1200, generator=torch.Generator().manual_seed(epoch)).split(60):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[at]), classes[at]).backward()
+            optimizer.step()
+
+
+@torch.no_grad()
+def accuracy(model):
+    images, classes = digits()
+    model.eval()
+    found = (model(images[1200:]).argmax(1) == classes[1200:]).double().mean().item()
+    model.train()
+    return found
+
+
+def test_digits_shrink_without_a_loss_after_training_with_a_penalty():
+    torch.manual_seed(0)
+    dense = nn.Sequential(
+        nn.Conv2d(1, 16, 3, stride=2, padding=1), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
+    )  # fmt: skip
+    image = digits()[0][:2]
+    learn(dense, SGD(dense.parameters()), 2)
+    plain, model = dense, copy.deepcopy(dense)
+    learn(plain, SGD(plain.parameters()), 5)
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, regularize=growing(0.5, image, end=1.0), total_steps=100)
+    learn(model, optimizer, 5)
+    pruner.finish()
+    before, size = accuracy(plain), _size(plain)
+    for each, sparsity in ((plain, 0.5), (model, None)):
+        shrink(each, image, sparsity)
+        assert _size(each) <= size / 2
+    assert accuracy(model) > before - 0.05
+    assert accuracy(model) > accuracy(plain) + 0.15
+
+
+def test_the_example_runs(capsys):
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "shrink_and_train.py"))
+    lines = capsys.readouterr().out.splitlines()
+    sizes = [int(line.split("parameters")[0].split()[-1].replace(",", "")) for line in lines]
+    accuracies = [float(line.split()[-2]) for line in lines]
+    assert max(sizes[2], sizes[-2], sizes[-1]) <= sizes[0] / 3
+    assert min(accuracies[0], accuracies[2], accuracies[-2], accuracies[-1]) > 85
+
+
+def test_the_lasso_finds_the_units_that_the_task_needs():
+    """A student of 16 hidden units learns a teacher of 3: superfluous ones leave, and the loss does not rise."""
+    torch.manual_seed(1)
+    inputs = torch.randn(256, 8)
+    teacher = nn.Sequential(nn.Linear(8, 3), nn.ReLU(), nn.Linear(3, 2))
+    with torch.no_grad():
+        teacher[0].weight.normal_()
+        teacher[2].weight.normal_()
+        targets = teacher(inputs)
+    start = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+    students = []
+    for strength in (0.0, 0.05):
+        student = copy.deepcopy(start)
+        optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9)
+        quiet(student, optimizer, regularize=group_lasso(strength, inputs[:2], end=0.8), total_steps=300)
+        for _ in range(300):
+            optimizer.zero_grad()
+            (student(inputs) - targets).square().mean().backward()
+            optimizer.step()
+        students.append(student)
+    plain, sparse = students
+    shrink(sparse, inputs[:2])
+    left = sparse[0].out_features
+    assert 3 <= left <= 10
+    shrink(plain, inputs[:2], 1 - left / 16, target="units")
+    assert plain[0].out_features == left
+    errors = [(student(inputs) - targets).square().mean().item() for student in students]
+    assert errors[1] < 0.01 * targets.var()
+    assert errors[1] < errors[0] / 3
+
+
+def test_chosen_units_are_small_before_they_are_zero():
+    model = Residual()
+    optimizer = AdamW(model.parameters())
+    quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, keep="*norm*", include="up*", target="units", end=60))
+    train(model, optimizer, 59)
+    rows = model.up.weight.detach().square().mean(1).sqrt().sort().values
+    assert rows[0] > 0
+    assert rows[7] < 0.05 * rows[8]
+
+
+# Where it lives
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        functools.partial(growing, 0.5, begin=2, end=5),
+        functools.partial(growing, 0.5, end=4),
+        functools.partial(group_lasso, 0.6, end=5),
+    ],
+)
+def test_resuming_at_any_step_is_the_run_that_was_not_stopped(rule, tmp_path):
+    def begin():
+        model = Residual()
+        optimizer = AdamW(model.parameters())
+        return model, optimizer, quiet(model, optimizer, schedules.constant(0.25), regularize=rule(EXAMPLE))
+
+    model, optimizer, pruner = begin()
+    for step in range(7):
+        torch.save([each.state_dict() for each in (model, optimizer, pruner)], tmp_path / f"{step}.pt")
+        train(model, optimizer, 1, step)
+    for step in range(7):
+        resumed = begin()
+        for each, state in zip(resumed, torch.load(tmp_path / f"{step}.pt", weights_only=True), strict=True):
+            each.load_state_dict(state)
+        train(resumed[0], resumed[1], 7 - step, step)
+        assert same(model, resumed[0]), step
+        assert pruner.metrics() == resumed[2].metrics()
+
+
+def test_accumulated_gradients_are_one_step():
+    once, twice = Residual(), Residual()
+    for model, parts in ((once, 1), (twice, 2)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, ceiling=1.0, end=5))
+        for _ in range(3):
+            for _ in range(parts):
+                model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    assert all(torch.equal(one, other) for one, other in zip(once.parameters(), twice.parameters(), strict=True))
+
+
+def test_a_step_that_a_scaler_skips_is_none():
+    model = Residual()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, ceiling=1.0, end=5))
+    before = copy.deepcopy(model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model.stem.weight.sum() * torch.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert pruner.step == 0
+    assert same(model, before)
+
+
+def test_a_copy_that_follows_has_the_zeros_too():
+    model = Residual()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, end=3))
+    average = torch.optim.swa_utils.AveragedModel(model)
+    pruner.follow(average)
+    train(model, optimizer, 3)
+    assert _size(shrink(average.module, EXAMPLE)) == _size(shrink(Residual(), EXAMPLE, 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_shrink_too(dtype):
+    model = Residual(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    example = torch.zeros(2, 8, dtype=dtype)
+    quiet(model, optimizer, regularize=growing(0.5, example, include="up*", keep="*norm*", target="units", end=1000))
+    before = model.up.bias.detach().clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(400):
+        optimizer.step()
+    shrunk = (model.up.bias.abs() < 0.9 * before.abs()).sum()
+    assert shrunk == 8, "half of the hidden units"
+
+
+def test_channels_last_tied_and_two_optimizers():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
+            self.again = nn.Linear(8, 8)
+            self.other = nn.Linear(8, 8)
+            self.other.weight = self.again.weight
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = self.first(x).relu().mean((2, 3))
+            return self.head(x + self.other(self.again(x).relu()))
+
+    model, image = Tied(), torch.ones(2, 3, 4, 4)
+    optimizers = [
+        SGD(model.first.parameters()),
+        AdamW([*model.again.parameters(), model.other.bias, *model.head.parameters()]),
+    ]
+    pruner = quiet(model, optimizers, regularize=growing(0.5, image, end=3, target="units"))
+    for _ in range(4):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(image).square().sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    pruner.finish()
+    before = model(image)
+    shrink(model, image)
+    assert model.first.out_channels == 4
+    torch.testing.assert_close(model(image), before)
+
+
+def test_shrinking_under_a_pruner_says_what_to_do():
+    model = Residual()
+    optimizer = SGD(model.parameters())
+    quiet(model, optimizer, regularize=growing(0.5, EXAMPLE, end=2))
+    train(model, optimizer, 3)
+    shrink(model, EXAMPLE, optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"has another shape than when the Pruner was made: finish\(\) it before"):
+        train(model, optimizer, 1)
+
+
+def test_what_it_says():
+    model = Residual()
+    pruner = quiet(model, SGD(model.parameters()), regularize=growing(0.5, EXAMPLE), total_steps=100)
+    assert "Growing(sparsity=0.5, ceiling=None, begin=0, end=0.6): between steps 0 and 60; " in str(pruner)
+    assert f"{pruner.metrics()['leaving']:.1%} of the parameters are to leave" in str(pruner)
+
+
+def _make(rule, *, freeze=None, total_steps=10, model=None, **options):
+    model = Residual() if model is None else model
+    if freeze:
+        model.get_parameter(freeze).requires_grad_(False)
+    return quiet(model, SGD(model.parameters()), regularize=rule, total_steps=total_steps, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: growing(0.5, EXAMPLE, ceiling=-1), ValueError, "ceiling of a growing penalty is a finite number"),
+        (lambda: growing(0.5, EXAMPLE, speed=2), TypeError, r"takes the options of shrink \(allocate, .*not 'speed'"),
+        (lambda: growing(0.5, EXAMPLE, target="latency"), ValueError, "a measured latency differs between runs"),
+        (lambda: group_lasso(float("nan"), EXAMPLE), ValueError, "strength of a group lasso is a finite number"),
+        (lambda: _make(growing(0.5, EXAMPLE), total_steps=None), ValueError, "0.6 is a fraction of the run"),
+        (lambda: _make(growing(0.5, EXAMPLE, end=20)), ValueError, "ends at step 20, after the run of 10 steps"),
+        (lambda: _make(growing(0.5, EXAMPLE, begin=3, end=3)), ValueError, "begins at step 3, and ends at step 3"),
+        (lambda: _make(growing(0.9999, EXAMPLE)), ValueError, "of the params can leave"),
+        (
+            lambda: _make(growing(0.5, EXAMPLE), freeze="up.bias"),
+            ValueError,
+            r"up.bias should become smaller but no optimizer trains it: pass keep='up.bias'",
+        ),
+        (lambda: _make(group_lasso(0.5, EXAMPLE), freeze="up.bias"), ValueError, "up.bias should become smaller"),
+        (lambda: _make(group_lasso(0.5, EXAMPLE, keep="nothing")), ValueError, "'nothing' matches no tensor"),
+        (lambda: _make(group_lasso(0.5, EXAMPLE, keep="*")), ValueError, "no unit of the model can leave"),
+    ],
+)
+def test_errors(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_an_optimizer_without_a_rate():
+    class Still(torch.optim.Optimizer):
+        def __init__(self, parameters):
+            super().__init__(parameters, {})
+
+    model = Residual()
+    with pytest.raises(ValueError, match="has no lr, by which a group lasso is scaled: use growing"):
+        quiet(model, Still(model.parameters()), regularize=group_lasso(0.5, EXAMPLE, end=5))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("regularize"), "the Pruner has regularize, the state has not"),
+        (lambda state: state["regularize"].update(kind="GroupLasso"), "the state is of a run with GroupLasso"),
+        (lambda state: state["regularize"]["names"].__setitem__(0, "x"), "x: the state has 12 slices of dimension 0"),
+        (lambda state: state["regularize"]["dims"].__setitem__(0, 7), "slices of dimension 7, the model"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing(change, message):
+    model = Residual()
+    pruner = quiet(model, SGD(model.parameters()), regularize=growing(0.5, EXAMPLE, end=5))
+    state = copy.deepcopy(pruner.state_dict())
+    before = pruner.metrics()
+    change(state)
+    with pytest.raises(ValueError, match=message):
+        pruner.load_state_dict(state)
+    assert pruner.metrics() == before
+
+
+def test_a_state_of_a_regularized_run_needs_the_rule():
+    model = Residual()
+    state = quiet(model, SGD(model.parameters()), regularize=growing(0.5, EXAMPLE, end=5)).state_dict()
+    other = quiet(model, SGD(model.parameters()), 0.5, total_steps=5)
+    with pytest.raises(ValueError, match="the state has regularize, the Pruner has not"):
+        other.load_state_dict(state)
