@@ -50,7 +50,7 @@ from secateur.criteria import ln_norm, taylor
 from secateur.evidence import collect
 from secateur.shrinking import shrink
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import zoo
 
 try:
@@ -533,10 +533,10 @@ def print_coverage(rows: Sequence[Mapping[str, Any]]) -> None:
 def deep_resnet(blocks: int) -> tuple[nn.Module, zoo.Inputs]:
     """The zoo's basic residual network with so many blocks in each of its three stages."""
     torch.manual_seed(0)
-    model = zoo.ResnetBasic()
+    model = zoo.convolutional.ResnetBasic()
     for stage, width in ((model.layer1, 12), (model.layer2, 20), (model.layer3, 36)):
         for _ in range(blocks - len(stage)):
-            stage.append(zoo.BasicBlock(width, width))
+            stage.append(zoo.convolutional.BasicBlock(width, width))
     return model.eval(), torch.randn(2, 3, 16, 16)
 
 
@@ -808,7 +808,7 @@ def depth(rounds: int = 25, **_: Any) -> dict[str, Any]:
 
     sizes = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4}
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=500, **sizes)).eval()
-    blocks = (zoo.BasicBlock(64, 64) for _ in range(8))
+    blocks = (zoo.convolutional.BasicBlock(64, 64) for _ in range(8))
     resnet = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
     tokens = {"input_ids": torch.randint(0, 500, (4, 64)), "use_cache": False}
     rows = []

@@ -2,24 +2,20 @@
 
 import copy
 import json
-import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zoo
 from secateur import choosing, load_shrunken, save_shrunken, shrink, shrinking, verify_shrunken
 from secateur.branches import Removed, SameDraws, replacement
 from secateur.coupling import find_coupling, run, tensors_in
 from secateur.depth import KEPT, choose_branches, influences
 from secateur.plans import Plan, carry_out, plan_without, plans_of
 from secateur.proof import right_branches
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import zoo
 from unchanged import is_unchanged, state_of
 
 # what makes a branch zero by hand, such that the proof is not its own judge; how many branches there are

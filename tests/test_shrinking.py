@@ -3,8 +3,6 @@
 import copy
 import fnmatch
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+import zoo
 from secateur import load_shrunken, plans, save_shrunken, shrink, shrinking, verify_shrunken
 from secateur.allocation import by_name, everywhere
 from secateur.choosing import by_cost
@@ -20,9 +19,6 @@ from secateur.coupling import find_coupling, run, tensors_of
 from secateur.criteria import magnitude
 from secateur.plans import Plan, carry_out, plan_of, zero
 from secateur.proof import difference, differs, outputs, probe_of
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import zoo
 from unchanged import is_unchanged, state_of
 
 NOTHING_LEAVES = {"shufflenet_v1", "unfold_attention"}  # their code fixes every width by a number or by neighbours

@@ -1,27 +1,14 @@
-"""The zoo of benchmarks/zoo.py: every model runs, in both precisions, and is built the same every time.
+"""The zoo of tests/zoo: every model runs, in both precisions, and is built the same every time.
 
 Law: two builds of a name are bitwise equal, and building draws nothing from the generator of the caller.
 """
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "zoo.py"
-
-
-def load():
-    spec = importlib.util.spec_from_file_location("zoo", PATH)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["zoo"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-zoo = load()
+import zoo
 
 
 def tensors(value):
@@ -84,3 +71,9 @@ def test_kinds():
         zoo.names("all")
     with pytest.raises(ValueError, match="the zoo has two models named 'mlp'"):
         zoo.hand(zoo.vector(3), name="mlp")(torch.nn.Identity)
+
+
+def test_every_file_is_a_family():
+    """A file that nobody lists would hold models that nobody checks."""
+    files = {path.stem for path in Path(zoo.__file__).parent.glob("*.py")}
+    assert files - {"__init__", "registry"} == set(zoo.FAMILIES)
