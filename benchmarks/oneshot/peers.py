@@ -1,6 +1,6 @@
 """One-shot pruning beside llm-compressor and NVIDIA ModelOpt, on the same Llama and the same text.
 
-    python benchmarks/oneshot_peers.py SCRATCH [--rounds 3] [--cases sparsegpt,2:4] [--json FILE]
+    python benchmarks/oneshot/peers.py SCRATCH [--rounds 3] [--cases sparsegpt,2:4] [--json FILE]
 
 Law: each run is a process of its own, cases take turns within a round, and what a tool left is measured by one and
 the same code: zeros counted in the weights, errors and perplexity on text that neither training nor calibration saw.
@@ -16,24 +16,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import math
 import os
 import statistics
-import subprocess
 import sys
-import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.support import corpora
+from benchmarks.support.language_models import fit, next_token_loss
+from benchmarks.support.memory import from_its_peak
+from benchmarks.support.processes import in_a_process
+from benchmarks.support.tables import head, row
 
 LENGTH = 256  # tokens of a sequence
 BATCH = 8  # sequences
@@ -96,15 +101,10 @@ def prepare(scratch: Path, *, hidden: int = 512, layers: int = 6, steps: int = 1
     import transformers
     from safetensors.torch import save_file
 
-    from oneshot import docstrings
-    from secateur.progress import track
-
     if (scratch / "texts.safetensors").exists():
         return
     transformers.logging.disable_progress_bar()
-    texts = sorted(
-        set(docstrings(sysconfig.get_path("stdlib"))), key=lambda text: hashlib.sha256(text.encode()).digest()
-    )
+    texts = corpora.of_the_standard_library()
     text = torch.frombuffer(bytearray("\0".join(texts).encode()), dtype=torch.uint8)
     sequences = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH).long()
     held_out, sequences = sequences[:HELD_OUT], sequences[HELD_OUT:]
@@ -118,16 +118,7 @@ def prepare(scratch: Path, *, hidden: int = 512, layers: int = 6, steps: int = 1
         )
     )  # fmt: skip
     print(f"training {sum(p.numel() for p in model.parameters()):,} parameters, {steps} steps", flush=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=max(steps, 2), pct_start=0.1)
-    for _ in track(range(steps), "training the Llama"):
-        batch = train[torch.randint(len(train), (4,))]
-        loss = model(input_ids=batch, labels=batch).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
+    fit(model, next_token_loss(model, train, 4), steps, 1e-3)
     model.save_pretrained(scratch / "model")
     save_file({"calibration": calibration, "held_out": held_out.contiguous()}, scratch / "writing")
     os.replace(scratch / "writing", scratch / "texts.safetensors")
@@ -270,33 +261,16 @@ def outcome(model: nn.Module, dense: dict[str, Tensor], held_out: Tensor) -> dic
     }
 
 
-@contextlib.contextmanager
-def from_its_peak() -> Iterator[dict[str, float]]:
-    """``{"peak": bytes}``: how far resident memory rose inside above where it was; Linux."""
-    found: dict[str, float] = {}
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark is where memory is now
-    before = _resident("VmHWM")
-    yield found
-    found["peak"] = max(_resident("VmHWM") - before, 0)  # pages of files may have been given back meanwhile
-
-
-def _resident(what: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
-    return int(line.split()[1]) * 1024
-
-
-def in_a_process(case: Case, scratch: Path, *, measure: bool) -> dict[str, float]:
+def apart(case: Case, scratch: Path, *, measure: bool) -> dict[str, float]:
     """`run` in a new process.
 
     Raises:
         RuntimeError: it failed; the message ends with what it said.
     """
-    command = [sys.executable, __file__, str(scratch), "--child", json.dumps({**vars(case), "measure": measure})]
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "SECATEUR_PROGRESS": "0"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{case.tool}, {case.method} at {case.setting}, failed:\n{done.stderr[-3000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    told = f"{case.tool}, {case.method} at {case.setting},"
+    given = json.dumps({**vars(case), "measure": measure})
+    environment = {"TOKENIZERS_PARALLELISM": "false", "SECATEUR_PROGRESS": "0"}
+    found: dict[str, float] = in_a_process(told, __file__, str(scratch), "--child", given, environment=environment)
     return found
 
 
@@ -314,7 +288,7 @@ def compare(cases: list[Case], scratch: Path, rounds: int) -> dict[Case, list[di
         if case not in found:
             continue
         try:
-            result = in_a_process(case, scratch, measure=number == 0)
+            result = apart(case, scratch, measure=number == 0)
         except RuntimeError as error:
             del found[case]
             print(error, flush=True)
@@ -327,15 +301,15 @@ def compare(cases: list[Case], scratch: Path, rounds: int) -> dict[Case, list[di
 
 def table(found: dict[Case, list[dict[str, float]]], dense: dict[str, float]) -> str:
     """Markdown: medians over rounds; ratios of CPU time are medians of the rounds' own."""
-    head = ["", "method", "tool", "CPU s", "wall s", "of another's CPU time", "peak MB", "sparsity", "of the head"]
-    head += ["layer error", "perplexity"]
-    lines = [_row(head), _row(["---"] * len(head))]
-    lines.append(_row(["dense", *[""] * 6, "0", "0", "0", f"{dense['perplexity']:.3f}"]))
+    columns = ["", "method", "tool", "CPU s", "wall s", "of another's CPU time", "peak MB", "sparsity", "of the head"]
+    columns += ["layer error", "perplexity"]
+    lines = [head(columns)]
+    lines.append(row(["dense", *[""] * 6, "0", "0", "0", f"{dense['perplexity']:.3f}"]))
     for case, runs in found.items():
         cpu, wall, peak = (statistics.median(run[key] for run in runs) for key in ("cpu", "wall", "peak"))
         cells = [case.setting, case.method, case.tool, f"{cpu:.1f}", f"{wall:.1f}", _ratios(found, case)]
         cells += [f"{peak / 1e6:.0f}", f"{runs[0]['sparsity']:.6f}", f"{runs[0]['head']:.4f}"]
-        lines.append(_row([*cells, f"{runs[0]['error']:.3g}", f"{runs[0]['perplexity']:.3f}"]))
+        lines.append(row([*cells, f"{runs[0]['error']:.3g}", f"{runs[0]['perplexity']:.3f}"]))
     return "\n".join(lines)
 
 
@@ -349,10 +323,6 @@ def _ratios(found: dict[Case, list[dict[str, float]]], case: Case) -> str:
             ratios = [own["cpu"] / their["cpu"] for own, their in zip(found[case], runs, strict=False)]
             cells.append(f"{statistics.median(ratios):.2f} ({min(ratios):.2f} … {max(ratios):.2f}) of {other.tool}")
     return ", ".join(cells)
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def main(arguments: list[str] | None = None) -> None:

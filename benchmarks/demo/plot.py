@@ -1,6 +1,6 @@
 """The README's plot, from the results of the demo.
 
-make demo && python benchmarks/plot_demo.py demo-report/results.json docs/accuracy.svg
+make demo && python benchmarks/demo/plot.py demo-report/results.json docs/accuracy.svg
 """
 
 import math

@@ -1,22 +1,19 @@
 """The inference benchmark's own arithmetic: tables, caches, and that what is timed is what was judged."""
 
 import argparse
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from benchmarks.inference import exported, products
+from benchmarks.inference.exported import slug
+from benchmarks.inference.subjects import Subject, bottlenecks, cached, mlp
+from benchmarks.inference.whole_models import Accuracies, Row, label, packed_copy, table
 from secateur import kernels, sparsify
 from secateur.allocation import uniform
 from secateur.inference import GroupedLinear
 from secateur.patterns import GroupedColumns
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import inference
-import whole_models
-from whole_models import Accuracies, Row, Subject, cached, label, packed_copy, slug, table
 
 
 class Small(Subject):
@@ -89,7 +86,7 @@ def test_what_is_packed_gives_the_same_outputs():
     assert isinstance(packed[0], GroupedLinear)
     assert isinstance(subject.model[0], nn.Linear)
     torch.testing.assert_close(packed(*subject.example), subject.model(*subject.example))
-    assert whole_models.bytes_of(packed) < whole_models.bytes_of(subject.model)
+    assert exported.bytes_of(packed) < exported.bytes_of(subject.model)
 
 
 @pytest.mark.parametrize("quantized", [False, True])
@@ -98,8 +95,8 @@ def test_grouped_columns_in_onnxruntime(tmp_path, quantized):
     subject = Small()
     sparsify(subject.model, 0.5, pattern=GroupedColumns(16), allocate=uniform)
     packed, _ = packed_copy(subject, subject.model, kernels_too=False, at_least=1e-9)
-    path = whole_models.onnx_file(tmp_path / "model.onnx", packed, subject.example, quantized)
-    found = torch.from_numpy(whole_models.session(path, 1)(*subject.example))
+    path = exported.onnx_file(tmp_path / "model.onnx", packed, subject.example, quantized)
+    found = torch.from_numpy(exported.session(path, 1)(*subject.example))
     expected = subject.model(*subject.example).detach()
     error = float((found - expected).norm() / expected.norm())
     assert error < (0.05 if quantized else 1e-5)
@@ -108,15 +105,15 @@ def test_grouped_columns_in_onnxruntime(tmp_path, quantized):
 
 def test_bytes_of_quantized_models_count_their_weights():
     model = nn.Sequential(nn.Linear(256, 256, bias=False))
-    dense, small = whole_models.bytes_of(model), whole_models.bytes_of(whole_models.int8(model))
+    dense, small = exported.bytes_of(model), exported.bytes_of(exported.int8(model))
     assert dense == 4 * 256 * 256
     assert 256 * 256 < small < 1.1 * 256 * 256
 
 
 def test_bottlenecks_keep_their_shape():
-    model = whole_models.bottlenecks().eval()
+    model = bottlenecks().eval()
     assert model(torch.randn(2, 1, 8, 8)).shape == (2, 10)
-    assert whole_models.mlp()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+    assert mlp()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_threads_of_torch_s_and_of_the_kernels_own(capsys, monkeypatch):
@@ -124,12 +121,12 @@ def test_threads_of_torch_s_and_of_the_kernels_own(capsys, monkeypatch):
     options = argparse.Namespace(batches=[1], rounds=1)
     try:
         if kernels.available():
-            inference.bench_threads(options)
+            products.bench_threads(options)
             rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines() if line.startswith("|")][2:]
             assert [row[0].strip() for row in rows] == ["CSR 80 %", "CSR 90 %", "16×1 80 %", "16×1 90 %"]
             assert all(float(row[2]) > 0 and float(row[3]) > 0 for row in rows)
         monkeypatch.setattr(kernels, "_team", lambda: None)
         with pytest.raises(SystemExit, match="nothing to compare here"):
-            inference.bench_threads(options)
+            products.bench_threads(options)
     finally:
         torch.set_num_threads(threads)

@@ -1,6 +1,6 @@
 """Planning an 8-billion-parameter model on the meta device, and slicing a checkpoint shard by shard.
 
-    python benchmarks/shrink_shards.py [plan] [slice] [--folder DIR] [--gigabytes 1.5]
+    python benchmarks/shrinking/shards.py [plan] [slice] [--folder DIR] [--gigabytes 1.5]
 
 Law: every row is a process of its own, whose peak memory is what the system says of it, less what it had once all
 packages were imported; times are of the wall and of the processor, with one thread.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,6 +25,9 @@ from typing import Any
 import torch
 from torch import nn
 
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.support.processes import in_a_process
 from secateur.checkpoint_shrinking import _Weights, meta_model_of, shrink_checkpoint
 from secateur.checkpoints import open_checkpoint, write_header
 from secateur.configurations import Configured
@@ -102,7 +104,7 @@ def warmed() -> float:
     return peak()
 
 
-def plan(folder: Path) -> dict[str, float]:
+def plan(folder: Path) -> dict[str, Any]:
     base = warmed()
     checkpoint = open_checkpoint(folder / "dense")
     clock = time.perf_counter()
@@ -128,7 +130,6 @@ def plan(folder: Path) -> dict[str, float]:
 
     whole, _Weights.blocks = _Weights.blocks, timed
     done = shrink_checkpoint(folder / "dense", None, 0.5)
-    print(f"proof: {done.proof}", file=sys.stderr)
     return {
         "GB": checkpoint.nbytes / 1e9,
         "largest tensor GB": max(entry.nbytes for entry in checkpoint.entries.values()) / 1e9,
@@ -140,6 +141,7 @@ def plan(folder: Path) -> dict[str, float]:
         "processor s": time.process_time() - processor,
         "peak GB": (peak() - base) / 1e9,
         "groups cut": float(len(done.counts)),
+        "proof": done.proof,
     }
 
 
@@ -181,15 +183,13 @@ def main() -> None:
             layers = max(1, round((given.gigabytes * 1e9 - 4 * 32000 * 2048) / LAYER))
             config = EIGHT_BILLION if what == "plan" else {**EIGHT_BILLION, **SMALLER, "num_hidden_layers": layers}
             write(folder / "dense", config, 5 << 30 if what == "plan" else 200 << 20, holes=what == "plan")
-            child = [sys.executable, __file__, "--child", what, "--folder", temporary]
             # a child in which nothing is written before: what its parent had would count as its own
-            done = subprocess.run(child, capture_output=True, text=True, check=False)
-            if done.returncode:
-                sys.exit(done.stderr)
-            row = json.loads(done.stdout.splitlines()[-1])
+            row = in_a_process(what, __file__, "--child", what, "--folder", temporary)
+            proof = row.pop("proof", None)
             print(what)
             print(*(f"  {key:<20}{value:10.2f}" for key, value in row.items()), sep="\n", flush=True)
-            print(*(f"  {line}" for line in done.stderr.splitlines() if line.startswith("proof")), flush=True)
+            if proof is not None:
+                print(f"  proof: {proof}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Global pruning of 100 M float32 weights in 8 layers, and n:m and block masks of a 4096×11008 layer.
 
-    python benchmarks/selection.py [--repeats 5] [--json FILE]
+    python benchmarks/selection/run.py [--repeats 5] [--json FILE]
 
 Each measurement is a process of its own; ours and torch's alternate; medians. Time is that of the one call. Peak memory
 is the growth of the resident set's high-water mark during the call, as a multiple of the model's bytes (Linux only).
@@ -15,13 +15,18 @@ import json
 import platform
 import resource
 import statistics
-import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import nn
+
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.support.memory import from_its_peak
+from benchmarks.support.processes import in_a_process
+from benchmarks.support.timing import alternating, timed
 
 LAYERS, OUTPUTS, INPUTS = 8, 2500, 5000
 BYTES = LAYERS * OUTPUTS * INPUTS * 4
@@ -66,44 +71,29 @@ def floor(_: float, model: nn.Module) -> object:
 CASES = {"torch": theirs_global, "prune": ours_global, "sparsify": ours_sparsify, "floor": floor}
 
 
-def high_water_mark() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def child(case: str, amount: float) -> None:
     import secateur  # noqa: F401  (imports are not what is timed)
 
     model = network()
     small = nn.Sequential(nn.Linear(600, 600, bias=False))
     CASES[case](amount, small)  # lazy imports and first calls
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts anew
-    before = high_water_mark()
-    start = time.perf_counter()
-    kept = CASES[case](amount, model)
-    seconds = time.perf_counter() - start
-    growth = high_water_mark() - before
+    with from_its_peak() as memory:
+        seconds, kept = timed(functools.partial(CASES[case], amount, model))
     zeros = sum(int((m.weight == 0).sum()) for m in model) if case != "floor" else 0
-    print(json.dumps({"seconds": seconds, "growth": growth, "zeros": zeros, "kept": kept is not None}))
+    print(json.dumps({"seconds": seconds, "growth": memory["peak"], "zeros": zeros, "kept": kept is not None}))
 
 
 def measure(case: str, amount: float) -> dict[str, float]:
-    command = [sys.executable, __file__, "--child", case, "--amount", str(amount)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    found: dict[str, float] = in_a_process(case, __file__, "--child", case, "--amount", str(amount))
+    return found
 
 
 def median(runs: list[dict[str, float]], key: str) -> float:
     return statistics.median(run[key] for run in runs)
 
 
-def timed(action: functools.partial[object], repeats: int = 7) -> float:
-    action()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def seconds_of(action: Callable[[], object], repeats: int = 7) -> float:
+    return statistics.median(alternating({"action": action}, repeats)["action"])
 
 
 def patterns_on_one_layer() -> list[dict[str, object]]:
@@ -116,8 +106,8 @@ def patterns_on_one_layer() -> list[dict[str, object]]:
     for pattern in (NM(2, 4), NM(4, 8), NM(1, 4), Block(16, 1), Block(4, 4), Block(32, 32)):
         sparsity = None if pattern.density is not None else 0.5
         ours = functools.partial(make_masks, {"w": weight}, sparsity, pattern=pattern, allocate=uniform)
-        passes = timed(functools.partial(weight.abs)) + timed(functools.partial(target.copy_, weight))
-        seconds = timed(ours, 5)
+        passes = seconds_of(weight.abs) + seconds_of(functools.partial(target.copy_, weight))
+        seconds = seconds_of(ours, 5)
         rows.append({"pattern": str(pattern), "seconds": seconds, "abs + write": passes, "ratio": seconds / passes})
     return rows
 

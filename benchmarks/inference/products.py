@@ -1,14 +1,7 @@
-"""What zeros are worth at inference: kernels beside the best dense product and their floors, and whole models.
+"""Kernels that skip zeros, beside the best dense product and their floors.
 
-    python benchmarks/inference.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
-    python benchmarks/inference.py threads [--batches 1,16,256] [--rounds 9]
-    python benchmarks/inference.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR] [--rounds 9]
-    python benchmarks/inference.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
-
-Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. The
-best dense product is the fastest of torch's `linear`, the same on a transposed weight, and oneDNN's packed one (which a
-frozen `torch.compile` uses), measured in the same rounds. On a busy machine ``--clock cpu`` with one thread is
-steadier.
+The best dense product is the fastest of torch's `linear`, the same on a transposed weight, and oneDNN's packed one
+(which a frozen `torch.compile` uses), measured in the same rounds.
 
 A floor is the larger of two times: the bytes that a product has to read, over the bandwidth of summing 256 MB, and its
 multiplications and additions, over the rate of a dense product of 2048³; both measured in the same run.
@@ -19,22 +12,23 @@ from __future__ import annotations
 import argparse
 import functools
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks.support.tables import head, row
+from benchmarks.support.timing import alternating, ratio
 from secateur import Block, Unstructured, kernels, sparsify
 from secateur.allocation import uniform
 from secateur.inference import BlockLinear, GroupedLinear, SparseLinear, WindowLinear
 from secateur.patterns import GroupedColumns
 
 SIZE = 4096
+
 # the least ratios to the best dense product that were asked for, at batches 1, 16 and 256
 GOALS = {
     "CSR 80 %": (1.6, 2.1, 1.4),
@@ -49,41 +43,17 @@ GOALS = {
 }
 
 
-def alternating(functions: dict[str, Callable[[], Any]], rounds: int, clock: str) -> dict[str, list[float]]:
-    """Milliseconds of each in each round, after one that does not count.
-
-    Threads of the runtime before go on looking for work for a while after their call, and those of this one may wake on
-    one core and be parted only later. So each is waited for, and calls count after a twentieth of a second of others.
-    """
-    now = time.perf_counter if clock == "wall" else time.process_time
-    times: dict[str, list[float]] = {name: [] for name in functions}
-
-    def called(function: Callable[[], Any], seconds: float) -> float:
-        started, calls = now(), 0
-        while calls < 1 or now() - started < seconds:
-            function()
-            calls += 1
-        return (now() - started) / calls
-
+def in_milliseconds(functions: dict[str, Callable[[], Any]], rounds: int, clock: str) -> dict[str, list[float]]:
+    """Of each in each round; threads are parted, and those of the runtime before asleep."""
     with torch.no_grad():
-        for turn in range(rounds + 1):
-            for name, function in functions.items():
-                time.sleep(0.02)
-                called(function, 0.05)
-                milliseconds = called(function, 0.01) * 1e3
-                if turn:
-                    times[name].append(milliseconds)
-    return times
-
-
-def ratio(ours: list[float], rival: list[float]) -> float:
-    return statistics.median(theirs / own for own, theirs in zip(ours, rival, strict=True))
+        times = alternating(functions, rounds, clock=clock, settle=0.05, at_least=0.01)
+    return {name: [1e3 * seconds for seconds in own] for name, own in times.items()}
 
 
 def floors(rounds: int, clock: str) -> tuple[float, float]:
     """(bytes, operations) in a millisecond."""
     large, square = torch.ones(64 << 20), torch.randn(2048, 2048)
-    times = alternating({"sum": large.sum, "product": lambda: square @ square}, rounds, clock)
+    times = in_milliseconds({"sum": large.sum, "product": lambda: square @ square}, rounds, clock)
     return large.nbytes / statistics.median(times["sum"]), 2 * 2048**3 / statistics.median(times["product"])
 
 
@@ -137,15 +107,15 @@ def bench_kernels(options: argparse.Namespace) -> None:
         torch.set_num_threads(threads)
         bandwidth, rate = floors(options.rounds, options.clock)
         print(f"\n{threads} thread(s): {bandwidth / 1e6:.1f} GB/s, {rate / 1e6:.0f} GFLOP/s\n")
-        print("| form | batch | best dense, ms | ours, ms | times faster | goal | floor, ms | ours / floor |")
-        print("|---|---|---|---|---|---|---|---|")
+        columns = ["form", "batch", "best dense, ms", "ours, ms", "times faster", "goal", "floor, ms", "ours / floor"]
+        print(head(columns))
         for number, batch in enumerate(options.batches):
             x = torch.randn(batch, SIZE)
             dense = {kind: torch.randn(SIZE, SIZE).to(kind) for kind in (torch.float32, torch.bfloat16)}
             for name, dtype, layer in forms(batch):
                 own_x = x.to(dtype)
                 rivals = dense_products(dense[dtype], own_x)
-                times = alternating({**rivals, "ours": partial(layer, own_x)}, options.rounds, options.clock)
+                times = in_milliseconds({**rivals, "ours": partial(layer, own_x)}, options.rounds, options.clock)
                 best = min(rivals, key=lambda rival: statistics.median(times[rival]))
                 ours, faster = statistics.median(times["ours"]), ratio(times["ours"], times[best])
                 read = sum(tensor.nbytes for tensor in layer.state_dict().values()) + 8 * batch * SIZE
@@ -154,11 +124,9 @@ def bench_kernels(options: argparse.Namespace) -> None:
                 goal = (
                     f"{goals[number]} {'met' if faster >= goals[number] else 'missed'}" if number < len(goals) else ""
                 )
-                print(
-                    f"| {name} | {batch} | {statistics.median(times[best]):.2f} ({best}) | {ours:.2f} | "
-                    f"**{faster:.2f}** | {goal} | {floor:.2f} | {ours / floor:.1f} |",
-                    flush=True,
-                )
+                rival = f"{statistics.median(times[best]):.2f} ({best})"
+                cells = [name, f"{batch}", rival, f"{ours:.2f}", f"**{faster:.2f}**", goal, f"{floor:.2f}"]
+                print(row([*cells, f"{ours / floor:.1f}"]), flush=True)
 
 
 def bench_threads(options: argparse.Namespace) -> None:
@@ -168,8 +136,7 @@ def bench_threads(options: argparse.Namespace) -> None:
     if compiled is None or kernels._team() is None:
         raise SystemExit(f"nothing to compare here: {kernels.describe()}")
     print("two threads; a pruned pair of layers of 384 and 1536, GELU between and LayerNorm after, four times\n")
-    print("| form | batch | own threads, ms | torch's, ms | times faster |")
-    print("|---|---|---|---|---|")
+    print(head(["form", "batch", "own threads, ms", "torch's, ms", "times faster"]))
     norm = nn.LayerNorm(384)
     for name, pattern in (("CSR", Unstructured()), ("16×1", Block(16, 1))):
         for sparsity in (0.8, 0.9):
@@ -192,36 +159,8 @@ def bench_threads(options: argparse.Namespace) -> None:
                     return x
 
                 forms = {"own": partial(stack, None), "torch": partial(stack, kernels._team())}
-                times = alternating(forms, options.rounds, "wall")
+                times = in_milliseconds(forms, options.rounds, "wall")
                 own, shared = (statistics.median(times[word]) for word in ("own", "torch"))
                 faster = ratio(times["torch"], times["own"])
                 label = f"{name} {sparsity * 100:.0f} %"
-                print(f"| {label} | {batch} | {own:.2f} | {shared:.2f} | **{faster:.2f}** |", flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
-    parser.add_argument("what", choices=["kernels", "threads", "models", "onnx"])
-    parser.add_argument("--threads", type=numbers, default=[1, 2])
-    parser.add_argument("--batches", type=numbers, default=[1, 16, 256])
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
-    parser.add_argument("--only", default="*", help="which models: mlp, cnn, bottlenecks, minilm, llama; globs, commas")
-    parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2; left out without")
-    parser.add_argument("--cache", type=Path, default=Path("inference-cache"), help="trained and pruned models")
-    parser.add_argument("--gpt-steps", type=int, default=500)
-    parser.add_argument("--repair-steps", type=int, default=200)
-    options = parser.parse_args()
-    if options.what == "kernels":
-        bench_kernels(options)
-    elif options.what == "threads":
-        bench_threads(options)
-    else:
-        import whole_models
-
-        whole_models.bench_models(options) if options.what == "models" else whole_models.bench_onnx(options)
-
-
-if __name__ == "__main__":
-    main()
+                print(row([label, f"{batch}", f"{own:.2f}", f"{shared:.2f}", f"**{faster:.2f}**"]), flush=True)

@@ -1,6 +1,6 @@
 """What compressed checkpoints weigh, and how long they take to load, against dense ones and zipped ones.
 
-    python benchmarks/storage.py [--side 4096] [--repeats 7] [--no-times] [--no-sizes] [--no-memory]
+    python benchmarks/storage/run.py [--side 4096] [--repeats 7] [--no-times] [--no-sizes] [--no-memory]
 
 Weights are normal random numbers, pruned by magnitude. All sizes are of files or byte strings over those of the dense
 safetensors file. The bound is the entropy of the mask plus the kept values as they are; the second bound has each byte
@@ -14,10 +14,8 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -27,9 +25,15 @@ import torch
 import zstandard
 from safetensors.torch import load_file, save, save_file
 
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.support.memory import high_water_mark
+from benchmarks.support.processes import in_a_process
+from benchmarks.support.tables import head, row
+from benchmarks.support.timing import alternating, ratio
 from secateur import NM, make_masks
 from secateur.checkpoints import open_checkpoint
-from secateur.storage import load_compressed, save_compressed
+from secateur.storage import expand_checkpoint, load_compressed, save_compressed
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SPARSITIES = (0.5, 0.7, 0.8, 0.9, 0.95, 0.99, "2:4")
@@ -60,7 +64,7 @@ def bounds(weight: torch.Tensor, sparsity: float | str) -> tuple[float, float]:
 def sizes(side: int, folder: Path) -> None:
     columns = ["bound", "its bytes' bound", "compressed", "encoding", "+ zstd", "zlib 6 of dense", "zstd 3 of dense"]
     print(f"## Bytes over those of dense, {side}x{side}\n")
-    print(f"| | {' | '.join(columns)} |\n|---|{'---|' * len(columns)}")
+    print(head(["", *columns]))
     for name, dtype in DTYPES.items():
         for sparsity in SPARSITIES:
             weight = pruned(side, dtype, sparsity)
@@ -78,18 +82,12 @@ def sizes(side: int, folder: Path) -> None:
                 f"{len(zstandard.ZstdCompressor(3).compress(dense)) / len(dense):.4f}",
             ]
             label = sparsity if isinstance(sparsity, str) else f"{sparsity:.0%}"
-            print(f"| {name} {label} | {' | '.join(cells)} |", flush=True)
-
-
-def spent(load: Callable[[], object]) -> float:
-    started = time.process_time()
-    load()
-    return time.process_time() - started
+            print(row([f"{name} {label}", *cells]), flush=True)
 
 
 def times(side: int, repeats: int, folder: Path) -> None:
     print(f"\n## Time to load over that of dense, {side}x{side}, one thread, {repeats} rounds\n")
-    print("| | dense, safetensors (s) | dense, read by Secateur | compressed | with zstd |\n|---|---|---|---|---|")
+    print(head(["", "dense, safetensors (s)", "dense, read by Secateur", "compressed", "with zstd"]))
     torch.set_num_threads(1)
     for name, dtype in DTYPES.items():
         for sparsity in SPARSITIES:
@@ -97,46 +95,33 @@ def times(side: int, repeats: int, folder: Path) -> None:
             save_file({"weight": weight}, folder / "dense.safetensors")
             save_compressed({"weight": weight}, folder / "plain.safetensors")
             save_compressed({"weight": weight}, folder / "zipped.safetensors", zstd=True)
-            ways: list[Callable[[], object]] = [
+            ways: dict[str, Callable[[], object]] = {
                 # load_file maps the file: only a copy has been read
-                lambda: {name: tensor.clone() for name, tensor in load_file(folder / "dense.safetensors").items()},
-                lambda: dict(open_checkpoint(folder / "dense.safetensors")),
-                lambda: dict(load_compressed(folder / "plain.safetensors")),
-                lambda: dict(load_compressed(folder / "zipped.safetensors")),
-            ]
-            for way in ways:
-                way()
-            rounds = [[spent(way) for way in ways] for _ in range(repeats)]
-            ratios = [statistics.median(each[at] / each[0] for each in rounds) for at in range(1, len(ways))]
+                "dense": lambda: {
+                    name: tensor.clone() for name, tensor in load_file(folder / "dense.safetensors").items()
+                },
+                "ours": lambda: dict(open_checkpoint(folder / "dense.safetensors")),
+                "compressed": lambda: dict(load_compressed(folder / "plain.safetensors")),
+                "zstd": lambda: dict(load_compressed(folder / "zipped.safetensors")),
+            }
+            spent = alternating(ways, repeats, clock="cpu")
+            slower = [f"{ratio(spent['dense'], spent[way]):.2f}" for way in ways if way != "dense"]
             label = sparsity if isinstance(sparsity, str) else f"{sparsity:.0%}"
-            first = statistics.median(each[0] for each in rounds)
-            print(f"| {name} {label} | {first:.3f} | {' | '.join(f'{ratio:.2f}' for ratio in ratios)} |", flush=True)
+            print(row([f"{name} {label}", f"{statistics.median(spent['dense']):.3f}", *slower]), flush=True)
 
 
-MEMORY = """
-import resource, sys
-from pathlib import Path
-import torch
-from secateur.storage import expand_checkpoint, load_compressed, save_compressed
-
-def peak():
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux begins ru_maxrss at the peak of the process that started this one
-        return next(int(line.split()[1]) * 1024 for line in status.open() if line.startswith("VmHWM:"))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-work, folder, zstd = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "zstd"
-save_compressed({"weight": torch.eye(300)}, folder / "first", zstd=zstd)  # what libraries take at first use
-expand_checkpoint(folder / "first", folder / "again")
-before = peak()
-if work == "compress":
-    save_compressed(folder / "dense", folder / "small", zstd=zstd)
-elif work == "load":
-    load_compressed(folder / "small")["weight"]
-else:
-    expand_checkpoint(folder / "small", folder / "expanded")
-print(peak() - before)
-"""
+def risen(work: str, folder: Path, zstd: bool) -> int:
+    """Bytes by which one piece of work lifts the peak of this process, once libraries have what they take at first."""
+    save_compressed({"weight": torch.eye(300)}, folder / "first", zstd=zstd)
+    expand_checkpoint(folder / "first", folder / "again")
+    before = high_water_mark()
+    if work == "compress":
+        save_compressed(folder / "dense", folder / "small", zstd=zstd)
+    elif work == "load":
+        load_compressed(folder / "small")["weight"]
+    else:
+        expand_checkpoint(folder / "small", folder / "expanded")
+    return high_water_mark() - before
 
 
 def memory(folder: Path) -> None:
@@ -144,14 +129,11 @@ def memory(folder: Path) -> None:
     weight[:, ::2] = 0
     weight[:, 1::64] *= -0.0
     save_file({"weight": weight}, folder / "dense")
-    print("\n## Memory, in tensors\n\n| | compress | load | expand |\n|---|---|---|---|")
+    print(f"\n## Memory, in tensors\n\n{head(['', 'compress', 'load', 'expand'])}")
     for zstd in ("plain", "zstd"):
-        cells = []
-        for work in ("compress", "load", "expand"):
-            command = [sys.executable, "-c", MEMORY, work, str(folder), zstd]
-            ended = subprocess.run(command, capture_output=True, text=True, check=True)
-            cells.append(f"{int(ended.stdout) / weight.nbytes:.2f}")
-        print(f"| {zstd} | {' | '.join(cells)} |", flush=True)
+        works = ("compress", "load", "expand")
+        risings = [in_a_process(work, __file__, "--child", work, str(folder), zstd) for work in works]
+        print(row([zstd, *(f"{rising / weight.nbytes:.2f}" for rising in risings)]), flush=True)
 
 
 def main() -> None:
@@ -161,7 +143,12 @@ def main() -> None:
     parser.add_argument("--no-times", action="store_true")
     parser.add_argument("--no-sizes", action="store_true")
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.child:
+        work, where, zstd = arguments.child
+        print(risen(work, Path(where), zstd == "zstd"))
+        return
     with tempfile.TemporaryDirectory() as folder:
         if not arguments.no_sizes:
             sizes(arguments.side, Path(folder))

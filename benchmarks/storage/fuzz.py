@@ -1,6 +1,6 @@
 """Reads damaged compressed checkpoints, and counts what became of them: read, refused with a clear error, or a crash.
 
-    python benchmarks/fuzz_storage.py [--count 1000000] [--seed 0]
+    python benchmarks/storage/fuzz.py [--count 1000000] [--seed 0]
 
 Each file is one of a few sound ones with bytes, numbers, words or lengths of it changed, read from memory by the very
 code that reads files. A crash is any exception but CheckpointError; a promise is a tensor of more bytes than the file

@@ -18,35 +18,14 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.oneshot import peers, quality, speed
+from benchmarks.support import corpora
+from benchmarks.support.language_models import GPT, MiniLM
+from benchmarks.support.memory import from_its_peak
 from secateur import NM, Rows
 from secateur.evidence import needs
 from secateur.least_squares import output_error
 from secateur.solvers import from_criterion, sparsegpt
-
-FOLDER = Path(__file__).parent.parent / "benchmarks"
-
-
-def loaded(name, file):
-    spec = importlib.util.spec_from_file_location(name, FOLDER / file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def oneshot():
-    path = list(sys.path)
-    yield loaded("oneshot", "oneshot.py")
-    del sys.modules["oneshot"]
-    sys.path[:] = path
-
-
-@pytest.fixture(scope="module")
-def peers(oneshot):
-    """Whose Llama is trained on docstrings that `oneshot` finds."""
-    yield loaded("oneshot_peers", "oneshot_peers.py")
-    del sys.modules["oneshot_peers"]
 
 
 @pytest.fixture(autouse=True)
@@ -60,21 +39,21 @@ SYLLABLES = ["ba", "de", "fi", "go", "lu", "ma", "ne", "pi", "ro", "su", "ta", "
 
 
 @pytest.fixture
-def some_docstrings(oneshot, monkeypatch):
+def some_docstrings(monkeypatch):
     """In place of those of the standard library, which take seconds to find; some stand in two files."""
     words = ["".join(three) for three in itertools.product(SYLLABLES, repeat=3)]
     sentences = [f"{word.title()} is a word that stands in this sentence and in no other one." for word in words]
     texts = [" ".join(sentences[i : i + 4]) for i in range(0, len(sentences), 4)]
-    monkeypatch.setattr(oneshot, "docstrings", lambda *_: iter([*texts, *texts[:50]]))
-    for function in (oneshot.sentences, oneshot._gpt_texts):
+    monkeypatch.setattr(corpora, "docstrings", lambda *_: iter([*texts, *texts[:50]]))
+    for function in (corpora.sentences, corpora.of_packages):
         function.cache_clear()
     yield texts
-    for function in (oneshot.sentences, oneshot._gpt_texts):
+    for function in (corpora.sentences, corpora.of_packages):
         function.cache_clear()
 
 
 @pytest.fixture
-def minilm(oneshot, some_docstrings, tmp_path):
+def minilm(some_docstrings, tmp_path):
     """A BERT of the kind that the benchmark reads, too small to be good at anything."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
@@ -89,7 +68,7 @@ def minilm(oneshot, some_docstrings, tmp_path):
         vocab_size=len(fast), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
     )
     transformers.BertModel(config).save_pretrained(tmp_path)
-    return oneshot.MiniLM(tmp_path)
+    return MiniLM(tmp_path)
 
 
 class Stack:
@@ -112,10 +91,10 @@ class Stack:
         return (float((model(self.held_out) - self.model(self.held_out)).norm()),)
 
 
-def test_a_layers_error_is_over_all_tokens_also_for_methods_that_need_no_gram_matrix(oneshot):
+def test_a_layers_error_is_over_all_tokens_also_for_methods_that_need_no_gram_matrix():
     subject = Stack()
     before = [weight.clone() for weight in subject.model.parameters()]
-    run = oneshot.prune(subject, "50%", "magnitude", 0, subject.batches(0))
+    run = quality.prune(subject, "50%", "magnitude", 0, subject.batches(0))
     x = torch.cat(subject.batches(0))
     model, errors = subject.model, []
     for layer in (model[0][0], model[1][0]):
@@ -128,12 +107,12 @@ def test_a_layers_error_is_over_all_tokens_also_for_methods_that_need_no_gram_ma
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))  # a copy was pruned
 
 
-def test_a_timed_solver_asks_for_what_it_needs_and_passes_on_no_more(oneshot):
+def test_a_timed_solver_asks_for_what_it_needs_and_passes_on_no_more():
     def own(weight, *, input_norm):
         return weight.abs() * input_norm
 
     seconds = []
-    solver = oneshot.timed(from_criterion(own), seconds)
+    solver = quality.timed(from_criterion(own), seconds)
     assert needs(solver) == ("input_norm", "gram")
     evidence = {"input_norm": torch.tensor([[1.0, 5.0]]), "gram": torch.diag(torch.tensor([1.0, 25.0]))}
     new, mask = solver(torch.tensor([[3.0, -2.0]]), 0.5, Rows(), **evidence)
@@ -143,20 +122,20 @@ def test_a_timed_solver_asks_for_what_it_needs_and_passes_on_no_more(oneshot):
 
 
 @pytest.mark.parametrize("setting", ["50%", "70%", "2:4", "4:8"])
-def test_plain_sparsegpt_is_the_librarys(oneshot, setting):
-    sparsity, pattern = oneshot.SETTINGS[setting]
+def test_plain_sparsegpt_is_the_librarys(setting):
+    sparsity, pattern = quality.SETTINGS[setting]
     x = torch.randn(1024, 256) @ (torch.randn(256, 256) / 16 + torch.eye(256))
     weight, gram = torch.randn(96, 256), x.T @ x
     group = (pattern.n, pattern.m) if isinstance(pattern, NM) else None
-    plain = oneshot.plain_sparsegpt(weight, gram, sparsity, group)
+    plain = speed.plain_sparsegpt(weight, gram, sparsity, group)
     new, mask = sparsegpt(weight, sparsity, pattern, gram=gram)
     assert ((plain != 0) == mask).double().mean() >= 0.999
     assert output_error(weight, plain, gram) == pytest.approx(float(output_error(weight, new, gram)), rel=1e-3)
 
 
-def test_quality_prints_a_line_a_run_and_tables_that_agree_with_them(oneshot, capsys):
+def test_quality_prints_a_line_a_run_and_tables_that_agree_with_them(capsys):
     methods = ["magnitude", "sparsegpt", "alps", "admm"]
-    results = oneshot.quality(Stack(), ["50%", "2:4"], methods, 2)
+    results = quality.quality(Stack(), ["50%", "2:4"], methods, 2)
     printed = capsys.readouterr().out
     runs = results["runs"]
     assert [(run["seed"], run["setting"], run["method"]) for run in runs] == [
@@ -174,48 +153,47 @@ def test_quality_prints_a_line_a_run_and_tables_that_agree_with_them(oneshot, ca
     assert by_method["admm"] < by_method["sparsegpt"] < by_method["magnitude"]
 
 
-def runs_of(oneshot, **outcomes):
+def runs_of(**outcomes):
     """One run a seed of each method; an outcome is (measure, error, solver seconds, whole seconds)."""
     return [
-        oneshot.Run("50%", method, seed, error, (measure,), solver, whole)
+        quality.Run("50%", method, seed, error, (measure,), solver, whole)
         for method, found in outcomes.items()
         for seed, (measure, error, solver, whole) in enumerate(found)
     ]
 
 
-def verdicts(oneshot, runs, **asked):
-    line = next(line for line in oneshot.goals(runs, **asked).splitlines() if line.startswith("| 50%"))
+def verdicts(runs, **asked):
+    line = next(line for line in quality.goals(runs, **asked).splitlines() if line.startswith("| 50%"))
     return line.strip("| ").split(" | ")[1:]
 
 
-def test_goals_are_ratios_of_runs_with_the_same_batches(oneshot):
+def test_goals_are_ratios_of_runs_with_the_same_batches():
     runs = runs_of(
-        oneshot,
         magnitude=[(0.6, 0.05, 1, 15), (0.6, 0.05, 1, 15)],
         wanda=[(0.8, 0.03, 1, 15), (0.8, 0.03, 1, 15)],
         sparsegpt=[(0.9, 0.02, 2, 20), (0.9, 0.02, 2, 10)],
         alps=[(0.95, 0.01, 30, 50), (0.95, 0.02, 90, 50)],
         admm=[(0.96, 0.01, 15, 25), (0.96, 0.01, 18, 20)],
     )
-    assert verdicts(oneshot, runs, higher_is_better=True) == [
+    assert verdicts(runs, higher_is_better=True) == [
         "leads", "0.750, met", "0.350, missed", "1.625, missed", "appears",
     ]  # fmt: skip
-    assert verdicts(oneshot, runs, higher_is_better=False)[0] == "behind magnitude, wanda, sparsegpt, alps"
-    assert verdicts(oneshot, runs, higher_is_better=False)[-1] == "does not appear"
+    assert verdicts(runs, higher_is_better=False)[0] == "behind magnitude, wanda, sparsegpt, alps"
+    assert verdicts(runs, higher_is_better=False)[-1] == "does not appear"
 
 
-def test_ours_ties_where_the_seeds_do_not_agree(oneshot):
+def test_ours_ties_where_the_seeds_do_not_agree():
     few = {"admm": [(0.95, 0.01, 1, 1), (0.95, 0.01, 1, 1)]}
-    tie = runs_of(oneshot, alps=[(0.99, 0.01, 1, 1), (0.94, 0.01, 1, 1)], **few)
-    assert verdicts(oneshot, tie, higher_is_better=True)[0] == "ties with alps"
-    behind = runs_of(oneshot, alps=[(0.99, 0.01, 1, 1), (0.96, 0.01, 1, 1)], **few)
-    assert verdicts(oneshot, behind, higher_is_better=True)[0] == "behind alps"
-    leads = runs_of(oneshot, alps=[(0.99, 0.01, 1, 1), (0.90, 0.01, 1, 1)], **few)
-    assert verdicts(oneshot, leads, higher_is_better=True)[0] == "leads"
+    tie = runs_of(alps=[(0.99, 0.01, 1, 1), (0.94, 0.01, 1, 1)], **few)
+    assert verdicts(tie, higher_is_better=True)[0] == "ties with alps"
+    behind = runs_of(alps=[(0.99, 0.01, 1, 1), (0.96, 0.01, 1, 1)], **few)
+    assert verdicts(behind, higher_is_better=True)[0] == "behind alps"
+    leads = runs_of(alps=[(0.99, 0.01, 1, 1), (0.90, 0.01, 1, 1)], **few)
+    assert verdicts(leads, higher_is_better=True)[0] == "leads"
 
 
-def test_no_sentence_is_both_calibrated_on_and_measured_on(oneshot, minilm):
-    assert len(set(oneshot.sentences())) == len(oneshot.sentences()) == len(SYLLABLES) ** 3
+def test_no_sentence_is_both_calibrated_on_and_measured_on(minilm):
+    assert len(set(corpora.sentences())) == len(corpora.sentences()) == len(SYLLABLES) ** 3
     seen = [
         minilm.tokenizer.decode(row, skip_special_tokens=True)
         for seed in (0, 1)
@@ -228,9 +206,9 @@ def test_no_sentence_is_both_calibrated_on_and_measured_on(oneshot, minilm):
     assert not set(seen) & set(measured)
 
 
-def test_a_minilm_is_its_own_nearest_and_tokens_are_counted_without_padding(minilm, oneshot, capsys):
+def test_a_minilm_is_its_own_nearest_and_tokens_are_counted_without_padding(minilm, capsys):
     assert minilm.measure(minilm.model) == pytest.approx((1.0, 1.0))
-    rows = oneshot.tokens(minilm, 2, (4, 64))
+    rows = quality.tokens(minilm, 2, (4, 64))
     for row in rows:
         words = [sum(int(batch["attention_mask"].sum()) for batch in minilm.batches(s, row["samples"])) for s in (0, 1)]
         assert row["tokens"] == words
@@ -239,16 +217,16 @@ def test_a_minilm_is_its_own_nearest_and_tokens_are_counted_without_padding(mini
     assert "| sentences | tokens | cosine | 10-NN overlap | whole s |" in capsys.readouterr().out
 
 
-def test_the_gpt_never_saw_the_text_that_measures_it(oneshot, some_docstrings):
-    train, held_out = oneshot._gpt_texts()
+def test_the_gpt_never_saw_the_text_that_measures_it(some_docstrings):
+    train, held_out = corpora.of_packages()
     assert len(held_out) == len(some_docstrings) // 20
     assert sorted(train + held_out) == sorted(some_docstrings)  # each once, though it stands in several files
 
 
-def test_the_gpt_is_trained_once_and_kept(oneshot, some_docstrings, tmp_path, capsys):
-    gpt = oneshot.GPT(tmp_path, 2)
+def test_the_gpt_is_trained_once_and_kept(some_docstrings, tmp_path, capsys):
+    gpt = GPT(tmp_path, 2)
     assert "training 2,557,632 parameters" in capsys.readouterr().out
-    again = oneshot.GPT(tmp_path, 2)
+    again = GPT(tmp_path, 2)
     assert capsys.readouterr().out == ""
     assert gpt.measure(gpt.model) == again.measure(again.model)
     assert 500 < gpt.measure(gpt.model)[0] < 5000  # two steps taught it next to nothing
@@ -265,14 +243,14 @@ def test_the_gpt_is_trained_once_and_kept(oneshot, some_docstrings, tmp_path, ca
 
 
 @pytest.fixture
-def llama(peers, some_docstrings, tmp_path, monkeypatch):
+def llama(some_docstrings, tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "LENGTH", 64)
     peers.prepare(tmp_path, hidden=32, layers=2, steps=2)
     return tmp_path
 
 
 @pytest.fixture
-def alone(peers, monkeypatch):
+def alone(monkeypatch):
     """Neither of the other tools is installed."""
     found = importlib.util.find_spec
     absent = {package for package, _ in peers.PACKAGES.values()}
@@ -280,7 +258,7 @@ def alone(peers, monkeypatch):
 
 
 @pytest.fixture
-def in_this_process(peers, monkeypatch):
+def in_this_process(monkeypatch):
     """What would run in a process of its own, which takes seconds to start, is run here with the same arguments."""
 
     def run(command, **settings):
@@ -293,7 +271,7 @@ def in_this_process(peers, monkeypatch):
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def test_it_says_which_tool_is_missing_and_compares_the_rest(peers, alone, llama, in_this_process, capsys):
+def test_it_says_which_tool_is_missing_and_compares_the_rest(alone, llama, in_this_process, capsys):
     file = llama / "results.json"
     peers.main([str(llama), "--rounds", "1", "--cases", "magnitude", "--json", str(file)])
     printed = capsys.readouterr().out
@@ -307,7 +285,7 @@ def test_it_says_which_tool_is_missing_and_compares_the_rest(peers, alone, llama
     assert "| 2:4 | magnitude | Secateur |" in printed
 
 
-def test_an_unknown_word_is_refused_with_the_known_ones(peers, alone, tmp_path, capsys):
+def test_an_unknown_word_is_refused_with_the_known_ones(alone, tmp_path, capsys):
     with pytest.raises(SystemExit):
         peers.main([str(tmp_path / "new"), "--cases", "sparsegpt,3:4"])
     assert "no case has 3:4; there is 2:4, 50%" in capsys.readouterr().err
@@ -317,7 +295,7 @@ def test_an_unknown_word_is_refused_with_the_known_ones(peers, alone, tmp_path, 
     assert not (tmp_path / "new").exists()
 
 
-def test_what_a_tool_left_is_measured_in_the_model(peers, llama):
+def test_what_a_tool_left_is_measured_in_the_model(llama):
     dense, texts = peers.load(llama)
     weights = {name: weight.detach().clone() for name, weight in peers.prunable(dense).items()}
     assert len(weights) == 14  # of two blocks; not the head
@@ -335,42 +313,42 @@ def test_what_a_tool_left_is_measured_in_the_model(peers, llama):
     assert peers.run(peers.Case("Secateur", "wanda", "50%"), llama, measure=False).keys() == {"cpu", "wall", "peak"}
 
 
-def test_a_peak_is_what_was_held_at_once(peers):
-    with peers.from_its_peak() as memory:
+def test_a_peak_is_what_was_held_at_once():
+    with from_its_peak() as memory:
         for _ in range(3):
             with mmap.mmap(-1, 64_000_000) as fresh:  # given back before the next
                 fresh[::4096] = b"1" * len(range(0, 64_000_000, 4096))
     assert 60e6 < memory["peak"] < 120e6
 
 
-def test_the_sequences_that_measure_are_no_others(peers, llama):
+def test_the_sequences_that_measure_are_no_others(llama):
     _, texts = peers.load(llama)
     calibration, held_out = ({tuple(row) for row in texts[key].tolist()} for key in ("calibration", "held_out"))
     assert (len(calibration), len(held_out)) == (peers.CALIBRATION, peers.HELD_OUT)
     assert not calibration & held_out
 
 
-def test_a_tool_that_fails_is_left_out_with_its_words(peers, monkeypatch, capsys):
+def test_a_tool_that_fails_is_left_out_with_its_words(monkeypatch, capsys):
     def failing(case, scratch, *, measure):
         if case.tool == "ModelOpt":
             raise RuntimeError("ModelOpt, sparsegpt at 2:4, failed:\nno such thing")
         return {"cpu": 1.0, "wall": 2.0, "peak": 0.0}
 
-    monkeypatch.setattr(peers, "in_a_process", failing)
+    monkeypatch.setattr(peers, "apart", failing)
     cases = [peers.Case("ModelOpt", "sparsegpt", "2:4"), peers.Case("Secateur", "sparsegpt", "2:4")]
     found = peers.compare(cases, Path(), 2)
     assert capsys.readouterr().out.count("no such thing") == 1
     assert {case.tool: len(runs) for case, runs in found.items()} == {"Secateur": 2}
 
 
-def test_a_process_that_fails_says_why(peers, monkeypatch, tmp_path):
+def test_a_process_that_fails_says_why(monkeypatch, tmp_path):
     failed = subprocess.CompletedProcess([], 1, "", "…\nModuleNotFoundError: No module named 'modelopt'")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(RuntimeError, match=r"(?s)ModelOpt, sparsegpt at 2:4, failed:.*No module named 'modelopt'"):
-        peers.in_a_process(peers.Case("ModelOpt", "sparsegpt", "2:4"), tmp_path, measure=False)
+        peers.apart(peers.Case("ModelOpt", "sparsegpt", "2:4"), tmp_path, measure=False)
 
 
-def test_ratios_are_those_of_rounds(peers):
+def test_ratios_are_those_of_rounds():
     outcome = {"peak": 1e6, "sparsity": 0.5, "head": 0.0, "error": 0.1, "perplexity": 9.0}
     ours, theirs = peers.Case("Secateur", "wanda", "50%"), peers.Case("llm-compressor", "wanda", "50%")
     found = {
@@ -384,7 +362,7 @@ def test_ratios_are_those_of_rounds(peers):
     assert all("of llm-compressor" not in line for line in lines[4:])
 
 
-def test_every_case_is_one_that_its_tool_has(peers):
+def test_every_case_is_one_that_its_tool_has():
     assert len(set(peers.CASES)) == len(peers.CASES)
     assert {case.tool for case in peers.CASES} == set(peers.TOOLS)
     for case in peers.CASES:
