@@ -109,7 +109,7 @@ def save_compressed(
         masks: ``{name: bool mask}`` to keep beside the weights: a kept weight that happens to be zero stays kept. What
             a mask removes must be zero; -0.0 will do and comes back. Without one the zeros say what is stored.
         zstd: compress what was encoded, too: a sixth smaller for float32 at 50 %, nearly half for bfloat16 at 90 %, and
-            slower to load (benchmarks/storage.py). Needs the package zstandard.
+            slower to load (benchmarks/storage/run.py). Needs the package zstandard.
 
     Raises:
         CheckpointError: a damaged checkpoint, one that is compressed already, or a place that cannot be.
