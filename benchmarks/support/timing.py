@@ -8,12 +8,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from secateur.progress import track
 
 Name = TypeVar("Name", bound=Hashable)
-Clock = Literal["wall", "cpu"]
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
