@@ -6,7 +6,7 @@ VENV := .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 
-.PHONY: demo test lint types doctests unit sanitize clean
+.PHONY: demo test lint types doctests unit shuffled sanitize clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -26,6 +26,11 @@ doctests: $(VENV)/.test
 
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
+
+# the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/alone.py
+shuffled: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests \
+	  -p randomly --randomly-dont-reset-seed $(if $(ORDER),--randomly-seed=$(ORDER))
 
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
 sanitize: $(VENV)/.test

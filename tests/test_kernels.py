@@ -29,7 +29,7 @@ def libraries():
     return sorted(set(found), key=str)
 
 
-@pytest.fixture(params=libraries(), ids=str, scope="module")
+@pytest.fixture(params=libraries(), ids=str)
 def library(request):
     before = kernels._library
     found = None if request.param is None else kernels._opened(FOLDER / request.param)
