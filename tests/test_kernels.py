@@ -406,6 +406,19 @@ def test_without_kernels_it_is_said(monkeypatch):
     assert words == "not used (SECATEUR_KERNELS=0)"
 
 
+@pytest.mark.skipif(not kernels.available(), reason="installed without kernels")
+@pytest.mark.parametrize(("wanted", "most"), [("baseline", 1), ("v3", 3), ("v4", 4), ("1", 4)])
+def test_the_environment_lowers_the_level(monkeypatch, wanted, most):
+    monkeypatch.setenv("SECATEUR_KERNELS", wanted)
+    opened = []
+    real = kernels._opened
+    monkeypatch.setattr(kernels, "_opened", lambda path: opened.append(path.name) or real(path))
+    found, words = FIND()
+    level = min(found.secateur_level(), most)
+    assert opened[-1] == kernels._FILES[level]
+    assert words.endswith(f"v{level}") or not level
+
+
 def test_a_broken_library_is_no_library(tmp_path, monkeypatch):
     for name in set(kernels._FILES.values()):
         (tmp_path / name).write_bytes(b"not a shared object")
