@@ -1,4 +1,4 @@
-"""One setting for all tests: the same examples on every run, a seed for each, and no clock in any verdict."""
+"""One setting for all tests and doctests: the same examples on every run, a seed for each, no clock in any verdict."""
 
 from collections.abc import Iterator
 from typing import Any
