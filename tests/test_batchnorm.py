@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from torch import nn
 
+from forks import on_ranks
 from secateur.batchnorm import batchnorms, reestimate_batchnorm
 
 
@@ -130,4 +130,4 @@ def on_each_rank(rank, folder):
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore")
 def test_ranks_agree(tmp_path):
-    multiprocessing.spawn(on_each_rank, args=(str(tmp_path),), nprocs=2)
+    on_ranks(on_each_rank, str(tmp_path))

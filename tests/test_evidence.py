@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -19,6 +18,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import secateur.prune as prune
+from forks import on_ranks
 from secateur import attach, criteria, sparsify
 from secateur.batches import loss_of, moved, repeatable, run, unchanged, unwrapped
 from secateur.evidence import VOCABULARY, collect
@@ -828,4 +828,4 @@ def on_each_rank(rank, folder):
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore")
 def test_ranks_agree(tmp_path):
-    multiprocessing.spawn(on_each_rank, args=(str(tmp_path),), nprocs=2)
+    on_ranks(on_each_rank, str(tmp_path))

@@ -9,6 +9,7 @@ import torch
 from torch import distributed, nn
 
 from families import make
+from forks import on_ranks
 from secateur.blockwise import oneshot
 from secateur.checkpoints import open_checkpoint
 from secateur.criteria import wanda
@@ -109,7 +110,7 @@ def test_two_processes_come_to_what_one_comes_to(tmp_path):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    torch.multiprocessing.spawn(start, args=(port, alone, tmp_path), nprocs=2, join=True)
+    on_ranks(start, port, alone, tmp_path)
     one, two = open_checkpoint(tmp_path / "one"), open_checkpoint(tmp_path / "two")
     assert [*one] == [*two]
     for name in one:

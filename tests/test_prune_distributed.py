@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
+from forks import on_ranks
 from secateur import prune
 
 pytestmark = [
@@ -37,7 +38,7 @@ def start(rank: int, port: int, body: Callable[[int], None]) -> None:
 
 
 def on_two_ranks(body: Callable[[int], None]) -> None:
-    torch.multiprocessing.spawn(start, args=(free_port(), body), nprocs=2, join=True)
+    on_ranks(start, free_port(), body)
 
 
 def model() -> nn.Sequential:
