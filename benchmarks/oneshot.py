@@ -43,12 +43,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur import NM, Rows, Unstructured, criteria
+from secateur.activations import add_gram
 from secateur.blockwise import oneshot
 from secateur.evidence import needs
 from secateur.least_squares import output_error
 from secateur.mask_search import admm, alps
 from secateur.patterns import Pattern
-from secateur.products import add_gram
 from secateur.progress import track
 from secateur.solvers import Solver, dsnot, from_criterion, sparsegpt, with_refit
 

@@ -118,7 +118,7 @@ def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
 
 
 def test_a_gram_matrix_wider_than_a_panel_is_whole_and_symmetric(monkeypatch):
-    monkeypatch.setattr("secateur.products.PANEL", 5)
+    monkeypatch.setattr("secateur.activations.PANEL", 5)
     layer, x = nn.Linear(13, 2), torch.randn(9, 13)
     products = Products({"weight": layer.weight}, frozenset(["gram"]))
     with torch.no_grad(), products.watching(Tokens()):

@@ -14,14 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Layer", "STATISTICS", "Sums", "layer_of"]
+__all__ = ["Layer", "STATISTICS", "Sums", "add_gram", "layer_of", "mirrored"]
 
+PANEL = 512  # columns of a Gram matrix that are computed together
 STATISTICS = ("input_norm", "input_mean", "input_var", "output_norm", "gram")
 
 
 @dataclass(eq=False)
 class Sums:
-    """The running sums that the words ask for; vectors in float64, the Gram matrix in float32 or wider.
+    """The running sums that the words ask for; vectors in float64, the Gram matrix in float32 or wider, of which only
+    the upper half is summed: `mirrored` makes it whole.
 
     >>> sums = Sums(frozenset(["input_norm"]))
     >>> sums.add_inputs(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
@@ -65,7 +67,8 @@ class Sums:
         self.see(x)
         wide = x.to(self.dtype)
         with torch.autocast(x.device.type, enabled=False):
-            self._add("gram", wide.T @ wide)
+            held = None if self.gram is None else self.gram.to(wide)
+            self.gram = add_gram(held, wide)
 
     def add_outputs(self, y: Tensor, dims: int | tuple[int, ...] = 0) -> None:
         self.see(y)
@@ -79,6 +82,35 @@ class Sums:
         if more is not None:
             held = getattr(self, name)
             setattr(self, name, more if held is None else held.to(more.device).add_(more))
+
+
+def add_gram(gram: Tensor | None, x: Tensor) -> Tensor:
+    """Adds the upper half of x'x, in panels: measured 1.5 times as fast as all of it for 4096 inputs."""
+    inputs = x.shape[1]
+    if gram is None:
+        gram = torch.zeros(inputs, inputs, dtype=x.dtype, device=x.device)
+    for start in range(0, inputs, PANEL):
+        stop = min(start + PANEL, inputs)
+        gram[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
+    return gram
+
+
+def mirrored(gram: Tensor) -> Tensor:
+    """The upper half of a Gram matrix becomes the lower one too, in place.
+
+    So it is symmetric to the last bit; whether x'x is, is up to the processor's BLAS.
+
+    >>> mirrored(torch.tensor([[1.0, 2.0], [0.0, 3.0]]))
+    tensor([[1., 2.],
+            [2., 3.]])
+    """
+    with torch.inference_mode(gram.is_inference()):  # a tensor of that mode is written to in that mode only
+        for start in range(0, gram.shape[0], PANEL):
+            stop = start + PANEL
+            corner = gram[start:stop, start:stop]
+            corner.copy_(corner.triu() + corner.triu(1).T)
+            gram[stop:, start:stop] = gram[start:stop, stop:].T
+    return gram
 
 
 def _double(x: Tensor) -> torch.dtype:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.activations import STATISTICS, Layer, Sums, layer_of
+from secateur.activations import STATISTICS, Layer, Sums, layer_of, mirrored
 from secateur.batches import Forward, Loss, device_of, loss_of, mapped, moved, repeatable, run, unchanged, unwrapped
 from secateur.owners import replicating_group
 from secateur.progress import track
@@ -482,7 +482,7 @@ def _layer(name: str, place: _Place, words: frozenset[str]) -> Layer:
 def _statistic(word: str, sums: Sums, layer: Layer, shape: torch.Size) -> Tensor:
     if word == "gram":
         assert sums.gram is not None
-        return sums.gram
+        return mirrored(sums.gram)
     if word == "output_norm":
         assert sums.outputs is not None
         return layer.outputs(sums.outputs.sqrt().to(sums.dtype), shape)

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["AllMetError", "Piece", "Products", "Statistics", "Tokens", "add_gram"]
+from secateur.activations import add_gram, mirrored
 
-PANEL = 512  # columns of a Gram matrix that are computed together
+__all__ = ["AllMetError", "Piece", "Products", "Statistics", "Tokens"]
+
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 
 
@@ -113,9 +114,7 @@ class Statistics:
     def finish(self) -> None:
         """Mirrors the half of the Gram matrix that was not computed."""
         if self.gram is not None:
-            for start in range(0, self.inputs, PANEL):
-                stop = start + PANEL
-                self.gram[stop:, start:stop] = self.gram[start:stop, stop:].T
+            mirrored(self.gram)
 
     def evidence(self, words: Iterable[str]) -> dict[str, Tensor]:
         """What a solver asks for by these words; vectors are (1, inputs)."""
@@ -156,17 +155,6 @@ class Statistics:
 
 def _added(held: Tensor | None, more: Tensor) -> Tensor:
     return more if held is None else held.add_(more)
-
-
-def add_gram(gram: Tensor | None, x: Tensor) -> Tensor:
-    """Adds the upper half of x'x, in panels: measured 1.5 times as fast as all of it for 4096 inputs."""
-    inputs = x.shape[1]
-    if gram is None:
-        gram = torch.zeros(inputs, inputs, dtype=x.dtype, device=x.device)
-    for start in range(0, inputs, PANEL):
-        stop = min(start + PANEL, inputs)
-        gram[start:stop, start:].addmm_(x[:, start:stop].T, x[:, start:])
-    return gram
 
 
 @dataclass
