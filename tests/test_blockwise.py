@@ -625,7 +625,7 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     configured(quantization_config={"quant_method": "gptq"})
     refused("is quantized; prune the original", source=broken)
     configured(intermediate_size=32)
-    refused(r"mlp\.gate_proj\.weight has shape \(24, 16\), and its config.json asks for \(32, 16\)", source=broken)
+    refused(r"mlp\.down_proj\.weight has shape \(16, 24\), and its config.json asks for \(16, 32\)", source=broken)
     configured(num_hidden_layers=3)
     refused(r"model\.layers\.2\.self_attn\.q_proj\.weight, of shape \(16, 16\), is in no shard", source=broken)
     (broken / "config.json").unlink()
