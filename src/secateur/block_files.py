@@ -104,6 +104,7 @@ def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
     return kind, config
 
 
+SMALL_BUFFERS = 2**28  # bytes, such as those of a causal mask
 _LAYERS = re.compile(r"(^|[._])n?_?layers?$")
 
 
@@ -127,6 +128,12 @@ def _check_sizes(model: nn.Module, checkpoint: Checkpoint) -> None:
                     f"{checkpoint.root}: {printable(name)} has shape {tuple(entry.shape)}, and its config.json asks "
                     f"for {tuple(mine[alias].shape)}."
                 )
+    taken = sum(buffer.nbytes for buffer in model.buffers())
+    if taken > max(SMALL_BUFFERS, checkpoint.nbytes):
+        raise CheckpointError(
+            f"{checkpoint.root / 'config.json'}: describes a model whose buffers alone take {taken / 1e9:.3g} GB, and "
+            f"the files hold {checkpoint.nbytes / 1e9:.3g} GB."
+        )
 
 
 @contextlib.contextmanager

@@ -239,6 +239,10 @@ def _prune_directory(
     started: float,
 ) -> OneShot:
     check_places(ask.source, ask.out)
+    try:
+        json.dumps(ask.arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {error}.") from None
     checkpoint = open_checkpoint(ask.source)
     every = batches if isinstance(batches, Sequence) else list(batches)
     held = _held(every)
@@ -422,7 +426,8 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     """
     previous = None
     with contextlib.suppress(OSError, ValueError):  # of the source: in the copy it may be our own
-        previous = json.loads((ask.source / RECORD).read_text("utf-8"))
+        text = (ask.source / RECORD).read_text("utf-8")
+        previous = json.loads(text, parse_constant=lambda _: None)  # NaN, which is no JSON
     pruned = {name: found for block in run.blocks for name, found in block["tensors"].items()}
     alone = {name for name in pruned if isinstance(ask.pattern, Unstructured | Rows | NM) or files.stands_alone(name)}
     record = {
@@ -453,7 +458,7 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     }
     if previous is not None:
         record["previous"] = previous
-    write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _refuse_unready(model: nn.Module) -> None:

@@ -76,6 +76,12 @@ def _laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.detach().to(dtype).contiguous()
 
 
+def _over_scale(gram: Tensor, dtype: torch.dtype) -> Tensor:
+    """A new tensor of ``gram / scale_of(gram)``; divided first, as one of float64 may be too large for the dtype."""
+    wide = _laid_out(gram, torch.promote_types(gram.dtype, dtype))
+    return (wide / scale_of(wide)).to(dtype)
+
+
 def scale_of(gram: Tensor) -> Tensor:
     """The mean of the diagonal, which damping is relative to: a scalar tensor; 1 where no input ever was other than 0.
 
@@ -185,8 +191,7 @@ def correlation(gram: Tensor, damping: float, dtype: torch.dtype = torch.float32
             [0.2500, 1.0000]]), tensor([1., 1.]))
     """
     _check_damping(damping)
-    H = _laid_out(gram, dtype)
-    H = H / scale_of(H)
+    H = _over_scale(gram, dtype)
     dead = H.diagonal() == 0
     H.diagonal().add_(damping)
     scale = torch.where(dead, 1.0, H.diagonal()).sqrt()
@@ -220,8 +225,7 @@ def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
     """
     old = checked(weight, gram)
     change = old - checked(new_weight)
-    wide = _laid_out(gram, old.dtype)
-    wide = wide / scale_of(wide)
+    wide = _over_scale(gram, old.dtype)
     return (change @ wide).mul_(change).sum().clamp_(min=0) / (old @ wide).mul_(old).sum().clamp_(min=0)
 
 
@@ -271,8 +275,7 @@ def refit(
         raise ValueError(f"iterations is how many steps to take at most, 0 or more; got {iterations}.")
     if not dense.numel():
         return weight.detach().clone()
-    H = _laid_out(gram, dense.dtype)
-    H = H / scale_of(H)
+    H = _over_scale(gram, dense.dtype)
     scale = H.diagonal().sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     H /= scale

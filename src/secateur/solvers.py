@@ -181,6 +181,8 @@ def dsnot(
                 f"{word} has shape {tuple(evidence.shape)}; a weight of shape {tuple(weight.shape)} needs "
                 f"(1, {dense.shape[1]})."
             )
+    for evidence in (input_norm, input_mean, input_var):  # float64 where float32 does not hold it
+        dense = dense.to(torch.promote_types(dense.dtype, evidence.dtype))
     scores = dense.abs() * input_norm.to(dense.dtype)
     mask = best_mask(scores, sparsity, pattern)
     if dense.numel():
