@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -22,13 +23,14 @@ from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
 from secateur.blockwise import digest, oneshot
 from secateur.checkpoints import CheckpointError
-from secateur.mask_search import admm
+from secateur.mask_search import admm, alps
 from secateur.products import Products, Tokens
 from secateur.replay import Outputs
 from secateur.resumable import PRIVATE
-from secateur.solvers import from_criterion, sparsegpt
+from secateur.solvers import dsnot, from_criterion, sparsegpt, with_refit
 
 WANDA = from_criterion(criteria.wanda)
+DSNOT = functools.partial(dsnot, threshold=0.0)  # which is one of sizes
 MAGNITUDE = from_criterion(criteria.magnitude)
 
 
@@ -97,6 +99,75 @@ def test_the_error_is_that_of_the_layer_s_outputs():
         assert done.error == pytest.approx(sum(layer.error for layer in done.layers) / 6)
 
 
+class Plain(nn.Module):
+    """Its outputs are as many times as large as its inputs are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("solver", [sparsegpt, admm, alps, DSNOT, WANDA, with_refit(WANDA)])
+@pytest.mark.parametrize("scale", [1e18, 1e25, 1e-18, 1e-25])
+def test_the_error_is_true_of_inputs_of_any_size(solver, scale):
+    """Their squares are beyond what float32 holds."""
+    torch.manual_seed(0)
+    plain = Plain()
+    scaled = copy.deepcopy(plain)
+    batches = [torch.randn(64, 8) for _ in range(2)]
+    usual = oneshot(plain, batches, 0.5, solver=solver, pattern=Rows())
+    done = oneshot(scaled, [batch * scale for batch in batches], 0.5, solver=solver, pattern=Rows())
+    assert [layer.error for layer in done.layers] == pytest.approx([layer.error for layer in usual.layers], rel=1e-3)
+    for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", [sparsegpt, WANDA, MAGNITUDE])
+def test_inputs_that_are_infinite_are_an_error_that_names_the_weight(solver):
+    batches = [*data(), torch.full((2, 5), torch.inf)]
+
+    class Enters(Stack):
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x.repeat(1, 2)[:, :8])
+            return x
+
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"layers\.0\.up\.weight: what it is multiplied with holds NaN or infinity"):
+        oneshot(Enters(), batches, 0.5, solver=solver)
+
+
+def test_a_solver_that_returns_nan_is_an_error_that_names_the_weight():
+    def careless(weight, sparsity, pattern):
+        return weight / 0, torch.ones(weight.shape, dtype=torch.bool)
+
+    model = stack()
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.up\.weight: the solver's new weight of shape \(12, 8\) holds NaN"
+    ):
+        oneshot(model, data(), 0.5, solver=careless)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_outputs_that_were_all_0_have_no_relative_error():
+    def ones(weight, sparsity, pattern, *, gram):
+        return torch.ones_like(weight), torch.ones(weight.shape, dtype=torch.bool)
+
+    model = stack()
+    nn.init.zeros_(model.layers[1].up.weight)
+    found = {layer.name: layer for layer in oneshot(model, data(), 0.5, solver=ones).layers}
+    assert found["layers.1.up.weight"].error is None
+    assert found["layers.1.up.weight"].warnings == (
+        "its outputs were all 0 and no longer are; no error relates to that.",
+    )
+    assert found["layers.0.up.weight"].error > 0
+
+
 @settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 23), max_size=5), words=st.sampled_from(["gram", "input_norm", "input_var"]))
 def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
@@ -118,7 +189,7 @@ def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
 
 
 def test_a_gram_matrix_wider_than_a_panel_is_whole_and_symmetric(monkeypatch):
-    monkeypatch.setattr("secateur.products.PANEL", 5)
+    monkeypatch.setattr("secateur.activations.PANEL", 5)
     layer, x = nn.Linear(13, 2), torch.randn(9, 13)
     products = Products({"weight": layer.weight}, frozenset(["gram"]))
     with torch.no_grad(), products.watching(Tokens()):
@@ -625,7 +696,7 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     configured(quantization_config={"quant_method": "gptq"})
     refused("is quantized; prune the original", source=broken)
     configured(intermediate_size=32)
-    refused(r"mlp\.gate_proj\.weight has shape \(24, 16\), and its config.json asks for \(32, 16\)", source=broken)
+    refused(r"mlp\.down_proj\.weight has shape \(16, 24\), and its config.json asks for \(16, 32\)", source=broken)
     configured(num_hidden_layers=3)
     refused(r"model\.layers\.2\.self_attn\.q_proj\.weight, of shape \(16, 16\), is in no shard", source=broken)
     (broken / "config.json").unlink()
@@ -637,6 +708,22 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     refused(re.escape(shard.name), source=broken)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     refused("1e-09 GB are free")
+
+
+def test_the_record_is_json(llama, tmp_path):
+    def strict(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    arguments = {"batches": batches("llama"), "sparsity": 0.5, "solver": MAGNITUDE, "out": tmp_path / "out"}
+    for wrong in (math.nan, math.inf, object()):
+        with pytest.raises(ValueError, match=r"arguments= is what secateur\.json shall say, as JSON"):
+            oneshot(llama, **arguments, arguments={"seed": wrong})
+        assert not (tmp_path / "out.unfinished").exists()
+    source = shutil.copytree(llama, tmp_path / "source")
+    (source / "secateur.json").write_text('{"method": "oneshot", "layers": {"error": NaN}}')
+    oneshot(source, **arguments)
+    record = json.loads((tmp_path / "out" / "secateur.json").read_text(), parse_constant=strict)
+    assert record["previous"] == {"method": "oneshot", "layers": {"error": None}}
 
 
 def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):

@@ -11,10 +11,10 @@ import secateur
 FLOORS = """
 windows
 axes files kernels origins progress shards version
-activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
+activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns \
 schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
-prune regrowth replay results resumable terminal tracing
+products prune regrowth replay results resumable terminal tracing
 axis_rules branches compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage walk
 dense_scores plans storage_commands verification

@@ -18,7 +18,7 @@ from benchmarks.support.timing import alternating, ratios
 from secateur import NM, Unstructured
 from secateur.least_squares import output_error
 from secateur.mask_search import admm
-from secateur.products import add_gram
+from secateur.activations import add_gram
 from secateur.solvers import sparsegpt
 
 

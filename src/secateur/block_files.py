@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,20 +21,50 @@ from torch import Tensor, nn
 
 from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
 
-__all__ = ["BlockFiles", "Group", "Written", "build_on_meta", "groups_of"]
+__all__ = ["BlockFiles", "Group", "Written", "blaming_config", "build_on_meta", "family_of", "groups_of"]
 
 
 def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
     """The model of a directory, its parameters on the meta device; tied ones are one object.
 
-    The class is the one that ``config.json`` names under ``architectures``, of transformers' own; no code from the
-    directory is run. Its dtype is that of most of the checkpoint's bytes.
+    Class and configuration are those of `family_of`. Its dtype is that of most of the checkpoint's bytes.
 
     Raises:
-        CheckpointError: no ``config.json``, a class that transformers does not have, an adapter, a quantized
-            checkpoint; or transformers is missing.
+        CheckpointError: what `family_of` refuses, a configuration that no model can be made of, one of other sizes
+            than the files hold, an adapter, or a quantized checkpoint.
     """
     root = checkpoint.root
+    if (root / "adapter_config.json").exists() and not (root / "config.json").exists():
+        raise CheckpointError(f"{root}: holds an adapter and no model; merge it into its model first, and save that.")
+    kind, config = family_of(checkpoint)
+    if "quantization_config" in checkpoint.config:
+        raise CheckpointError(
+            f"{root / 'config.json'}: the model is quantized; prune the original, and quantize the result."
+        )
+    most = 1000 + 8 * len(checkpoint)  # a parameter is made of tensors in the files; one of these may be a few
+    with blaming_config(root), _default_dtype(most_common_dtype(checkpoint)):
+        skeleton = None
+        # some models compute with what they make, and can't on the meta device
+        with contextlib.suppress(Exception), torch.device("meta"), _parameters_on_meta(most):
+            skeleton = kind(copy.deepcopy(config))
+        if skeleton is not None:  # before any buffer takes memory
+            _check_sizes(skeleton, checkpoint)
+        with _parameters_on_meta(most):
+            model: nn.Module = kind(config)
+    return model.eval().requires_grad_(False)
+
+
+def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
+    """The class that ``config.json`` names under ``architectures``, of transformers' own models, and the configuration.
+
+    No code from the directory is run, and none is fetched; the name is looked up, but only a model's class is taken.
+
+    Raises:
+        CheckpointError: no ``config.json``, no such class, a configuration of another family or that transformers
+            refuses; or transformers is missing.
+    """
+    root = checkpoint.root
+    where = root / "config.json"
     try:
         import transformers
     except ImportError:
@@ -41,27 +72,80 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
             "a directory is pruned block by block through transformers: pip install 'secateur[transformers]', or load "
             "the model yourself and pass it."
         ) from None
-    if (root / "adapter_config.json").exists() and not (root / "config.json").exists():
-        raise CheckpointError(f"{root}: holds an adapter and no model; merge it into its model first, and save that.")
     if not checkpoint.config:
         raise CheckpointError(f"{root}: has no config.json, which says what model this is.")
-    if "quantization_config" in checkpoint.config:
-        raise CheckpointError(f"{root}: is quantized; prune the original, and quantize the result.")
     names = checkpoint.config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    kind = getattr(transformers, str(name), None)
-    if kind is None:
-        raise CheckpointError(
-            f"{root}: config.json names the architecture {printable(str(name))}, and transformers "
-            f"{transformers.__version__} has none of that name; load the model yourself and pass it."
-        )
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
+        raise CheckpointError(f"{where}: names no architectures; load the model yourself and pass it.")
+    name = printable(names[0])
+    for place, value in _fields(checkpoint.config):
+        if _LAYERS.search(place) and type(value) is int and value > max(1000, len(checkpoint)):
+            raise CheckpointError(
+                f"{where}: {printable(place)} is {value}, and the files hold {len(checkpoint)} tensors."
+            )
+        if "_implementation" in place and isinstance(value, str) and "/" in value:
+            raise CheckpointError(f"{where}: {printable(place)} is code from elsewhere, which is not fetched.")
     try:
+        kind: Any = getattr(transformers, names[0], None)
+    except Exception:  # a module of transformers' that can't be imported here
+        kind = None
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        raise CheckpointError(
+            f"{where}: names the architecture {name}, and transformers {transformers.__version__} has no model of that "
+            "name; load the model yourself and pass it."
+        )
+    with blaming_config(root):
         config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
-        with _parameters_on_meta(), _default_dtype(most_common_dtype(checkpoint)):
-            model: nn.Module = kind(config)
-    except (ValueError, KeyError, OSError) as error:
-        raise CheckpointError(f"{root}: no model can be made of its config.json: {error}") from error
-    return model.eval().requires_grad_(False)
+    wanted: Any = getattr(kind, "config_class", None)
+    if not isinstance(wanted, type) or not isinstance(config, wanted):
+        raise CheckpointError(
+            f"{where}: names the architecture {name}, and is a {type(config).__name__}, which is another family's."
+        )
+    return kind, config
+
+
+SMALL_BUFFERS = 2**28  # bytes, such as those of a causal mask
+_LAYERS = re.compile(r"(^|[._])n?_?layers?$")
+
+
+def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """``(place, value)`` of all fields, also those of configurations inside, such as ``text_config.num_layers``."""
+    left: list[tuple[str, Any]] = list(config.items())
+    while left:
+        place, value = left.pop()
+        yield place, value
+        if isinstance(value, Mapping):
+            left.extend((f"{place}.{key}", inner) for key, inner in value.items())
+
+
+def _check_sizes(model: nn.Module, checkpoint: Checkpoint) -> None:
+    mine = dict(model.named_parameters(remove_duplicate=False))
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    for name, entry in checkpoint.entries.items():
+        for alias in (name, prefix + name, name.removeprefix(prefix)):
+            if alias in mine and mine[alias].shape != torch.Size(entry.shape):
+                raise CheckpointError(
+                    f"{checkpoint.root}: {printable(name)} has shape {tuple(entry.shape)}, and its config.json asks "
+                    f"for {tuple(mine[alias].shape)}."
+                )
+    taken = sum(buffer.nbytes for buffer in model.buffers())
+    if taken > max(SMALL_BUFFERS, checkpoint.nbytes):
+        raise CheckpointError(
+            f"{checkpoint.root / 'config.json'}: describes a model whose buffers alone take {taken / 1e9:.3g} GB, and "
+            f"the files hold {checkpoint.nbytes / 1e9:.3g} GB."
+        )
+
+
+@contextlib.contextmanager
+def blaming_config(root: Path, what: str = "no model can be made of it") -> Iterator[None]:
+    """Whatever transformers or a model of its own raises becomes one line that names ``config.json``."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:
+        said = printable(" ".join(str(error).split()), 400)
+        raise CheckpointError(f"{root / 'config.json'}: {what} ({type(error).__name__}: {said}).") from error
 
 
 def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -76,12 +160,17 @@ def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def _parameters_on_meta(most: int) -> Iterator[None]:
     """Parameters move to the meta device as modules take them, buffers are made as ever: a rotary embedding computes
-    its frequencies, and no file holds them."""
+    its frequencies, and no file holds them. A model of more than so many is not made to its end."""
     original = nn.Module.register_parameter
+    taken = 0
 
     def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        nonlocal taken
+        taken += param is not None
+        if taken > most:
+            raise ValueError(f"the model has far more parameters than the {most} that the files may be of")
         original(self, name, param)
         if param is not None and param.device.type != "meta":
             self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)

@@ -22,20 +22,20 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity, uniform
 from secateur.batches import Forward, device_of, moved, run, unchanged, unwrapped
-from secateur.block_files import BlockFiles, build_on_meta
+from secateur.block_files import BlockFiles, blaming_config, build_on_meta
 from secateur.blocks import find_blocks
 from secateur.checkpoint_sparsification import RECORD, check_places
-from secateur.checkpoints import Checkpoint, open_checkpoint
+from secateur.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from secateur.dense_scores import shared_out
 from secateur.evidence import needs
 from secateur.files import write_whole
 from secateur.inspection import inspect_checkpoint
 from secateur.mask_search import admm
 from secateur.patterns import NM, Pattern, Rows, Unstructured, word_of
-from secateur.replay import RUNS_AGAIN, Outputs, Replay
+from secateur.replay import RUNS_AGAIN, LostOutputError, Outputs, Replay
 from secateur.resumable import Unfinished, unfinished, unfinished_folder
 from secateur.version import __version__
-from secateur.walk import Job, Layer, Solve, Solved, choose_targets, prepared, rank_and_world, walk
+from secateur.walk import Job, Layer, Solve, Solved, choose_targets, find_next, prepared, rank_and_world, walk
 
 __all__ = ["Layer", "OneShot", "oneshot"]
 
@@ -239,6 +239,10 @@ def _prune_directory(
     started: float,
 ) -> OneShot:
     check_places(ask.source, ask.out)
+    try:
+        json.dumps(ask.arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {error}.") from None
     checkpoint = open_checkpoint(ask.source)
     every = batches if isinstance(batches, Sequence) else list(batches)
     held = _held(every)
@@ -246,10 +250,13 @@ def _prune_directory(
     model = build_on_meta(checkpoint)
     for buffers in [module._buffers for module in model.modules()]:
         buffers.update({key: None if buffer is None else buffer.to(device) for key, buffer in buffers.items()})
-    blocks = find_blocks(model)
+    with blaming_config(ask.source, "the model is not one of repeated blocks"):
+        blocks = find_blocks(model)
     targets, left_alone = choose_targets(model, blocks, ask.include, ask.exclude)
     files = BlockFiles(model, blocks, checkpoint, unfinished_folder(ask.out), device)
     files.check()
+    forward = functools.partial(_run_of_directory, ask.source) if forward is None else forward
+    _try(model, files, held[0], forward, device)
     request = ask.request(checkpoint, digest(every))
     rank, world = rank_and_world()
     if rank:
@@ -280,6 +287,41 @@ def _prune_directory(
             begun.publish()
         _barrier(world)
     return done
+
+
+def _run_of_directory(root: Path, model: nn.Module, batch: Any) -> Any:
+    """`run`; what a model raises that can't compute with what its configuration says is an error of that."""
+    try:
+        return run(model, batch)
+    except (CheckpointError, LostOutputError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if _is_our_own(error):
+            raise
+        with blaming_config(root, "the model that it describes does not run on the batches"):
+            raise
+
+
+def _is_our_own(error: Exception) -> bool:
+    """Whether a call of this library found it, and not the model's code or torch's, of which no frame may be seen."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
+    watched = frame is not None and frame.f_code.co_name == "__torch_function__"  # where torch's products are called
+    return isinstance(error, ValueError | TypeError) and own and not watched
+
+
+def _try(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> None:
+    """Runs one batch to the end of the first block: what can't run is an error before anything is copied."""
+    replay = Replay(model, files.blocks, forward=forward, on_arrival=files.arrive, device=device)
+    with prepared(model), replay.installed(), torch.random.fork_rng(devices=[]):
+        name = find_next(replay, [batch])
+        if name is not None:
+            files.load(name, finished=False)
+            replay.run(0, batch, lambda _name, _args, _kwargs, call: call())
+            files.unload(name)
 
 
 class _InFiles:
@@ -384,7 +426,8 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     """
     previous = None
     with contextlib.suppress(OSError, ValueError):  # of the source: in the copy it may be our own
-        previous = json.loads((ask.source / RECORD).read_text("utf-8"))
+        text = (ask.source / RECORD).read_text("utf-8")
+        previous = json.loads(text, parse_constant=lambda _: None)  # NaN, which is no JSON
     pruned = {name: found for block in run.blocks for name, found in block["tensors"].items()}
     alone = {name for name in pruned if isinstance(ask.pattern, Unstructured | Rows | NM) or files.stands_alone(name)}
     record = {
@@ -415,7 +458,7 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     }
     if previous is not None:
         record["previous"] = previous
-    write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _refuse_unready(model: nn.Module) -> None:

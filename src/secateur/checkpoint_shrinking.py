@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity
+from secateur.block_files import blaming_config, family_of
 from secateur.checkpoint_sparsification import NO_WEIGHTS, OTHER_WEIGHTS, RECORD, check_places
 from secateur.checkpoints import (
     Checkpoint,
@@ -203,22 +204,10 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
     """The model of a Hugging Face directory on the meta device, with the dtypes of its files; no weight is read."""
     if not checkpoint.config:
         raise CheckpointError(f"{checkpoint.root}: no config.json here; give the model, built on the meta device.")
-    names = checkpoint.config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise CheckpointError(f"{checkpoint.root / 'config.json'}: names no architectures; give the model.")
-    import transformers
-
-    kind = getattr(transformers, names[0], None)
-    if kind is None or not hasattr(kind, "config_class"):
-        raise CheckpointError(f"{checkpoint.root}: transformers has no {printable(names[0])}; give the model.")
-    try:
-        with torch.device("meta"):
-            model: nn.Module = kind(transformers.AutoConfig.from_pretrained(checkpoint.root)).eval()
-    except Exception as error:  # whatever a configuration that does not fit raises
-        raise CheckpointError(
-            f"{checkpoint.root}: {names[0]} cannot be built from config.json ({type(error).__name__}: {error})."
-        ) from error
-    return model
+    kind, config = family_of(checkpoint)
+    with blaming_config(checkpoint.root), torch.device("meta"):
+        model: nn.Module = kind(config)
+    return model.eval()
 
 
 def _example_for(model: nn.Module) -> dict[str, Any]:

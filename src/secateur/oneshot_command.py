@@ -170,7 +170,8 @@ def _print_layer(layer: Layer, started: float) -> None:
     """A line a layer, on stderr."""
     if int(os.environ.get("RANK", "0")):
         return
-    error = "no tokens" if layer.error is None else f"error {layer.error:.4f}"
+    error = "no tokens" if not layer.tokens else "no relative error"
+    error = error if layer.error is None else f"error {layer.error:.4f}"
     idle = f", experts without tokens: {', '.join(map(str, layer.without_tokens))}" if layer.without_tokens else ""
     print(
         f"{layer.name}: {layer.sparsity:.1%} removed, {error}, {layer.seconds:.1f} s{_memory()}{idle} "
@@ -203,7 +204,7 @@ def _print_done(console: Any, done: OneShot) -> None:
         )
     for warning in done.warnings:
         console.print(f"Warning: {escape(printable(warning, 400))}", soft_wrap=wide)
-    idle = [layer.name for layer in done.layers if layer.without_tokens or layer.error is None]
+    idle = [layer.name for layer in done.layers if layer.without_tokens or not layer.tokens]
     if idle:
         console.print(
             f"{len(idle)} weights have experts that no token was sent to, and were pruned by magnitude there, such as "

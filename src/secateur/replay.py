@@ -283,8 +283,9 @@ class Replay:
             raise LostOutputError(name)
         if found and not self._within:
             raise ValueError(
-                f"what {name} receives in batch {self._at} holds NaN; look at the batch, or run the model in a wider "
-                "dtype (float16 overflows where bfloat16 does not)."
+                f"what {name} receives in batch {self._at} holds NaN; look at the batch, at the model's configuration "
+                "(config.json) and its weights, or run the model in a wider dtype (float16 overflows where bfloat16 "
+                "does not)."
             )
 
 

@@ -98,7 +98,7 @@ class Unfinished:
 
     def _write(self) -> None:
         found = {"request": self.request, "blocks": self.blocks, "facts": self.facts}
-        write_whole(self.private / JOURNAL, json.dumps(found, indent=1, ensure_ascii=False))
+        write_whole(self.private / JOURNAL, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def unfinished_folder(out: Path) -> Path:

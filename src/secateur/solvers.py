@@ -1,7 +1,8 @@
 """Solvers: prune one weight and repair what is left, ``(weight, sparsity, pattern, *, gram, …) -> (new_weight, mask)``.
 
 Law: exactly as many units are kept as the pattern and the sparsity say; a new weight is of the old one's dtype and
-exactly 0 where its mask is False; what is passed in is never written to. Sums are taken in float32 or wider.
+exactly 0 where its mask is False; what is passed in is never written to, and its strides do not matter. Sums are taken
+in float32 or wider.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def from_criterion(criterion: Callable[..., Tensor]) -> Solver:
 
     def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
         checked(weight)
-        mask = best_mask(criterion(weight.detach(), **evidence), sparsity, pattern)
+        laid_out = {word: value.contiguous() for word, value in evidence.items()}
+        mask = best_mask(criterion(weight.detach().contiguous(), **laid_out), sparsity, pattern)
         return finished(weight.detach(), mask, weight), mask
 
     asked = [p for p in _parameters(criterion) if p.kind is p.KEYWORD_ONLY]
@@ -179,6 +181,8 @@ def dsnot(
                 f"{word} has shape {tuple(evidence.shape)}; a weight of shape {tuple(weight.shape)} needs "
                 f"(1, {dense.shape[1]})."
             )
+    for evidence in (input_norm, input_mean, input_var):  # float64 where float32 does not hold it
+        dense = dense.to(torch.promote_types(dense.dtype, evidence.dtype))
     scores = dense.abs() * input_norm.to(dense.dtype)
     mask = best_mask(scores, sparsity, pattern)
     if dense.numel():
