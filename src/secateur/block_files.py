@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
+from secateur.per_thread import ONE_AT_A_TIME, NewTensors
 
 __all__ = ["BlockFiles", "Group", "Written", "build_on_meta", "groups_of"]
 
@@ -57,7 +59,7 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
         )
     try:
         config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
-        with _parameters_on_meta(), _default_dtype(most_common_dtype(checkpoint)):
+        with _parameters_on_meta(), NewTensors(most_common_dtype(checkpoint)):
             model: nn.Module = kind(config)
     except (ValueError, KeyError, OSError) as error:
         raise CheckpointError(f"{root}: no model can be made of its config.json: {error}") from error
@@ -77,30 +79,21 @@ def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Parameters move to the meta device as modules take them, buffers are made as ever: a rotary embedding computes
-    its frequencies, and no file holds them."""
-    original = nn.Module.register_parameter
+    """Parameters move to the meta device as modules of this thread take them, buffers are made as ever: a rotary
+    embedding computes its frequencies, and no file holds them."""
+    with ONE_AT_A_TIME:  # the class is the process's; what other threads build stays what it is
+        original, here = nn.Module.register_parameter, threading.get_ident()
 
-    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        original(self, name, param)
-        if param is not None and param.device.type != "meta":
-            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+        def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+            original(self, name, param)
+            if param is not None and param.device.type != "meta" and threading.get_ident() == here:
+                self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------------ names in files and in the model

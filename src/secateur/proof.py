@@ -35,9 +35,10 @@ from secateur.coupling import (
     tensors_in,
     tensors_of,
 )
+from secateur.per_thread import in_dtype
 from secateur.plans import Plan, carry_out, plan_of, plan_without, plans_of, zero
 from secateur.progress import track
-from secateur.tracing import WITHOUT_DROPOUT, name_of, written_in_others
+from secateur.tracing import WITHOUT_DROPOUT, name_of, tensors_of_tree, written_in_others
 
 __all__ = ["difference", "differs", "outputs", "probe_of", "right_branches", "verify_shrunken", "wrong_groups"]
 
@@ -151,13 +152,12 @@ def outputs(
     whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
     the terms of sums that become zero; then random numbers do not depend on how many were drawn (`SameDraws`).
     """
-    inputs = tree_map_only(Tensor, lambda each: each.double() if each.is_floating_point() else each, inputs)
+    inputs = tree_map_only(Tensor, _wide, inputs)
     buffers = dict(model.named_buffers())
     with (
         in_mode(model, training=training),
         restored(buffers),
         seeded(),
-        _doubles(),
         _Comparable(statistics, _SUMS if form == "sums" else _AFFINE),
         contextlib.nullcontext() if zeroed is None else SameDraws(zeroed),
         torch.set_grad_enabled(backward),
@@ -363,17 +363,6 @@ def _differs_in_form(probe: nn.Module, coupling: Coupling, kept: Kept, inputs: S
         probe.zero_grad(set_to_none=True)
 
 
-@contextlib.contextmanager
-def _doubles() -> Iterator[None]:
-    """New tensors are float64."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
 class _Comparable(TorchFunctionMode):
     """Everything in float64, without dropout and dead units, and some statistics in a form that does not count."""
 
@@ -394,11 +383,27 @@ class _Comparable(TorchFunctionMode):
         self.calls[name] += 1
         if (name, self.calls[name]) in self.statistics:
             return self.forms[name](func, *args, **kwargs)
-        return _ALWAYS[name](func, *args, **kwargs) if name in _ALWAYS else func(*args, **kwargs)
+        return _ALWAYS[name](func, *args, **kwargs) if name in _ALWAYS else _called_in_double(func, name, args, kwargs)
 
 
 def _double(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype.is_floating_point else dtype
+
+
+def _called_in_double(func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return in_dtype(torch.float64, func, args, kwargs)
+    except RuntimeError:
+        # products take one dtype only, and a tensor may be of another that no function of torch made: torch.Tensor(3)
+        wide_args, wide_kwargs = tree_map_only(Tensor, _wide, (args, dict(kwargs)))
+        pairs = zip(tensors_of_tree((args, kwargs)), tensors_of_tree((wide_args, wide_kwargs)), strict=True)
+        if name == "setitem" or func.__name__.endswith("_") or all(one is other for one, other in pairs):
+            raise
+        return func(*wide_args, **wide_kwargs)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
