@@ -20,11 +20,10 @@ __all__ = ["ONE_AT_A_TIME", "NewTensors", "in_dtype"]
 ONE_AT_A_TIME = threading.RLock()
 
 # torch's functions that make tensors of numbers, and take a dtype
-_MAKERS = frozenset(
-    """arange as_tensor asarray bartlett_window blackman_window empty empty_permuted empty_strided eye fft_fftfreq
-    fft_rfftfreq full hamming_window hann_window kaiser_window linspace logspace normal ones rand randn range
-    scalar_tensor tensor zeros""".split()
-)
+_MAKERS = {"arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "empty", "empty_permuted"}
+_MAKERS |= {"empty_strided", "eye", "fft_fftfreq", "fft_rfftfreq", "full", "hamming_window", "hann_window"}
+_MAKERS |= {"kaiser_window", "linspace", "logspace", "normal", "ones", "rand", "randn", "range", "scalar_tensor"}
+_MAKERS |= {"tensor", "zeros"}
 _COMPLEX = {torch.float16: torch.complex32, torch.float64: torch.complex128}
 
 
@@ -59,7 +58,9 @@ def in_dtype(dtype: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: Mappi
     if dtype == default or not any(isinstance(each, Tensor) and each.dtype in into for each in tree_leaves(out)):
         return out
     for each in tree_leaves((args, dict(kwargs))):
-        if isinstance(each, torch.dtype) or (isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex())):
+        if isinstance(each, torch.dtype) or (
+            isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex())
+        ):
             return out  # it is what was asked for, or what its arguments are
     if isinstance(out, Tensor) and getattr(func, "__name__", "") in _MAKERS:
         return func(*args, **{**kwargs, "dtype": into[out.dtype]})  # from the numbers, not rounded before
