@@ -10,11 +10,11 @@ import secateur
 
 FLOORS = """
 windows
-axes files kernels origins progress shards version
-activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns \
+axes files kernels origins per_thread progress shards version
+activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
 schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
-products prune regrowth replay results resumable terminal tracing
+prune regrowth replay results resumable terminal tracing
 axis_rules branches compressed_tensors_layout masks plots solvers
 checkpoint_sparsification coupling mask_search report sparsification storage walk
 dense_scores plans storage_commands verification

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import os
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
+from secateur.per_thread import ONE_AT_A_TIME, NewTensors
 
 __all__ = ["BlockFiles", "Group", "Written", "blaming_config", "build_on_meta", "family_of", "groups_of"]
 
@@ -42,7 +44,7 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
             f"{root / 'config.json'}: the model is quantized; prune the original, and quantize the result."
         )
     most = 1000 + 8 * len(checkpoint)  # a parameter is made of tensors in the files; one of these may be a few
-    with blaming_config(root), _default_dtype(most_common_dtype(checkpoint)):
+    with blaming_config(root), NewTensors(most_common_dtype(checkpoint)):
         skeleton = None
         # some models compute with what they make, and can't on the meta device
         with contextlib.suppress(Exception), torch.device("meta"), _parameters_on_meta(most):
@@ -161,35 +163,27 @@ def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 @contextlib.contextmanager
 def _parameters_on_meta(most: int) -> Iterator[None]:
-    """Parameters move to the meta device as modules take them, buffers are made as ever: a rotary embedding computes
-    its frequencies, and no file holds them. A model of more than so many is not made to its end."""
-    original = nn.Module.register_parameter
+    """Parameters move to the meta device as modules of this thread take them, buffers are made as ever: a rotary
+    embedding computes its frequencies, and no file holds them. A model of more than so many is not made to its end."""
     taken = 0
+    with ONE_AT_A_TIME:  # the class is the process's; what other threads build stays what it is
+        original, here = nn.Module.register_parameter, threading.get_ident()
 
-    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        nonlocal taken
-        taken += param is not None
-        if taken > most:
-            raise ValueError(f"the model has far more parameters than the {most} that the files may be of")
-        original(self, name, param)
-        if param is not None and param.device.type != "meta":
-            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+        def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+            nonlocal taken
+            is_ours = threading.get_ident() == here
+            taken += is_ours and param is not None
+            if is_ours and taken > most:
+                raise ValueError(f"the model has far more parameters than the {most} that the files may be of")
+            original(self, name, param)
+            if is_ours and param is not None and param.device.type != "meta":
+                self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
 
-    nn.Module.register_parameter = register  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = original  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
 # ------------------------------------------------------------------------------------ names in files and in the model

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from secateur.coupling import Coupling, Group, Kept, tensors_of
+from secateur.per_thread import ONE_AT_A_TIME
 from secateur.plans import carry_out, number_at, plan_of
 from secateur.progress import track
 from secateur.proof import difference, outputs, probe_of
@@ -74,7 +75,7 @@ class Configured:
 
     def build(self, changes: Mapping[Place, Any], device: torch.device | str = "meta") -> nn.Module:
         """A fresh model of the same class, in evaluation mode."""
-        with torch.device(device), torch.random.fork_rng():
+        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng():
             made: nn.Module = self.kind(self.configuration(changes))
         return made.eval()
 
@@ -291,9 +292,8 @@ class Configured:
 
         # models look for the class of a configuration in tables: it has to be this one, and no subclass
         kinds = {type(part) for _, part in _configurations(config)}
-        kinds = {kind for kind in kinds if not hasattr(kind, "__getattr__")}
-        with contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
-            for kind in kinds:
+        with ONE_AT_A_TIME, contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
+            for kind in (each for each in kinds if not hasattr(each, "__getattr__")):
                 kind.__getattr__ = missing
                 undo.callback(delattr, kind, "__getattr__")
             self.kind(config)

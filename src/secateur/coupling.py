@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import secateur.axis_rules  # noqa: F401  the rules register themselves
 from secateur.axes import Axis, Expression, Product, freeze, indices_of, kept_positions, leaves, resolved, size_of
 from secateur.branches import Branch, Flow, in_all
+from secateur.per_thread import ONE_AT_A_TIME
 from secateur.sizes import (
     Attribute,
     Equation,
@@ -407,9 +408,12 @@ def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """The same random numbers each time within, so that each pass takes the same way; generators as before after."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
-    with torch.random.fork_rng():
+    """The same random numbers each time within, so that each pass takes the same way; generators as before after.
+
+    In one thread at a time: the generators are the process's.
+    """
+    with ONE_AT_A_TIME, torch.random.fork_rng():
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
         try:
             for seed in (torch.manual_seed, random.seed, np.random.seed):
                 seed(20_000)
