@@ -9,7 +9,7 @@ import pytest
 import secateur
 
 FLOORS = """
-windows
+undo windows
 axes files kernels origins progress shards version
 activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
 schedules selection semi_structured sizes targets
