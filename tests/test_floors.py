@@ -22,7 +22,7 @@ blockwise proof
 configurations depth oneshot_command
 choosing
 shrinking
-checkpoint_shrinking regularization
+checkpoint_shrinking pruner_state regularization
 bench_command pruner shrink_command
 demo
 cli

@@ -614,7 +614,7 @@ def test_detaching_is_all_or_nothing():
     model.append(nn.Linear(4, 4))
     model[2].weight = model[1].weight_orig  # shares the weight but not the mask
     before = snapshot(model)
-    with pytest.raises(ValueError, match="are one tensor, and Linear.weight is not pruned"):
+    with pytest.raises(ValueError, match=r"are one tensor, and Linear\.weight is not pruned"):
         detach(model)
     assert same(model, before)
     assert prune.is_pruned(model[0])

@@ -30,7 +30,7 @@ class Undo:
     >>> weight, options = torch.ones(2), {"lr": 0.1}
     >>> try:
     ...     with Undo() as undo:
-    ...         undo.values(weight)
+    ...         _ = undo.values(weight)
     ...         undo.contents(options)
     ...         weight[0] = 0
     ...         options.update(lr=0.2, momentum=0.9)
@@ -56,10 +56,12 @@ class Undo:
         """Rolling back calls this; what it does, it must be able to do twice."""
         self._restores.append(functools.partial(restore, *arguments))
 
-    def values(self, *tensors: Tensor) -> None:
-        """The numbers in tensors, which stay the same objects. Costs a copy of them."""
-        for tensor in tensors:
-            self.call(_write, tensor, tensor.detach().clone())
+    def values(self, *tensors: Tensor) -> list[Tensor]:
+        """The numbers in tensors, which stay the same objects. Costs a copy of them, which is returned."""
+        copies = [tensor.detach().clone() for tensor in tensors]
+        for tensor, numbers in zip(tensors, copies, strict=True):
+            self.call(_write, tensor, numbers)
+        return copies
 
     def attributes(self, thing: Any, *names: str) -> None:
         """What attributes of an object are, or that they are not there; ``__class__`` and ``__bases__`` too."""
