@@ -306,7 +306,7 @@ class Pruner:
                 undo.attributes(self._penalty, "_places")
                 self._penalty.follow(parameters, self.step)
             self._places = [*self._places, _Place(followers)]
-            self._zero()
+            self._zero(self._places[-1:])  # to write to the model's own weights would lose what the start removed
 
     def finish(self) -> dict[str, Tensor]:
         """End pruning and return the masks: the schedule's last sparsity is reached now if the run was shorter.
@@ -701,12 +701,12 @@ class Pruner:
         held = self._memory.held
         return weight if name not in held or self._opened else weight + held[name]
 
-    def _zero(self) -> None:
+    def _zero(self, places: Sequence[_Place] | None = None) -> None:
         """Multiply the weights by their masks, in one call for all that lie in one place.
 
         What is handed to that call is kept from step to step: on a small network the rest would cost more than it.
         """
-        for place in self._places:
+        for place in self._places if places is None else places:
             if place.masks is not self._memory.masks or place.is_stale:
                 place.gather(self._memory.masks)
             if place.values:

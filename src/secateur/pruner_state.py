@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import reprlib
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,6 +102,8 @@ _FIELDS = {
     "movement": _Field("{name: tensor of finite numbers}", _are_numbers, needed=False),
     "grad_sq": _Field("{name: tensor of finite numbers that are not negative}", _are_squares, needed=False),
     "grad_sq_steps": _Field("a number of steps, 1 or more", lambda value: _is_count(value) and value > 0, needed=False),
+    # without it a target that the masks contradict would fail at a later update; states from before it have none
+    "crc": _Field("a checksum", _is_count, needed=False),
     "regularize": _Field("a dict", lambda value: isinstance(value, Mapping), needed=False),
 }
 _BY_NAME = ("held", "movement", "grad_sq")
@@ -123,6 +126,7 @@ def written(memory: Memory, regularize: Mapping[str, Any] | None) -> dict[str, A
             state[word] = {name: whole(value).cpu().clone() for name, value in values.items()}
     if memory.grad_sq:
         state["grad_sq_steps"] = memory.grad_sq_steps
+    state["crc"] = _crc(state)
     if regularize is not None:
         state["regularize"] = dict(regularize)
     return state
@@ -165,6 +169,8 @@ def read(state: Any, weights: Mapping[str, Tensor], remembered: Collection[str])
             raise ValueError(f"{missing[0]}: the state has no {word} of it, which the Pruner remembers.")
     if bool(found["grad_sq"]) != ("grad_sq_steps" in state):
         raise ValueError("the state has one of grad_sq and grad_sq_steps without the other.")
+    if "crc" in state and state["crc"] != _crc(state):
+        raise ValueError("the state was changed after it was written: its crc is not that of its numbers and masks.")
     factors = {name: factor(masks[name], weight) for name, weight in weights.items() if name in masks}
     dtypes = {name: weight.dtype for name, weight in weights.items()}
     wide = {name: torch.float64 if dtype == torch.float64 else torch.float32 for name, dtype in dtypes.items()}
@@ -206,6 +212,17 @@ def _check_fields(state: Any) -> None:
     for name, value in state.items():
         if not _FIELDS[name].fits(value):
             raise ValueError(f"the state's {name} is not {_FIELDS[name].what}; got {_spelled(value)}.")
+
+
+def _crc(state: Mapping[str, Any]) -> int:
+    """Of all but what the penalty wrote."""
+    numbers = [state["step"], float(state["target"]), float(state["churn"]), state.get("grad_sq_steps", 0)]
+    places = [list(state["names"]), [list(shape) for shape in state["shapes"]]]
+    found = zlib.crc32(repr([hex(state["seed"]), numbers, places]).encode())  # the longest integers have no decimals
+    for values in ({"": state["masks"]}, *(state.get(word, {}) for word in _BY_NAME)):
+        for name in sorted(values):
+            found = zlib.crc32(values[name].detach().cpu().reshape(-1).view(torch.uint8).numpy(), found)
+    return found
 
 
 def _spelled(value: Any) -> str:
