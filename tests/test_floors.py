@@ -9,8 +9,8 @@ import pytest
 import secateur
 
 FLOORS = """
-windows
-axes files kernels origins per_thread progress shards version
+undo windows
+axes files kernels origins progress shards version
 activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
 schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
@@ -22,7 +22,7 @@ blockwise proof
 configurations depth oneshot_command
 choosing
 shrinking
-checkpoint_shrinking regularization
+checkpoint_shrinking pruner_state regularization
 bench_command pruner shrink_command
 demo
 cli

@@ -252,7 +252,7 @@ def test_masks_of_a_file_are_read_one_by_one(tmp_path):
     ("given", "error", "match"),
     [
         ({"weigth": torch.ones(3, 4, dtype=torch.bool)}, KeyError, "no tensor weigth"),
-        ({"weight": torch.ones(4, 3, dtype=torch.bool)}, ValueError, r"shape \(4, 3\) for a tensor of shape \(3, 4\)"),
+        ({"weight": torch.ones(4, 3, dtype=torch.bool)}, ValueError, r"shape \(4, 3\) for a weight of shape \(3, 4\)"),
         ({"weight": torch.ones(3, 4)}, TypeError, "a bool tensor, not torch.float32"),
         (
             {"weight": torch.arange(12).reshape(3, 4) != 6},

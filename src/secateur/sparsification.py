@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, Tables, check_sparsity, everywhere
@@ -23,6 +22,7 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.selection import LazyScores
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
+from secateur.undo import Undo
 
 __all__ = ["sparsify"]
 
@@ -94,7 +94,8 @@ def sparsify(
     weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
     # an unstructured mask is the same either way, but for the order of ties
     inputs_first = [] if pattern is None or pattern == Unstructured() else stored_inputs_first(model, weights)
-    within = {**attached_masks(model, weights), **(within or {})} or None
+    attached = {name: mask.ne(0) for name, mask in attached_masks(model, weights).items()}
+    within = {**attached, **(within or {})} or None
     asked = needs(criterion)
     collecting = bool(asked) and evidence is None
     if collecting and batches is None:
@@ -116,9 +117,9 @@ def sparsify(
         [buffer for module in batchnorms(model).values() for buffer in module.buffers()] if reestimating else []
     )
     changing = [*weights.values(), *statistics] if len(steps) > 1 or reestimating else []
-    originals = [(tensor.detach(), tensor.detach().clone()) for tensor in changing]
     masks: dict[str, Tensor] = {}
-    try:
+    with Undo() as undo:
+        undo.values(*changing)
         for step in track(steps, "pruning round by round"):
             if collecting:
                 assert batches is not None
@@ -138,11 +139,6 @@ def sparsify(
             if reestimating:  # in every round, since the next one's evidence passes through the normalizations
                 assert batches is not None
                 reestimate_batchnorm(model, batches, forward=forward)
-    except BaseException:
-        with torch.no_grad():
-            for tensor, original in originals:
-                tensor.copy_(original)
-        raise
     return masks
 
 

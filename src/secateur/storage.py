@@ -50,7 +50,7 @@ from secateur.compressed_files import (
 from secateur.compressed_tensors_layout import BitmaskTensor, bitmask_tensors, without_sparsity
 from secateur.encodings import Array, Bools
 from secateur.files import whole_file
-from secateur.masks import attached_masks
+from secateur.masks import attached_masks, check_mask
 from secateur.progress import track
 from secateur.shards import is_sharded, laid_out, whole
 
@@ -323,14 +323,14 @@ def _check_masks(masks: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
     for name in masks:
         if name not in shapes:
             raise KeyError(f"there is no tensor {name}, but a mask of it.")
-        if isinstance(masks, Checkpoint):  # read from disk, one at a time, when its weight is
-            shape, dtype = masks.entries[name].shape, masks.entries[name].torch_dtype
-        else:
-            shape, dtype = tuple(masks[name].shape), masks[name].dtype
-        if dtype != torch.bool:
-            raise TypeError(f"{name}: a mask is a bool tensor, not {dtype}.")
-        if shape != shapes[name]:
-            raise ValueError(f"{name}: a mask of shape {shape} for a tensor of shape {shapes[name]}.")
+        if not isinstance(masks, Checkpoint):
+            check_mask(name, masks[name], shapes[name], also_numbers=False)
+            continue
+        entry = masks.entries[name]  # read from disk, one at a time, when its weight is
+        if entry.torch_dtype != torch.bool:
+            raise TypeError(f"{name}: a mask is a bool tensor, not {entry.torch_dtype}.")
+        if entry.shape != shapes[name]:
+            raise ValueError(f"{name}: a mask of shape {entry.shape} for a weight of shape {shapes[name]}.")
 
 
 def _check_outside(source: Path, out: Path) -> None:
