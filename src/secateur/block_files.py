@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
 
@@ -55,13 +57,57 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
             f"{root}: config.json names the architecture {printable(str(name))}, and transformers "
             f"{transformers.__version__} has none of that name; load the model yourself and pass it."
         )
+    check_layers(checkpoint)
     try:
         config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
-        with _parameters_on_meta(), _default_dtype(most_common_dtype(checkpoint)):
+        with parameters_counted(checkpoint), _parameters_on_meta(), _default_dtype(most_common_dtype(checkpoint)):
             model: nn.Module = kind(config)
+    except CheckpointError:
+        raise
     except (ValueError, KeyError, OSError) as error:
         raise CheckpointError(f"{root}: no model can be made of its config.json: {error}") from error
     return model.eval().requires_grad_(False)
+
+
+def most_parameters(names: Collection[str]) -> int:
+    """How many parameters a model may have whose files hold tensors of these names: some are tied, or made of others.
+
+    >>> most_parameters(["fc.weight"])
+    10004
+    """
+    return 10_000 + 4 * len(names)
+
+
+def check_layers(checkpoint: Checkpoint) -> None:
+    """`CheckpointError` for a configuration with more layers than the files could hold: to build them takes hours."""
+    parts = [checkpoint.config, *(part for part in checkpoint.config.values() if isinstance(part, dict))]
+    for key, value in [item for part in parts for item in part.items()]:
+        if re.search(r"(^|_)layers?$", key) and type(value) is int and value > most_parameters(checkpoint):
+            raise CheckpointError(
+                f"{checkpoint.root / 'config.json'}: {printable(key)} is {printable(str(value), 40)}, and the files hold "
+                f"{len(checkpoint):,} tensors; it is damaged, or another model's."
+            )
+
+
+@contextlib.contextmanager
+def parameters_counted(checkpoint: Checkpoint) -> Iterator[None]:
+    """Whatever a configuration asks for, the model that is built in here has no more than the files could hold."""
+    most, count = most_parameters(checkpoint), 0
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += 1
+        if count > most:
+            raise CheckpointError(
+                f"{checkpoint.root}: config.json asks for more than {most:,} parameters, and the files hold "
+                f"{len(checkpoint):,} tensors; it is damaged, or another model's."
+            )
+
+    hook = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
@@ -126,6 +172,7 @@ def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     groups: list[Group] = []
     left: list[str] = []
+    missing = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     for name in checkpoint:
         shortened = name.removeprefix(prefix)
         target = next((n for n in (name, prefix + name, shortened) if n in mine), None)
@@ -133,7 +180,16 @@ def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
             left.append(name)
         else:
             groups.append(_renamed(name, target))
-    return groups + (_converted(model, checkpoint, left, mine) if left else [])
+            missing.discard(id(mine[target]))
+    if not missing or not left:
+        return groups
+    # transformers' renaming takes its time with each name: what no tensor of the model could be made of is not asked
+    if len(left) > most_parameters(list(mine)) + sum(len(tensor) for tensor in mine.values() if tensor.dim() > 2):
+        raise CheckpointError(
+            f"{checkpoint.root}: holds {len(left):,} tensors that {type(model).__name__} has no place for, such as "
+            f"{printable(left[0])}, and not all that it has; it is of another model than its config.json says."
+        )
+    return groups + _converted(model, checkpoint, left, mine)
 
 
 def _renamed(source: str, target: str) -> Group:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity
+from secateur.block_files import check_layers, parameters_counted
 from secateur.checkpoint_sparsification import NO_WEIGHTS, OTHER_WEIGHTS, RECORD, check_places
 from secateur.checkpoints import (
     Checkpoint,
@@ -211,9 +212,12 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
     kind = getattr(transformers, names[0], None)
     if kind is None or not hasattr(kind, "config_class"):
         raise CheckpointError(f"{checkpoint.root}: transformers has no {printable(names[0])}; give the model.")
+    check_layers(checkpoint)
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), parameters_counted(checkpoint):
             model: nn.Module = kind(transformers.AutoConfig.from_pretrained(checkpoint.root)).eval()
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever a configuration that does not fit raises
         raise CheckpointError(
             f"{checkpoint.root}: {names[0]} cannot be built from config.json ({type(error).__name__}: {error})."
