@@ -25,7 +25,7 @@ from secateur.checkpoints import CheckpointError
 from secateur.mask_search import admm
 from secateur.products import Products, Tokens
 from secateur.replay import Outputs
-from secateur.resumable import PRIVATE
+from secateur.resumable import JOURNAL
 from secateur.solvers import from_criterion, sparsegpt
 
 WANDA = from_criterion(criteria.wanda)
@@ -560,7 +560,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tm
     for moment in ("copy:1", "journal:1", "write:3", "journal:2", "write:4", "publish:1"):
         assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
         assert not out.exists()
-        assert (tmp_path / "out.unfinished" / PRIVATE).is_dir()
+        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
     assert forked(lambda: dying("never", llama, out)) == 0
     assert json.loads((tmp_path / "counts.json").read_text()) == [0, 14], "what is finished is not written again"
     assert contents(out) == contents(whole)

@@ -84,8 +84,8 @@ def check_layers(checkpoint: Checkpoint) -> None:
     for key, value in [item for part in parts for item in part.items()]:
         if re.search(r"(^|_)layers?$", key) and type(value) is int and value > most_parameters(checkpoint):
             raise CheckpointError(
-                f"{checkpoint.root / 'config.json'}: {printable(key)} is {printable(str(value), 40)}, and the files hold "
-                f"{len(checkpoint):,} tensors; it is damaged, or another model's."
+                f"{checkpoint.root / 'config.json'}: {printable(key)} is {printable(str(value), 40)}, and the files "
+                f"hold {len(checkpoint):,} tensors; it is damaged, or another model's."
             )
 
 

@@ -31,6 +31,7 @@ __all__ = [
     "TensorEntry",
     "copy_tree",
     "dtype_word",
+    "files_below",
     "new_directory",
     "open_checkpoint",
     "parse_header",
@@ -438,24 +439,37 @@ def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterat
     Links to files become files. Links to directories, pipes and devices are a `CheckpointError`. The top ``.git`` is
     left out: with Git LFS it holds a second copy of the weights.
     """
-    for directory, folders, files in os.walk(source, onerror=_reraise):
-        here = Path(directory)
-        relative = here.relative_to(source)
-        if here == source and ".git" in folders:
-            folders.remove(".git")
+    for relative, folders, files in _walked(source):
         for name in folders:
-            if (here / name).is_symlink():
-                raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
             (target / relative / name).mkdir()
-        for name in sorted(files):
-            if (here == source and name == ".git") or relative / name in skip:
+        for name in files:
+            if relative / name in skip:
                 continue
+            here = source / relative
             with open_regular(here / name, error=CheckpointError):
                 pass
             shutil.copyfile(here / name, target / relative / name)
             shutil.copymode(here / name, target / relative / name)
             os.chmod(target / relative / name, os.stat(target / relative / name).st_mode | stat.S_IWUSR)
             yield relative / name
+
+
+def files_below(source: Path) -> Iterator[Path]:
+    """The relative paths of the files that `copy_tree` copies."""
+    for relative, _, files in _walked(source):
+        yield from (relative / name for name in files)
+
+
+def _walked(source: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    for directory, folders, files in os.walk(source, onerror=_reraise):
+        here = Path(directory)
+        if here == source:
+            folders[:] = [name for name in folders if name != ".git"]
+            files = [name for name in files if name != ".git"]
+        for name in folders:
+            if (here / name).is_symlink():
+                raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
+        yield here.relative_to(source), folders, sorted(files)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ _WORDS = {
 }
 
 
-class _Wrong(Exception):
+class _WrongError(Exception):
     """What the reader of JSON is stopped with."""
 
 
@@ -67,24 +67,24 @@ def parse_json(
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise _Wrong(f"{printable(twice)} is there twice")
+            raise _WrongError(f"{printable(twice)} is there twice")
         return found
 
     def number(word: str) -> float:
         value = float(word)
         if finite and not math.isfinite(value):
-            raise _Wrong(f"{printable(word, 40)} is not a finite number")
+            raise _WrongError(f"{printable(word, 40)} is not a finite number")
         return value
 
     try:
         parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_float=number, parse_constant=number)
         if not isinstance(parsed, dict):
-            raise _Wrong("not a JSON object")
+            raise _WrongError("not a JSON object")
         if _is_deep(parsed):
             raise RecursionError
         if b"\\u" in text:
             json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no name
-    except _Wrong as fault:
+    except _WrongError as fault:
         raise error(f"{path}: damaged: {fault}.{hint}") from None
     except RecursionError:
         raise error(f"{path}: damaged: not valid JSON (nested too deeply).{hint}") from None
@@ -127,73 +127,71 @@ class Fields:
     """
 
     def __init__(
-        self, values: Mapping[str, Any], path: Path, *, error: type[ValueError] = ValueError, hint: str = "", place: str = ""
+        self,
+        values: Mapping[str, Any],
+        path: Path,
+        *,
+        error: type[ValueError] = ValueError,
+        hint: str = "",
+        place: str = "",
     ) -> None:
         self.values, self.path, self.error, self.hint, self.place = values, path, error, hint, place
 
     @classmethod
-    def read(
-        cls, path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True
-    ) -> Fields:
+    def read(cls, path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True) -> Fields:
         """Of a file; raises what `read_json` does."""
         return cls(read_json(path, error=error, hint=hint, finite=finite), path, error=error, hint=hint)
 
-    def take(
-        self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None, none: bool = False
-    ) -> T:
-        """The value of a field; ``none`` says that null is one, and then it is None."""
+    def take(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> T:
+        """The value of a field."""
         if key not in self.values:
-            raise self.wrong(self._name(key), "is missing")
-        return self._held(self.values[key], self._name(key), kind, least, most, none)
+            raise self.wrong(key, "is missing")
+        return self._held(self.values[key], key, kind, least, most)
+
+    def maybe(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> T | None:
+        """The value of a field that must be there, and may be null."""
+        if self.values.get(key, 0) is None:
+            return None
+        return self.take(key, kind, least=least, most=most)
 
     def each(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> list[T]:
         """The values of a list."""
         found = self.take(key, list)
-        return [self._held(one, f"{self._name(key)}[{at}]", kind, least, most) for at, one in enumerate(found)]
-
-    def every(
-        self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None, none: bool = False
-    ) -> dict[str, T]:
-        """The values of an object by their names."""
-        inner = self.inner(key)
-        return {name: inner.take(name, kind, least=least, most=most, none=none) for name in inner.values}
+        return [self._held(one, f"{key}[{at}]", kind, least, most) for at, one in enumerate(found)]
 
     def inner(self, key: str) -> Fields:
         """The fields of an object in this one."""
-        return self._of(self.take(key, dict), self._name(key))
+        return self._of(self.take(key, dict), key)
 
     def inners(self, key: str) -> Iterator[Fields]:
         """The fields of each object in a list."""
         for at, one in enumerate(self.each(key, dict)):
-            yield self._of(one, f"{self._name(key)}[{at}]")
+            yield self._of(one, f"{key}[{at}]")
 
     def only(self, *keys: str) -> None:
         """Refuses fields of other names: who wrote them meant something by them."""
         for key in self.values:
             if key not in keys:
-                raise self.wrong(self._name(key), "is not known")
+                raise self.wrong(key, "is not known")
 
-    def wrong(self, name: str, what: str) -> ValueError:
+    def wrong(self, key: str, what: str) -> ValueError:
         """The error to raise about a field, in the one form that all have."""
-        return self.error(f"{self.path}: damaged: {name} {what}.{self.hint}")
+        return self.error(f"{self.path}: damaged: {printable(self._name(key), 120)} {what}.{self.hint}")
 
     def _name(self, key: str) -> str:
-        return printable(f"{self.place}.{key}" if self.place else key, 120)
+        return f"{self.place}.{key}" if self.place else key
 
-    def _of(self, values: Mapping[str, Any], place: str) -> Fields:
-        return Fields(values, self.path, error=self.error, hint=self.hint, place=place)
+    def _of(self, values: Mapping[str, Any], key: str) -> Fields:
+        return Fields(values, self.path, error=self.error, hint=self.hint, place=self._name(key))
 
-    def _held(
-        self, value: Any, name: str, kind: type[T], least: float | None, most: float | None, none: bool = False
-    ) -> T:
-        if value is None and none:
-            return value
+    def _held(self, value: Any, key: str, kind: type[T], least: float | None, most: float | None) -> T:
         fits = type(value) is kind or (kind is float and type(value) is int)  # true is an int to Python
         if fits and (least is None or value >= least) and (most is None or value <= most):
-            return value
+            held: T = value
+            return held
         bounds = [f"at {word} {bound:g}" for word, bound in (("least", least), ("most", most)) if bound is not None]
-        wanted = " of ".join([_WORDS[kind], *([" and ".join(bounds)] if bounds else [])])
-        raise self.wrong(name, f"must be {wanted}{' or null' if none else ''}, not {_short(value)}")
+        wanted = _WORDS[kind] + (f" of {' and '.join(bounds)}" if bounds else "")
+        raise self.wrong(key, f"must be {wanted}, not {_short(value)}")
 
 
 def open_regular(path: Path, *, error: type[ValueError] = ValueError) -> BinaryIO:
