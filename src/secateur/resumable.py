@@ -171,7 +171,8 @@ class Unfinished:
             return
         if self.place.is_symlink() or not self.place.is_dir():
             raise CheckpointError(
-                f"{self.place}: is in the way, and not a folder of ours; move it, or choose another name."
+                f"{self.place}: no folder of an unfinished run, and in the way of one; move it, or choose another name "
+                "for the result."
             )
         names = set(os.listdir(self.place))
         ours = {LOCK, JOURNAL, RESULT} if JOURNAL in names else {LOCK}
