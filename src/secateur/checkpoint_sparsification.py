@@ -46,8 +46,8 @@ __all__ = [
     "OTHER_WEIGHTS",
     "RECORD",
     "check_places",
-    "previous_record",
     "choose_targets",
+    "previous_record",
     "sparsify_checkpoint",
 ]
 
