@@ -18,15 +18,29 @@ from torch import nn
 
 from families import batches, make
 from forks import forked
-from secateur import NM, Block, Channels, Rows, Unstructured, allocation, block_files, criteria, prune, resumable
+from secateur import (
+    NM,
+    Block,
+    Channels,
+    Rows,
+    Unstructured,
+    allocation,
+    block_files,
+    blockwise,
+    criteria,
+    prune,
+    resumable,
+    shrink_checkpoint,
+)
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blocks import find_blocks, left_alone_within
 from secateur.blockwise import digest, oneshot
+from secateur.checkpoint_sparsification import sparsify_checkpoint
 from secateur.checkpoints import CheckpointError
 from secateur.mask_search import admm, alps
 from secateur.products import Products, Tokens
 from secateur.replay import Outputs
-from secateur.resumable import PRIVATE
+from secateur.resumable import JOURNAL
 from secateur.solvers import dsnot, from_criterion, sparsegpt, with_refit
 
 WANDA = from_criterion(criteria.wanda)
@@ -631,7 +645,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tm
     for moment in ("copy:1", "journal:1", "write:3", "journal:2", "write:4", "publish:1"):
         assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
         assert not out.exists()
-        assert (tmp_path / "out.unfinished" / PRIVATE).is_dir()
+        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
     assert forked(lambda: dying("never", llama, out)) == 0
     assert json.loads((tmp_path / "counts.json").read_text()) == [0, 14], "what is finished is not written again"
     assert contents(out) == contents(whole)
@@ -668,6 +682,160 @@ def test_a_run_goes_on_only_with_the_same_request(llama, tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def interrupted(source, out):
+    """`oneshot`, stopped when the first block is done."""
+
+    class Interruption(Exception):
+        pass
+
+    def interrupt(layer):
+        if layer.block.endswith("1"):
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        oneshot(source, batches("llama"), 0.5, out=out, on_layer=interrupt)
+    return out.with_name(f"{out.name}.unfinished")
+
+
+def test_a_run_does_not_go_on_with_other_weights_of_the_same_shapes(llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    interrupted(llama, tmp_path / "out")
+    shard = max(llama.glob("*.safetensors"))
+    before = shard.read_bytes()
+    length = 8 + int.from_bytes(before[:8], "little")
+    save_file({name: tensor + 1 for name, tensor in load_file(shard).items()}, shard, metadata={"format": "pt"})
+    assert shard.read_bytes()[:length] == before[:length], "the header"
+    assert len(shard.read_bytes()) == len(before)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(shard.name)}: changed since .* was begun"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    oneshot(llama, batches("llama"), 0.5, out=whole)
+    steps = 0
+
+    def body(step):
+        def dying(function):
+            def call(*arguments, **keywords):
+                nonlocal steps
+                steps += 1
+                if steps == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **keywords)
+
+            return call
+
+        original = blockwise.write_record
+
+        def write(*arguments):  # from here on each file that is closed, given a mode or renamed
+            for name in ("fsync", "replace", "rename", "chmod"):
+                setattr(os, name, dying(getattr(os, name)))
+            original(*arguments)
+
+        blockwise.write_record = write
+        oneshot(llama, batches("llama"), 0.5, out=out)
+
+    for step in range(1, 5):
+        assert os.WTERMSIG(forked(lambda: body(step))) == signal.SIGKILL, step  # noqa: B023
+        if not out.exists():
+            oneshot(llama, batches("llama"), 0.5, out=out)
+        assert contents(out) == contents(whole), step
+        assert not (tmp_path / "out.unfinished").exists(), step
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda j: j["blocks"][0].update(name="model.layers.7"),
+            r"blocks\[0\].name is model.layers.7, which is no block",
+        ),
+        (lambda j: j["blocks"].append(j["blocks"][0]), r"blocks\[1\].name is model.layers.0, .* or is there twice"),
+        (
+            lambda j: j["blocks"][0]["layers"][0].update(name="model.norm.weight"),
+            r"layers\[0\].name is model.norm",
+        ),
+        (lambda j: j["blocks"][0]["layers"][1].update(shape=[2, -2]), r"layers\[1\].shape\[1\] must be a whole number"),
+        (lambda j: j["blocks"][0]["layers"][0].update(error="none"), r"layers\[0\].error must be a number"),
+        (lambda j: j["blocks"][0]["layers"][0].pop("tokens"), r"layers\[0\].tokens is missing"),
+        (lambda j: j["blocks"][0].update(tensors=[]), r"blocks\[0\].tensors must be an object"),
+        (
+            lambda j: next(iter(j["blocks"][0]["tensors"].values())).update(removed=1.5),
+            "removed must be a whole number",
+        ),
+        (lambda j: j["facts"].pop("sparsities"), "facts.sparsities is missing"),
+        (lambda j: j["facts"]["sparsities"].popitem(), "facts.sparsities is of other weights"),
+        (lambda j: j["facts"]["sparsities"].update({"model.layers.0.mlp.up_proj.weight": 2}), "at most 1, not 2"),
+        (lambda j: j["facts"].update(left_alone={"excluded": "all"}), "facts.left_alone.excluded must be a list"),
+    ],
+)
+def test_a_journal_of_what_the_model_has_not_is_refused(llama, tmp_path, damage, message):
+    journal = interrupted(llama, tmp_path / "out") / JOURNAL
+    found = json.loads(journal.read_text())
+    damage(found)
+    found["sha256"] = resumable._digest(found)
+    journal.write_text(json.dumps(found))
+    with pytest.raises(
+        CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"
+    ) as caught:
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_and_configurations_that_promise_too_much_are_refused_at_once(llama, tmp_path, monkeypatch):
+    from safetensors.torch import load_file, save_file
+    from transformers import core_model_loading
+
+    kept = json.loads((llama / "config.json").read_text())
+    for config in ({"num_hidden_layers": 10**7}, {"num_hidden_layers": 2, "text_config": {"n_layers": 10**7}}):
+        (llama / "config.json").write_text(json.dumps({**kept, **config}))
+        with pytest.raises(CheckpointError, match="layers is 10000000, and the files hold 21 tensors"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 40}))
+    with monkeypatch.context() as patched:
+        patched.setattr(block_files, "most_parameters", lambda names: 50)
+        with pytest.raises(CheckpointError, match="asks for more than 50 parameters, and the files hold 21 tensors"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 3}))
+    shard = min(llama.glob("*.safetensors"))
+    (llama / "model.safetensors.index.json").unlink()
+    many = {f"model.layers.{number}.junk.weight": torch.zeros(0) for number in range(11_000)}
+    save_file(load_file(shard) | many, shard, metadata={"format": "pt"})
+    monkeypatch.setattr(core_model_loading, "rename_source_key", None)  # takes a second for so many
+    with pytest.raises(CheckpointError, match="holds 11,000 tensors that LlamaForCausalLM has no place for"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+
+
+def test_a_source_with_a_folder_of_our_own_name(llama, tmp_path):
+    (llama / ".secateur").mkdir()
+    (llama / ".secateur/journal.json").write_text("theirs")
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert (tmp_path / "out/.secateur/journal.json").read_text() == "theirs"
+
+
+def test_the_record_of_a_source_is_carried_on_or_refused(llama, tmp_path):
+    (llama / "secateur.json").write_text('{"method": "shrink"}')
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert json.loads((tmp_path / "out/secateur.json").read_text())["previous"]["method"] == "shrink"
+    (llama / "secateur.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    for call in (
+        lambda out: oneshot(llama, batches("llama"), 0.5, out=out),
+        lambda out: sparsify_checkpoint(llama, out, 0.5),
+        lambda out: shrink_checkpoint(llama, out, 0.5),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"secateur\.json: damaged: .*nested too deeply.*; remove it"
+        ) as caught:
+            call(tmp_path / "again")
+        assert "\n" not in str(caught.value)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out"]
+
+
 def test_errors_of_directories(llama, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
@@ -682,6 +850,9 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     refused("no such directory", source=tmp_path / "nowhere")
     refused("lies inside the input", out=llama / "below")
     refused("no such directory; create it first", out=tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "..", "/", ""):
+        refused("already exists; nothing is overwritten", out=name)
     (tmp_path / "taken").mkdir()
     refused("already exists", out=tmp_path / "taken")
     broken = tmp_path / "broken"

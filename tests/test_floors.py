@@ -9,8 +9,8 @@ import pytest
 import secateur
 
 FLOORS = """
-undo windows
-axes files kernels origins progress shards version
+windows
+axes files kernels origins progress records shards version
 activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
 schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \
@@ -22,7 +22,7 @@ blockwise proof
 configurations depth oneshot_command
 choosing
 shrinking
-checkpoint_shrinking pruner_state regularization
+checkpoint_shrinking regularization
 bench_command pruner shrink_command
 demo
 cli

@@ -11,7 +11,7 @@ import copy
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
 from secateur.per_thread import ONE_AT_A_TIME, NewTensors
@@ -43,15 +44,14 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
         raise CheckpointError(
             f"{root / 'config.json'}: the model is quantized; prune the original, and quantize the result."
         )
-    most = 1000 + 8 * len(checkpoint)  # a parameter is made of tensors in the files; one of these may be a few
     with blaming_config(root), NewTensors(most_common_dtype(checkpoint)):
         skeleton = None
         # some models compute with what they make, and can't on the meta device
-        with contextlib.suppress(Exception), torch.device("meta"), _parameters_on_meta(most):
+        with contextlib.suppress(Exception), torch.device("meta"), _parameters_on_meta(), parameters_counted(checkpoint):
             skeleton = kind(copy.deepcopy(config))
         if skeleton is not None:  # before any buffer takes memory
             _check_sizes(skeleton, checkpoint)
-        with _parameters_on_meta(most):
+        with _parameters_on_meta(), parameters_counted(checkpoint):
             model: nn.Module = kind(config)
     return model.eval().requires_grad_(False)
 
@@ -80,11 +80,8 @@ def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise CheckpointError(f"{where}: names no architectures; load the model yourself and pass it.")
     name = printable(names[0])
+    check_layers(checkpoint)
     for place, value in _fields(checkpoint.config):
-        if _LAYERS.search(place) and type(value) is int and value > max(1000, len(checkpoint)):
-            raise CheckpointError(
-                f"{where}: {printable(place)} is {value}, and the files hold {len(checkpoint)} tensors."
-            )
         if "_implementation" in place and isinstance(value, str) and "/" in value:
             raise CheckpointError(f"{where}: {printable(place)} is code from elsewhere, which is not fetched.")
     try:
@@ -150,6 +147,46 @@ def blaming_config(root: Path, what: str = "no model can be made of it") -> Iter
         raise CheckpointError(f"{root / 'config.json'}: {what} ({type(error).__name__}: {said}).") from error
 
 
+def most_parameters(names: Collection[str]) -> int:
+    """How many parameters a model may have whose files hold tensors of these names: some are tied, or made of others.
+
+    >>> most_parameters(["fc.weight"])
+    10004
+    """
+    return 10_000 + 4 * len(names)
+
+
+def check_layers(checkpoint: Checkpoint) -> None:
+    """`CheckpointError` for a configuration with more layers than the files could hold: to build them takes hours."""
+    for place, value in _fields(checkpoint.config):
+        if _LAYERS.search(place) and type(value) is int and value > most_parameters(checkpoint):
+            raise CheckpointError(
+                f"{checkpoint.root / 'config.json'}: {printable(place)} is {printable(str(value), 40)}, and the files "
+                f"hold {len(checkpoint):,} tensors; it is damaged, or another model's."
+            )
+
+
+@contextlib.contextmanager
+def parameters_counted(checkpoint: Checkpoint) -> Iterator[None]:
+    """Whatever a configuration asks for, the model that is built in here has no more than the files could hold."""
+    most, count, here = most_parameters(checkpoint), 0, threading.get_ident()
+
+    def counted(*_: object) -> None:
+        nonlocal count
+        count += threading.get_ident() == here  # the hook is the process's
+        if count > most:
+            raise CheckpointError(
+                f"{checkpoint.root}: config.json asks for more than {most:,} parameters, and the files hold "
+                f"{len(checkpoint):,} tensors; it is damaged, or another model's."
+            )
+
+    hook = register_module_parameter_registration_hook(counted)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
     """Of the floating-point tensors, by bytes."""
     sizes: dict[torch.dtype, int] = {}
@@ -162,21 +199,15 @@ def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def _parameters_on_meta(most: int) -> Iterator[None]:
+def _parameters_on_meta() -> Iterator[None]:
     """Parameters move to the meta device as modules of this thread take them, buffers are made as ever: a rotary
-    embedding computes its frequencies, and no file holds them. A model of more than so many is not made to its end."""
-    taken = 0
+    embedding computes its frequencies, and no file holds them."""
     with ONE_AT_A_TIME:  # the class is the process's; what other threads build stays what it is
         original, here = nn.Module.register_parameter, threading.get_ident()
 
         def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-            nonlocal taken
-            is_ours = threading.get_ident() == here
-            taken += is_ours and param is not None
-            if is_ours and taken > most:
-                raise ValueError(f"the model has far more parameters than the {most} that the files may be of")
             original(self, name, param)
-            if is_ours and param is not None and param.device.type != "meta":
+            if threading.get_ident() == here and param is not None and param.device.type != "meta":
                 self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
 
         nn.Module.register_parameter = register  # type: ignore[method-assign]
@@ -209,6 +240,7 @@ def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     groups: list[Group] = []
     left: list[str] = []
+    missing = {id(tensor) for tensor in model.state_dict(keep_vars=True).values()}
     for name in checkpoint:
         shortened = name.removeprefix(prefix)
         target = next((n for n in (name, prefix + name, shortened) if n in mine), None)
@@ -216,7 +248,16 @@ def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
             left.append(name)
         else:
             groups.append(_renamed(name, target))
-    return groups + (_converted(model, checkpoint, left, mine) if left else [])
+            missing.discard(id(mine[target]))
+    if not missing or not left:
+        return groups
+    # transformers' renaming takes its time with each name: what no tensor of the model could be made of is not asked
+    if len(left) > most_parameters(list(mine)) + sum(len(tensor) for tensor in mine.values() if tensor.dim() > 2):
+        raise CheckpointError(
+            f"{checkpoint.root}: holds {len(left):,} tensors that {type(model).__name__} has no place for, such as "
+            f"{printable(left[0])}, and not all that it has; it is of another model than its config.json says."
+        )
+    return groups + _converted(model, checkpoint, left, mine)
 
 
 def _renamed(source: str, target: str) -> Group:

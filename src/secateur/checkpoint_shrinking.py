@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, check_sparsity
-from secateur.block_files import blaming_config, family_of
-from secateur.checkpoint_sparsification import NO_WEIGHTS, OTHER_WEIGHTS, RECORD, check_places
+from secateur.block_files import blaming_config, family_of, parameters_counted
+from secateur.checkpoint_sparsification import NO_WEIGHTS, OTHER_WEIGHTS, RECORD, check_places, previous_record
 from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -31,6 +31,7 @@ from secateur.checkpoints import (
     new_directory,
     open_checkpoint,
     printable,
+    read_json,
     write_header,
 )
 from secateur.choosing import TARGETS, choose, rows_at_once
@@ -136,6 +137,7 @@ def shrink_checkpoint(
     check_sparsity(sparsity)
     check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
+    previous = previous_record(source)
     model = meta_model_of(checkpoint) if model is None else model
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
@@ -196,7 +198,7 @@ def shrink_checkpoint(
         _write_index(checkpoint, temporary, planned)
         (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
         (temporary / "plan.json").write_text(text_of([plan]), "utf-8")
-        _write_record(temporary / RECORD, planned, arguments or {})
+        _write_record(temporary / RECORD, planned, arguments or {}, previous)
     return replace(planned, left_out=tuple(left_out), seconds=time.monotonic() - started)
 
 
@@ -205,7 +207,7 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
     if not checkpoint.config:
         raise CheckpointError(f"{checkpoint.root}: no config.json here; give the model, built on the meta device.")
     kind, config = family_of(checkpoint)
-    with blaming_config(checkpoint.root), torch.device("meta"):
+    with blaming_config(checkpoint.root), torch.device("meta"), parameters_counted(checkpoint):
         model: nn.Module = kind(config)
     return model.eval()
 
@@ -446,7 +448,7 @@ def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking
     if checkpoint.index is None:
         return
     path = target / checkpoint.index.relative_to(checkpoint.root)
-    index = json.loads(path.read_text("utf-8"))
+    index = read_json(path)
     metadata = index.get("metadata")
     if isinstance(metadata, dict):
         for key, value in (("total_size", done.nbytes[1]), ("total_parameters", done.parameters[1])):
@@ -470,12 +472,10 @@ def _public(config: Any) -> dict[str, Any]:
     return {key: value for key, value in config.to_dict().items() if not key.startswith("_")}
 
 
-def _write_record(path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any]) -> None:
+def _write_record(
+    path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any], previous: Mapping[str, Any] | None
+) -> None:
     # no time and no path: the same call on the same files writes the same bytes
-    previous = None
-    if path.exists():
-        with contextlib.suppress(ValueError):
-            previous = json.loads(path.read_text("utf-8"))
     record = {
         "secateur": __version__,
         "torch": torch.__version__,

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur import records
 from secateur.allocation import Allocation, check_sparsity, everywhere
 from secateur.checkpoints import (
     Checkpoint,
@@ -46,6 +47,7 @@ __all__ = [
     "RECORD",
     "check_places",
     "choose_targets",
+    "previous_record",
     "sparsify_checkpoint",
 ]
 
@@ -142,6 +144,7 @@ def sparsify_checkpoint(
     _check_sparsity(sparsity, pattern)
     check_places(source, out)
     checkpoint = open_checkpoint(source)
+    previous = previous_record(source)
     targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
     weights = _Weights(checkpoint, targets)
     with torch.random.fork_rng(devices=[]), new_directory(out) as temporary:
@@ -167,7 +170,7 @@ def sparsify_checkpoint(
             if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
-        _write_record(temporary / RECORD, done, pattern, removed, arguments or {})
+        _write_record(temporary / RECORD, done, pattern, removed, arguments or {}, previous)
     return done
 
 
@@ -286,6 +289,15 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         )
 
 
+def previous_record(source: Path) -> dict[str, Any] | None:
+    """What ``secateur.json`` says of a source that was pruned before, which the next one carries on."""
+    path = source / RECORD
+    if not path.exists():
+        return None
+    hint = " It is not the record of a pruned model; remove it, or put the right one there."
+    return records.read_json(path, error=CheckpointError, hint=hint, finite=False)
+
+
 def check_places(source: Path, out: Path) -> None:
     """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
     if not source.exists():
@@ -341,14 +353,9 @@ def _write_record(
     pattern: Pattern,
     removed: Mapping[str, int],
     arguments: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
 ) -> None:
     # No time and no absolute path of our own: the same call on the same files writes the same bytes.
-    previous = None
-    if path.exists():
-        try:
-            previous = json.loads(path.read_text("utf-8"))
-        except ValueError:
-            previous = None
     chosen = set(done.targets)
     record = {
         "secateur": __version__,
