@@ -1,11 +1,12 @@
 """What a pruned weight costs in every forward: `torch.nn.utils.prune`, and `secateur.prune` in its place.
 
-    python benchmarks/prune_forward.py [--processes 7] [--rounds 60] [--only CASE] [--json FILE]
+    python benchmarks/prune_forward.py [--processes 7] [--rounds 60] [--allocator default] [--only CASE] [--json FILE]
 
 One process and one thread hold a dense model and its two pruned copies, l1 at 0.5. They take turns in slices of a few
 milliseconds, in an order that changes with every round; a figure is the median of the rounds' ratios of processor time,
-so that what disturbs the machine disturbs all alike. Several processes, because the allocator settles in each of them
-where it likes: of layers of a megabyte it takes some back from the system at every step, now more and now less.
+so that what disturbs the machine disturbs all alike. glibc is told to keep what is freed: by default it hands the top
+of its heap back to the system and asks for it again at every step of a model with layers of a megabyte, the dense one
+included; how often depends on what lies there by accident, which several processes and `--allocator default` show.
 Training is forward and backward; without gradients, the model evaluates under `no_grad`. A second copy of the dense
 model takes part: how far its ratio is from 1 is the noise.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import platform
 import random
 import statistics
@@ -32,6 +34,7 @@ from secateur import prune
 
 SLICE = 4e-3  # seconds
 VARIANTS = ("dense", "dense again", "original", "ours")
+KEEP_WHAT_IS_FREED = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
 Taken = dict[str, list[float]]
 
 
@@ -158,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, default=7, help="for each case, in turn")
     parser.add_argument("--rounds", type=int, default=60, help="in each process")
+    parser.add_argument("--allocator", choices=["keeping", "default"], default="keeping")
     parser.add_argument("--only", default="", help="cases whose title contains this")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--child", nargs=2, metavar=("CASE", "MODE"), help=argparse.SUPPRESS)
@@ -165,15 +169,16 @@ def main() -> None:
     if arguments.child:
         print(json.dumps(child(*arguments.child, arguments.rounds)))
         return
+    environment = os.environ | (KEEP_WHAT_IS_FREED if arguments.allocator == "keeping" else {})
     chosen = [(title, mode) for title in CASES if arguments.only in title for mode in MODES]
     processes: dict[tuple[str, str], list[Taken]] = {each: [] for each in chosen}
     for _ in range(arguments.processes):
         for each in chosen:
             command = [sys.executable, __file__, "--rounds", str(arguments.rounds), "--child", *each]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+            output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout
             processes[each].append(json.loads(output))
     rows = {each: summary(taken) for each, taken in processes.items()}
-    print(f"torch {torch.__version__}, {platform.machine()}, one thread")
+    print(f"torch {torch.__version__}, {platform.machine()}, one thread, allocator: {arguments.allocator}")
     print("| | | dense, µs | dense again | original | ours | ours / original |")
     print("|---|---|---|---|---|---|---|")
     for each, row in rows.items():

@@ -2,7 +2,8 @@
 
 Nothing is stored, so nothing can be stale: a parent that reads the weight without calling the module, a copy, a
 pickle, a functional call all see the parameter and the mask of that moment. To that end the class of a pruned module
-is a subclass of its own class, of the same name, that holds one property for each pruned tensor.
+is a subclass of its own class, of the same name, that holds one property for each pruned tensor. Only within one
+forward of torch's attention and recurrent networks, which read a weight again and again, do the reads share a product.
 """
 
 from __future__ import annotations
