@@ -46,8 +46,9 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
         )
     with blaming_config(root), NewTensors(most_common_dtype(checkpoint)):
         skeleton = None
-        # some models compute with what they make, and can't on the meta device
-        with contextlib.suppress(Exception), torch.device("meta"), _parameters_on_meta(), parameters_counted(checkpoint):
+        # some models compute with what they make, and cannot on the meta device
+        on_meta = _parameters_on_meta(), parameters_counted(checkpoint)
+        with contextlib.suppress(Exception), torch.device("meta"), on_meta[0], on_meta[1]:
             skeleton = kind(copy.deepcopy(config))
         if skeleton is not None:  # before any buffer takes memory
             _check_sizes(skeleton, checkpoint)
