@@ -40,7 +40,7 @@ def page() -> str:
 
 def listed() -> list[Callable[..., Any]]:
     """The criteria, in the order of the source."""
-    found = [getattr(criteria, name) for name in criteria.__all__ if name != "elementwise"]
+    found = [getattr(criteria, name) for name in criteria.__all__ if hasattr(getattr(criteria, name), "compares")]
     return sorted(found, key=lambda criterion: inspect.getsourcelines(criterion)[1])
 
 
