@@ -484,7 +484,9 @@ def test_what_the_users_own_functions_return_is_checked():
     ):
         with pytest.raises(TypeError, match=message):
             make_masks(weights, 0.5, pattern=Pattern(spread))
-    with pytest.raises(TypeError, match=r"a pattern is a value such as Rows\(\), or the word for one such as '2:4', not"):
+    with pytest.raises(
+        TypeError, match=r"a pattern is a value such as Rows\(\), or the word for one such as '2:4', not"
+    ):
         make_masks(weights, 0.5, pattern=Rows)
     with pytest.raises(ValueError, match="gave no count for w"):
         make_masks(weights, 0.5, allocate=lambda *_: {})

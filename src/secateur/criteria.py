@@ -117,6 +117,9 @@ def parse(word: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
 def magnitude(weight: Tensor) -> Tensor:
     """``|w|``: magnitude pruning (Han et al. 2015, arXiv:1506.02626).
 
+    One threshold over the model, which Frankle & Carbin (2018, arXiv:1803.03635) take for deep networks, is at least as
+    good as the paper's own for each layer (benchmarks/RESULTS.md).
+
     Published with: a threshold for each layer, in rounds of pruning and training.
 
     Args:
@@ -137,7 +140,7 @@ def ln_norm(weight: Tensor, *, n: float = 2.0) -> Tensor:
     """``|w|ⁿ``: Ln norms of channels and blocks (Li et al. 2016, arXiv:1608.08710, for n = 1).
 
     Pooled over a channel or block by its mean, it ranks the units of a tensor by their Ln norm. In float32 or wider:
-    squares of halves overflow at 256.
+    squares of halves overflow at 256. The paper compares the filters of one layer with each other.
 
     Published with: `Channels`, a number of channels for each layer.
 
@@ -157,7 +160,8 @@ def ln_norm(weight: Tensor, *, n: float = 2.0) -> Tensor:
 def random(weight: Tensor) -> Tensor:
     """``u ~ U[0, 1)``: random pruning, the baseline that every other has to beat (Liu et al. 2022, arXiv:2202.02643).
 
-    Drawn from torch's CPU generator: the same mask for the same seed on every device.
+    Drawn from torch's CPU generator: the same mask for the same seed on every device. All weights are alike to it, so
+    that no competition is too wide.
 
     Published with: `erk`, whose layer densities make it a strong baseline.
 
@@ -241,7 +245,8 @@ def snip(weight: Tensor, *, grad: Tensor) -> Tensor:
 
     How much the loss changes as the weight's own gate closes. The paper divides by the sum over the whole network,
     which ranks the same; here there is no such division. For a network at its initialization, before any training; the
-    scale of the initialization decides how layers compare, and at high sparsity whole layers may go.
+    scale of the initialization decides how layers compare, and at high sparsity whole layers may go. Where training has
+    ended, the mean gradient is noise, and so are these scores: there take `taylor`.
 
     Published with: `everywhere`, once, on one batch.
 
@@ -262,7 +267,9 @@ def grasp(weight: Tensor, *, hessian_grad: Tensor) -> Tensor:
     Mind the sign. The paper scores the removal of a weight, ``-w · Hg``, and removes the **largest**: those whose
     removal lowers the norm of the gradient least, or raises it. Here higher = keep, so the sign is turned. Scores of
     both signs are right; do not take magnitudes. For a network at its initialization; the authors' code divides the
-    logits by 200 before the loss, which changes H and g, not this formula.
+    logits by 200 before the loss, which changes H and g, not this formula. On a trained network it is worse than
+    chance, whatever competes: what it removes first raises the gradient most, and that is what holds the network at its
+    minimum.
 
     Published with: `everywhere`, once.
 
@@ -304,7 +311,8 @@ def movement(weight: Tensor, *, movement: Tensor) -> Tensor:
     Positive where the weight moves away from 0, whatever its size: the weights that fine-tuning wants stay, those that
     it shrinks go. The gradient is that of the **masked** weight in the forward pass (``∂L/∂(w ⊙ m)``), also where the
     mask is 0, so that a removed weight can earn its place back; gradients of a dense network are not it. The paper
-    learns S with an optimizer of its own, of which this sum is the plain SGD.
+    learns S with an optimizer of its own, of which this sum is the plain SGD. It finds that comparing over the model
+    does as well as within each matrix. A network that has nothing more to learn does not move: there it is noise.
 
     Published with: the best share of each matrix (`uniform`), while fine-tuning, along `schedules.cubic`.
 
@@ -349,7 +357,9 @@ def wanda(weight: Tensor, *, input_norm: Tensor) -> Tensor:
     """``|w_ij| · ‖x_j‖₂``: Wanda (Sun et al. 2023, arXiv:2306.11695).
 
     No gradient and no training: one forward pass over the data. It is meant for comparing the weights of one output
-    with each other, which the paper finds better on language models than comparing within a layer.
+    with each other, which the paper finds better on language models than comparing within a layer. Between layers it
+    says nothing: the norm is a sum over tokens, of which a convolution sees one for every position, and its scale is
+    the layer's own, so that one threshold over the model may leave a layer a thousandth of its weights.
 
     Published with: `Rows` and `uniform`, or ``NM(2, 4)`` and ``NM(4, 8)``.
 
@@ -371,7 +381,8 @@ def ria(weight: Tensor, *, input_norm: Tensor, power: float = 0.5) -> Tensor:
 
     A weight counts by its share of its output's and of its input's weights, so that no channel is emptied. Symmetric
     in rows and columns, so that a weight which is stored transposed scores the same. A convolution is seen as
-    (outputs, inputs · kernel). A row or column of zeros scores 0.
+    (outputs, inputs · kernel). A row or column of zeros scores 0. Shares of rows and columns compare within a layer, as
+    the authors' code does it; they are larger in small layers, and the input norms keep their layer's scale.
 
     Published with: `Unstructured` and `uniform`, or ``NM(2, 4)`` after a permutation of the inputs.
 
