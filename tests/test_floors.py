@@ -10,7 +10,7 @@ import secateur
 
 FLOORS = """
 windows
-axes files kernels origins progress records shards version
+axes files kernels origins progress shards version words
 activations batches blocks checkpoints criteria encodings layouts masked_weight owners patterns products \
 schedules selection semi_structured sizes targets
 allocation batchnorm block_files calibration compressed_files evidence factories inference inspection least_squares \

@@ -47,8 +47,12 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
     with blaming_config(root), NewTensors(most_common_dtype(checkpoint)):
         skeleton = None
         # some models compute with what they make, and cannot on the meta device
-        on_meta = _parameters_on_meta(), parameters_counted(checkpoint)
-        with contextlib.suppress(Exception), torch.device("meta"), on_meta[0], on_meta[1]:
+        with (
+            contextlib.suppress(Exception),
+            torch.device("meta"),
+            _parameters_on_meta(),
+            parameters_counted(checkpoint),
+        ):
             skeleton = kind(copy.deepcopy(config))
         if skeleton is not None:  # before any buffer takes memory
             _check_sizes(skeleton, checkpoint)
@@ -87,7 +91,7 @@ def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
             raise CheckpointError(f"{where}: {printable(place)} is code from elsewhere, which is not fetched.")
     try:
         kind: Any = getattr(transformers, names[0], None)
-    except Exception:  # a module of transformers' that can't be imported here
+    except Exception:  # a module of transformers' that cannot be imported here
         kind = None
     if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
         raise CheckpointError(
@@ -415,7 +419,7 @@ class BlockFiles:
             ):
                 raise CheckpointError(
                     f"{self.source.root}: {group.targets[0]} is made of {printable(group.sources[0])} and others, and "
-                    "can't be taken apart again by this version of transformers; load the model and pass it."
+                    "cannot be taken apart again by this version of transformers; load the model and pass it."
                 )
             changed = {
                 name: _changed(values, fulls[alias].cpu()) if (alias := self._alias(name, fulls)) else values

@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, check_sparsity, uniform
+from secateur import allocation, mask_search, patterns
+from secateur.allocation import Allocation, check_sparsity, narrowest, uniform
 from secateur.batches import Forward, device_of, moved, run, unchanged, unwrapped
 from secateur.block_files import BlockFiles, blaming_config, build_on_meta
 from secateur.blocks import find_blocks
@@ -74,9 +75,9 @@ def oneshot(
     batches: Iterable[Any],
     sparsity: float | None = None,
     *,
-    solver: Solve = admm,
-    pattern: Pattern | None = None,
-    allocate: Allocation = uniform,
+    solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
+    allocate: str | Allocation = uniform,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     out: Path | str | None = None,
@@ -110,8 +111,10 @@ def oneshot(
         sparsity: fraction of each weight that is removed; none for a pattern that fixes it, such as ``NM(2, 4)``.
         solver: ``(weight, sparsity, pattern, *, <evidence>) -> (new weight, mask)``, by default `admm`; others are in
             `secateur.solvers` and `secateur.mask_search`, and `from_criterion` makes one of any criterion. It may ask
-            for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``.
-        pattern: `Unstructured` by default. Experts, and other matrices that share a tensor, compete apart.
+            for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``. Or a word, such as ``"sparsegpt"``.
+        pattern: `Unstructured` by default, and `Rows` where the solver's scores compare within an output, as Wanda's
+            and DSnoT's do; or a word, such as ``"2:4"``. Experts, and other matrices that share a tensor, compete
+            apart.
         allocate: how the sparsity is shared out among the weights; see `secateur.allocation`. `uniform` gives all the
             same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
             them.
@@ -134,7 +137,8 @@ def oneshot(
     >>> [(layer.name, layer.sparsity, layer.tokens) for layer in done.layers]
     [('0.0.weight', 0.5, 32), ('1.0.weight', 0.5, 32)]
     """
-    pattern = Unstructured() if pattern is None else pattern
+    solver, allocate = mask_search.parse(solver), allocation.parse(allocate)
+    pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)
     _check_sparsity(sparsity, pattern)
     words = needs(solver)
     if impossible := sorted(set(words) - GATHERED):

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
 from secateur.block_files import blaming_config, family_of, parameters_counted
 from secateur.checkpoint_sparsification import NO_WEIGHTS, OTHER_WEIGHTS, RECORD, check_places, previous_record
@@ -85,8 +86,8 @@ def shrink_checkpoint(
     *,
     model: nn.Module | None = None,
     example_inputs: Any = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -131,6 +132,8 @@ def shrink_checkpoint(
     True
     """
     started = time.monotonic()
+    criterion = criteria.parse(criterion)
+    allocate = None if allocate is None else allocation.parse(allocate)
     source, out = Path(source), None if out is None else Path(out)
     if target not in TARGETS or target == "latency":
         raise ValueError(f"target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not {target!r}.")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from secateur import records
-from secateur.allocation import Allocation, check_sparsity, everywhere
+from secateur.allocation import Allocation, check_sparsity, settled
 from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -36,7 +36,7 @@ from secateur.criteria import magnitude
 from secateur.inspection import Inspection, inspect_checkpoint
 from secateur.layouts import Layout, layout_of
 from secateur.masks import apply_, iterate_masks
-from secateur.patterns import Pattern, Unstructured, word_of
+from secateur.patterns import Pattern, word_of
 from secateur.progress import track
 from secateur.version import __version__
 
@@ -102,9 +102,9 @@ def sparsify_checkpoint(
     out: Path | str,
     sparsity: float | None = None,
     *,
-    pattern: Pattern | None = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = everywhere,
+    pattern: str | Pattern | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     seed: int = 0,
@@ -140,7 +140,7 @@ def sparsify_checkpoint(
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
-    pattern = Unstructured() if pattern is None else pattern
+    criterion, pattern, allocate = settled(criterion, pattern, allocate)
     _check_sparsity(sparsity, pattern)
     check_places(source, out)
     checkpoint = open_checkpoint(source)

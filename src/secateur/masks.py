@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import prune
-from secateur.allocation import Allocation, Tables, check_nesting, check_sparsity, everywhere, kept_by_pattern
+from secateur.allocation import Allocation, Tables, check_nesting, check_sparsity, everywhere, kept_by_pattern, settled
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.files import write_whole
@@ -33,6 +33,7 @@ __all__ = [
     "attach",
     "attached_masks",
     "check_mask",
+    "choose_masks",
     "detach",
     "iterate_masks",
     "load",
@@ -52,9 +53,9 @@ def make_masks(
     weights: Mapping[str, Tensor],
     sparsity: float | None = None,
     *,
-    pattern: Pattern | None = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = everywhere,
+    pattern: str | Pattern | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     within: Mapping[str, Tensor] | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Masks:
@@ -64,9 +65,11 @@ def make_masks(
         weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked
             as the whole tensors that they are shards of.
         sparsity: fraction of units removed, in [0, 1]. A pattern that fixes it, such as n:m, needs none.
-        pattern: who competes with whom; `Unstructured` by default.
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
-        allocate: how many units each tensor keeps.
+        pattern: who competes with whom, or a word for it (``"2:4"``); as wide as the criterion's scores compare by
+            default: `Rows` or `Unstructured`.
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name.
+        allocate: how many units each tensor keeps, or its name; `everywhere` by default for scores that compare over
+            the whole model (see `secateur.criteria.compares`), `uniform` for others.
         within: ``{name: mask}`` of an earlier pruning, bool or 0 and 1, for all of the weights or some; what they
             removed stays removed and counts towards the sparsity.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some.
@@ -79,7 +82,27 @@ def make_masks(
     >>> make_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5)
     {'weight': tensor([[False,  True,  True, False]])}
     """
-    pattern = _pattern(pattern)
+    criterion, pattern, allocate = settled(criterion, pattern, allocate)
+    return choose_masks(
+        weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
+    )
+
+
+def choose_masks(
+    weights: Mapping[str, Tensor],
+    sparsity: float | None,
+    *,
+    pattern: Pattern,
+    criterion: Callable[..., Tensor],
+    allocate: Allocation = everywhere,
+    within: Mapping[str, Tensor] | None = None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Masks:
+    """`make_masks` of what is `settled`: no words, and no warning.
+
+    >>> choose_masks({"weight": torch.tensor([[1.0, -4.0]])}, 0.5, pattern=Unstructured(), criterion=magnitude)
+    {'weight': tensor([[False,  True]])}
+    """
     if isinstance(pattern, Unstructured) and allocate is everywhere and sparsity is not None:
         scores = _scores(weights, criterion, within, evidence)
         check_sparsity(sparsity)
@@ -108,12 +131,13 @@ def iterate_masks(
     within: Mapping[str, Tensor] | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """`make_masks`, one tensor at a time: holds one weight and one mask. For weights that are read from disk on access.
+    """`choose_masks`, one tensor at a time: holds one weight and one mask. For weights that are read from disk on
+    access.
 
     >>> next(iterate_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5))
     ('weight', tensor([[False,  True,  True, False]]))
     """
-    pattern = _pattern(pattern)
+    pattern = Unstructured() if pattern is None else pattern
     scores = _scores(weights, criterion, within, evidence)
     counts: Mapping[str, int | Tensor]
     if pattern.density is not None:
@@ -355,12 +379,6 @@ def _checked(scores: LazyScores) -> LazyScores:
         if name in scores:
             check_mask(name, mask, scores.shape(name), what="an earlier mask")
     return scores
-
-
-def _pattern(pattern: Pattern | None) -> Pattern:
-    if isinstance(pattern, str | type):
-        raise TypeError(f"a pattern is a value such as Rows() or parse('2:4'), not {pattern!r}.")
-    return Unstructured() if pattern is None else pattern
 
 
 def _mask(tables: Tables, name: str, kept: int | Tensor, within: Mapping[str, Tensor] | None) -> Tensor:

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, Tables, check_sparsity, everywhere
+from secateur.allocation import Allocation, Tables, check_sparsity, settled
 from secateur.batches import Forward, Loss, repeatable, unwrapped
 from secateur.criteria import lamp
 from secateur.evidence import collect, needs
-from secateur.masks import apply_, check_mask, make_masks
+from secateur.masks import apply_, check_mask, choose_masks
 from secateur.patterns import NM, Pattern, Unstructured
 from secateur.pruner_state import Memory, factor, read, removed_by, written
 from secateur.regrowth import DropAndGrow, Held, Regrowth
@@ -58,7 +58,7 @@ class Pruner:
         criterion: ``(weight, *, <evidence>) -> scores``. ``grad`` is the gradient of the step, ``grad_sq`` its mean
             square since the last update, ``movement`` (which makes ``regrow=regrowth.held()`` the default)
             ``-Σ w·∂L/∂w`` over all steps so far; whatever else is collected from ``batches``.
-        pattern, allocate: as in `make_masks`.
+        pattern, allocate: as in `make_masks`. Words are taken here, too.
         include, exclude: globs over parameter names. Default: weights of linear layers and convolutions.
         regrow: how removed weights return: `regrowth.rigl`, `sparse_evolutionary_training`, `sr_ste`, `held`. None:
             never, so that masks nest.
@@ -95,9 +95,9 @@ class Pruner:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         schedule: Schedule | float | None = None,
         *,
-        criterion: Callable[..., Tensor] = lamp,
-        pattern: Pattern | None = None,
-        allocate: Allocation = everywhere,
+        criterion: str | Callable[..., Tensor] = lamp,
+        pattern: str | Pattern | None = None,
+        allocate: str | Allocation | None = None,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
         regrow: Regrowth | None = None,
@@ -113,6 +113,7 @@ class Pruner:
         seed: int = 0,
         verbose: bool = True,
     ) -> None:
+        criterion, self._pattern, self._allocate = settled(criterion, pattern, allocate)
         self._given = model  # DistributedDataParallel tells collect to average over the ranks
         self._model = unwrapped(model)
         self._weights = find_layers(self._model, include=include, exclude=exclude)
@@ -122,12 +123,10 @@ class Pruner:
             raise ValueError(f"{meta[0]} is on the meta device, where there are no values; load the weights first.")
         self._optimizers = [_inner_optimizer(each) for each in _listed(optimizer)]
         self._warn_of_other_weights()
-        self._pattern: Pattern = Unstructured() if pattern is None else pattern
         # an unstructured mask is the same either way, but for the order of ties
         unstructured = self._pattern == Unstructured()
         self._inputs_first = [] if unstructured else stored_inputs_first(self._model, self._weights)
         self._criterion = criterion
-        self._allocate = allocate
         self._collected: dict[str, Any] = {
             "batches": None if batches is None else repeatable(batches),
             "loss": loss,
@@ -533,7 +532,7 @@ class Pruner:
             pattern, sparsity = replace(pattern, n=kept), 1 - kept / pattern.m
         elif pattern.density is not None:
             sparsity = 1 - pattern.density
-        return make_masks(
+        return choose_masks(
             weights,
             sparsity,
             pattern=pattern,
@@ -551,7 +550,7 @@ class Pruner:
         left = {name: count - (count * share).round().to(torch.int64) for name, count in counts.items()}
         if share == 0 or all(torch.equal(left[name], counts[name]) for name in masks):
             return masks
-        choose = functools.partial(make_masks, sparsity=0.5, pattern=self._pattern)  # the counts say how much
+        choose = functools.partial(choose_masks, sparsity=0.5, pattern=self._pattern)  # the counts say how much
         remaining = choose(
             weights,
             criterion=rule.drop,

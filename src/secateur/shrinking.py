@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
 from secateur.axes import Axis
 from secateur.branches import Branch
@@ -58,8 +59,8 @@ def shrink(
     example_inputs: Any,
     sparsity: float | None = None,
     *,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -85,10 +86,11 @@ def shrink(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave,
             or, with ``branches``, nothing but these.
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each group keeps; names are groups'. By default the same fraction of each, but where
-            units of two groups multiply, as heads and what is within a head, only the inner ones leave as long as that
-            is enough. An allocation that is given, such as `uniform`, decides about all groups.
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
+        allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
+            same fraction of each, but where units of two groups multiply, as heads and what is within a head, only the
+            inner ones leave as long as that is enough. An allocation that is given, such as `uniform`, decides about
+            all groups.
         include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
             64 units or more, since other counts run no faster; 1 leaves them as they are.
@@ -120,6 +122,8 @@ def shrink(
       (2): Linear(in_features=7, out_features=3, bias=True)
     )
     """
+    criterion = criteria.parse(criterion)
+    allocate = None if allocate is None else allocation.parse(allocate)
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
     if sparsity is not None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import check_sparsity
+from secateur.criteria import Scope, compares, scope_of
 from secateur.least_squares import BLOCK, DEAD, checked, factor, finished, inverse_of_triangle, once_for, refit
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
@@ -56,7 +57,7 @@ def from_criterion(criterion: Callable[..., Tensor]) -> Solver:
         return finished(weight.detach(), mask, weight), mask
 
     asked = [p for p in _parameters(criterion) if p.kind is p.KEYWORD_ONLY]
-    return _named(solve, f"from_criterion({_name(criterion)})", asked)
+    return _named(solve, f"from_criterion({_name(criterion)})", asked, scope_of(criterion, "layer"))
 
 
 def sparsegpt(
@@ -129,6 +130,7 @@ def sparsegpt(
     return finished(W.T, None, weight), kept.T.contiguous()
 
 
+@compares("row")
 def dsnot(
     weight: Tensor,
     sparsity: float | None,
@@ -213,7 +215,7 @@ def with_refit(solver: Solver, *, iterations: int = 20, tolerance: float = 1e-3)
         return refit(weight, mask, gram=gram, start=new, iterations=iterations, tolerance=tolerance), mask
 
     gram = [] if uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
-    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram])
+    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram], scope_of(solver, "layer"))
 
 
 def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:
@@ -392,12 +394,15 @@ def _exchange(
         error = torch.where(active, after, error)
 
 
-def _named(solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter]) -> Solver:
-    """The function under a name, with a signature that shows which evidence it asks for."""
+def _named(
+    solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter], scope: Scope
+) -> Solver:
+    """The function under a name, with a signature that shows which evidence it asks for, and its scope."""
     own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
     shown: Any = solve
     shown.__signature__ = inspect.Signature([*own, *asked])
     shown.__name__ = shown.__qualname__ = name
+    shown.compares = scope
     named: Solver = shown
     return named
 

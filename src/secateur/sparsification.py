@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, Tables, check_sparsity, everywhere
+from secateur.allocation import Allocation, Tables, check_sparsity, settled
 from secateur.batches import Forward, Loss, repeatable
 from secateur.batchnorm import batchnorms, reestimate_batchnorm
 from secateur.criteria import magnitude
 from secateur.evidence import collect, needs
-from secateur.masks import apply_, attached_masks, make_masks
+from secateur.masks import apply_, attached_masks, choose_masks
 from secateur.patterns import Pattern, Unstructured
 from secateur.progress import track
 from secateur.selection import LazyScores
@@ -31,9 +31,9 @@ def sparsify(
     model: nn.Module,
     sparsity: float | None = None,
     *,
-    pattern: Pattern | None = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = everywhere,
+    pattern: str | Pattern | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     within: Mapping[str, Tensor] | None = None,
@@ -50,6 +50,10 @@ def sparsify(
     ``round(sparsity · weights)`` go, those with the smallest ``|w|``, and each tensor keeps at least one. To train on,
     call `apply_` after each optimizer step; to make the zeros reversible, `attach` the masks instead.
 
+    Weights compete as widely as the criterion says that its scores compare (`secateur.criteria.compares`): over the
+    model, as magnitudes do; within a layer, RIA's; within an output, Wanda's. Within layers and outputs each of them
+    loses the same share, rounded in each. A wider competition is carried out if it is asked for, with a warning.
+
     With ``batches``, what the criterion asks for is collected from them, and the running statistics of batch
     normalization are re-estimated on the pruned model, so that these buffers change too. With ``rounds``, the sparsity
     grows as 1 - (1 - s)^(k / rounds), and each round's evidence comes from the model that the former rounds left:
@@ -62,10 +66,12 @@ def sparsify(
     Args:
         model: any module.
         sparsity: fraction of units removed, in [0, 1]; none for a pattern that fixes it, such as ``NM(2, 4)``.
-        pattern: `Unstructured` by default; see `secateur.patterns`. It is applied to (outputs, inputs), also where
-            transformers' ``Conv1D`` stores (inputs, outputs).
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each tensor keeps; see `secateur.allocation`.
+        pattern: who competes with whom, or a word for it, such as ``"2:4"``; see `secateur.patterns`. `Rows` by default
+            for scores that compare within an output, else `Unstructured`. It is applied to (outputs, inputs), also
+            where transformers' ``Conv1D`` stores (inputs, outputs).
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
+        allocate: how many units each tensor keeps, or its name; see `secateur.allocation`. `everywhere` by default for
+            scores that compare over the model, else `uniform`.
         include, exclude: globs over parameter names; see `find_targets`.
         within, evidence: see `make_masks`. Where masks are attached, they are earlier masks: what they removed stays
             removed and counts.
@@ -92,8 +98,9 @@ def sparsify(
     16
     """
     weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
+    criterion, pattern, allocate = settled(criterion, pattern, allocate)
     # an unstructured mask is the same either way, but for the order of ties
-    inputs_first = [] if pattern is None or pattern == Unstructured() else stored_inputs_first(model, weights)
+    inputs_first = [] if pattern == Unstructured() else stored_inputs_first(model, weights)
     attached = {name: mask.ne(0) for name, mask in attached_masks(model, weights).items()}
     within = {**attached, **(within or {})} or None
     asked = needs(criterion)
@@ -106,7 +113,7 @@ def sparsify(
     reestimating = batches is not None and bool(batchnorms(model)) if reestimate is None else reestimate
     if reestimating and batches is None:
         raise TypeError("batch normalization is re-estimated from data; pass batches=, or leave reestimate out.")
-    steps = _steps(weights, sparsity, rounds, pattern or Unstructured(), within)
+    steps = _steps(weights, sparsity, rounds, pattern, within)
     if len(steps) > 1 and asked and evidence is not None:
         raise ValueError("evidence that was gathered before serves one round; pass batches= instead, or rounds=1.")
     if batches is not None and (collecting + reestimating) * len(steps) > 1:
@@ -124,7 +131,7 @@ def sparsify(
             if collecting:
                 assert batches is not None
                 evidence = collect(model, batches, asked, weights=weights, loss=loss, forward=forward)
-            masks = make_masks(
+            masks = choose_masks(
                 turned(weights, inputs_first),
                 step,
                 pattern=pattern,
