@@ -183,6 +183,8 @@ def test_movement_is_sanhs(penalty):
         (lambda: regrowth.rigl(fraction=1.0), "lies between 0 and 1; got 1.0"),
         (lambda: regrowth.sr_ste(decay=-1), "not negative; got -1"),
         (lambda: regrowth.held(penalty=-1), "not negative"),
+        (lambda: regrowth.held(penalty=float("nan")), "finite"),
+        (lambda: regrowth.sr_ste(decay=float("nan")), "finite"),
         (lambda: regrowth.Held(decay=0.1), "needs straight_through=True"),
         (lambda: regrowth.rigl(until="soon"), "got 'soon'"),
     ],

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from secateur.batches import Forward, device_of, moved, run, unchanged, unwrapped
 from secateur.owners import replicating_group
 from secateur.progress import track
-from secateur.undo import Undo
 
 __all__ = ["batchnorms", "reestimate_batchnorm"]
 
@@ -78,8 +77,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     for name, (mean, variance, _) in statistics.items():
         if not bool(mean.isfinite().all() and variance.isfinite().all()):
             raise ValueError(f"{name or type(model).__name__}: the statistics of the batches are not finite.")
-    with torch.no_grad(), Undo() as undo:
-        undo.values(*(buffer for name in statistics for buffer in found[name].buffers(recurse=False)))
+    with torch.no_grad():
         for name, new in statistics.items():
             module = found[name]
             for old, value in zip(

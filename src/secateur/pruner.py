@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -135,8 +135,7 @@ class Pruner:
         self._memory = Memory(operator.index(seed))
         if total_steps is None and epochs is not None and steps_per_epoch is not None:
             total_steps = round(epochs * steps_per_epoch)
-        self._total_steps = total_steps
-        self.schedule = resolve(
+        resolved = resolve(
             _schedule(schedule, self._pattern, regularize), total_steps=total_steps, steps_per_epoch=steps_per_epoch
         )
         self._regrow = regrow
@@ -147,12 +146,15 @@ class Pruner:
         self._check_evidence()
         if self._trains_removed and len(self._optimizers) > 1:
             raise ValueError("training removed weights straight through works with one optimizer, not several.")
-        self._until = 0
+        until = 0
         if isinstance(self._regrow, DropAndGrow):
             if self._pattern.density is not None:
                 raise ValueError(f"{self._pattern} says how much each group keeps: use sr_ste() to let weights return.")
-            self._until = step_of(self._regrow.until, total_steps, steps_per_epoch)
-        self._every = self._interval(every, total_steps, steps_per_epoch)
+            until = step_of(self._regrow.until, total_steps, steps_per_epoch)
+        interval = None if every is None else max(1, step_of(every, total_steps, steps_per_epoch))
+        if interval is None and self._trains_removed:
+            interval = 1
+        self._timetable = _Timetable(resolved, until, total_steps, interval)
         self._penalty: Penalty | None = None
         if regularize is not None:
             moment = functools.partial(step_of, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
@@ -178,6 +180,11 @@ class Pruner:
     def step(self) -> int:
         """Optimizer steps so far."""
         return self._memory.step
+
+    @property
+    def schedule(self) -> Schedule:
+        """``step -> sparsity``, every moment of it in steps."""
+        return self._timetable.schedule
 
     @property
     def masks(self) -> dict[str, Tensor]:
@@ -313,9 +320,8 @@ class Pruner:
         The zeros stay; but the optimizer is let go, and a step after this may change them.
         """
         with torch.no_grad():
-            moments = getattr(self.schedule, "moments", None)
-            last = max(moments) if moments else self._total_steps or self.step
-            if self.step < last:
+            last = self._timetable.target_at
+            if last is not None and self.step < last:
                 self._update(float(self.schedule(last)), regrow=False)
             if self._penalty is not None:
                 self._penalty.hold()
@@ -373,13 +379,7 @@ class Pruner:
             f"{_name(self._criterion)}, {self._pattern}, {_name(self._allocate)}"
             + (f", {self._regrow}" if self._regrow else "")
         ]
-        moments = list(getattr(self.schedule, "moments", ()))
-        last = max([*moments, self._until]) or self._total_steps or 0
-        steps = sorted({*moments, *(round(last * part / 4) for part in range(5))})
-        lines.append(f"  schedule: {self.schedule if hasattr(self.schedule, 'moments') else _name(self.schedule)}")
-        lines += [f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]]
-        end = f"then recovery until step {self._total_steps:,}" if self._total_steps else "then it stays there"
-        lines.append(f"  an update every {self._every:,} step{'s' * (self._every > 1)}; {end}")
+        lines += self._timetable.lines()
         if self._penalty is not None:
             lines.append(f"  {self._penalty}")
         reasons = Counter(left_alone(self._model, self._weights).values())
@@ -545,7 +545,7 @@ class Pruner:
     def _dropped_and_grown(
         self, rule: DropAndGrow, weights: Mapping[str, Tensor], masks: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        share = rule.share(self.step, self._until)
+        share = rule.share(self.step, self._timetable.until)
         counts = {name: _units_kept(mask, self._pattern) for name, mask in masks.items()}
         left = {name: count - (count * share).round().to(torch.int64) for name, count in counts.items()}
         if share == 0 or all(torch.equal(left[name], counts[name]) for name in masks):
@@ -637,23 +637,11 @@ class Pruner:
         if frozen and set(words) & self._gathered:
             raise ValueError(f"{frozen[0]} is frozen and has no gradient to score it by: exclude it.")
 
-    def _interval(self, every: Moment | None, total_steps: int | None, steps_per_epoch: float | None) -> int:
-        if every is not None:
-            return max(1, step_of(every, total_steps, steps_per_epoch))
-        if self._trains_removed:
-            return 1
-        if isinstance(self._regrow, DropAndGrow):
-            return max(1, min(100, self._until // _UPDATES))
-        moments: tuple[int, ...] | None = getattr(self.schedule, "moments", None)
-        if moments is None:  # a function of one's own: when its value changes
-            return max(1, total_steps // _UPDATES) if total_steps else 1
-        return max(1, (moments[-1] - moments[0] if len(moments) > 1 else moments[-1]) // _UPDATES)
-
     def _is_due(self, step: int) -> bool:
-        if isinstance(self._regrow, DropAndGrow) and step < self._until and step % self._every == 0:
+        if self._timetable.regrows_at(step):
             return True
-        on_time = step % self._every == 0 or step == self._total_steps or step in getattr(self.schedule, "moments", ())
-        return on_time and (self._holds or float(self.schedule(step)) > self._memory.target)
+        more = self._holds or float(self.schedule(step)) > self._memory.target
+        return more and self._timetable.updates_at(step)
 
     def _evidence(self, weights: Mapping[str, Tensor], words: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         words = set(words)
@@ -726,6 +714,53 @@ class Pruner:
             # off the stream of manual_seed(0), which drew the weights of many a model
             torch.default_generator.manual_seed((0x5EC8 << 32) + (self._memory.seed * 1_000_003 + self.step) % 2**32)
             yield
+
+
+@dataclass(frozen=True)
+class _Timetable:
+    """When masks are chosen anew, all in steps."""
+
+    schedule: Schedule
+    until: int  # removed weights may return before it; 0 where they don't
+    total_steps: int | None
+    interval: int | None  # None: about a hundred updates
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """Where the schedule turns; a function of one's own does not say."""
+        return tuple(getattr(self.schedule, "moments", ()))
+
+    @property
+    def target_at(self) -> int | None:
+        """The step from which the sparsity stays, as far as is known."""
+        return max(self.moments) if self.moments else self.total_steps
+
+    @functools.cached_property
+    def every(self) -> int:
+        if self.interval is not None:
+            return self.interval
+        if self.until:
+            return max(1, min(100, self.until // _UPDATES))
+        if not self.moments:  # a function of one's own: when its value changes
+            return max(1, self.total_steps // _UPDATES) if self.total_steps else 1
+        begin = self.moments[0] if len(self.moments) > 1 else 0
+        return max(1, (self.moments[-1] - begin) // _UPDATES)
+
+    def regrows_at(self, step: int) -> bool:
+        return step < self.until and step % self.every == 0
+
+    def updates_at(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.total_steps or step in self.moments
+
+    def lines(self) -> list[str]:
+        last = max([*self.moments, self.until]) or self.total_steps or 0
+        steps = sorted({*self.moments, *(round(last * part / 4) for part in range(5))})
+        end = f"then recovery until step {self.total_steps:,}" if self.total_steps else "then it stays there"
+        return [
+            f"  schedule: {self.schedule if hasattr(self.schedule, 'moments') else _name(self.schedule)}",
+            *(f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]),
+            f"  an update every {self.every:,} step{'s' * (self.every > 1)}; {end}",
+        ]
 
 
 class _Place:
