@@ -16,9 +16,9 @@ from torch import Tensor
 
 from benchmarks.support.timing import alternating, ratios
 from secateur import NM, Unstructured
+from secateur.activations import add_gram
 from secateur.least_squares import output_error
 from secateur.mask_search import admm
-from secateur.activations import add_gram
 from secateur.solvers import sparsegpt
 
 

@@ -1,6 +1,6 @@
 """What a pruned weight costs in every forward: `torch.nn.utils.prune`, and `secateur.prune` in its place.
 
-    python benchmarks/prune_forward.py [--processes 7] [--rounds 60] [--allocator default] [--only CASE] [--json FILE]
+    python benchmarks/prune/run.py [--processes 7] [--rounds 60] [--allocator default] [--only CASE] [--json FILE]
 
 One process and one thread hold a dense model and its two pruned copies, l1 at 0.5. They take turns in slices of a few
 milliseconds, in an order that changes with every round; a figure is the median of the rounds' ratios of processor time,

@@ -1,16 +1,11 @@
 """The benchmark of the drop-in's forwards: what it compares computes the same, and its ratios are right."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from torch.nn.utils import prune as torch_prune
 
+from benchmarks.prune import run as prune_forward
 from secateur import prune
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-import prune_forward
 
 
 @pytest.mark.parametrize("title", prune_forward.CASES)

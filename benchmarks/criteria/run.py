@@ -1,6 +1,6 @@
 """Every criterion's default on trained networks, beside random pruning and beside narrower and wider competitions.
 
-    python benchmarks/criteria.py [--network MLP] [--seeds 3] [--json FILE] [--smoke]
+    python benchmarks/criteria/run.py [--network MLP] [--seeds 3] [--json FILE] [--smoke]
 
 Law: networks, images and batches of a table are those of all its rows; weights are counted in the masks.
 

@@ -1,20 +1,14 @@
 """The benchmark of criteria runs from end to end, and every criterion is in its tables."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import torch
 
+from benchmarks.criteria import run as benchmark
 from secateur import criteria
-
-PATH = Path(__file__).parent.parent / "benchmarks" / "criteria.py"
 
 
 def test_every_criterion_is_in_a_table(tmp_path, capsys):
-    spec = importlib.util.spec_from_file_location("criteria_benchmark", PATH)
-    benchmark = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(benchmark)
     threads, file = torch.get_num_threads(), tmp_path / "results.json"
     try:
         with torch.random.fork_rng(devices=[]):
