@@ -15,7 +15,7 @@ import contextlib
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -143,13 +143,30 @@ class Configured:
             raise ValueError(f"a model built from its configuration is not the smaller one: {words}; {_PLAN}.")
         return wrong
 
-    def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> None:
-        """The configurations that the model and its modules hold become those of a model built from the new one."""
-        built = self.build(changes)
-        for path, module in built.named_modules():
-            for key, value in list(vars(module).items()):
-                if _is_configuration(value):
-                    setattr(model.get_submodule(path), key, value)
+    def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> Callable[[], None]:
+        """The configurations that the model and its modules hold become those of a model built from the new one.
+
+        Returns what takes it back.
+        """
+        found = [
+            (model.get_submodule(path), key, value)
+            for path, module in self.build(changes).named_modules()
+            for key, value in vars(module).items()
+            if _is_configuration(value)
+        ]
+        before = [(vars(module), key, vars(module).get(key)) for module, key, _ in found]
+
+        def undo() -> None:
+            for held, key, value in before:
+                held[key] = value
+
+        try:
+            for module, key, value in found:
+                setattr(module, key, value)
+        except BaseException:
+            undo()
+            raise
+        return undo
 
     def reduced(self, most: int) -> dict[Place, Any] | None:
         """Fields of a model of the same structure with at most so many parameters; None where none was found.

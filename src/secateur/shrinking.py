@@ -147,7 +147,7 @@ def shrink(
     every, known, work = coupling.branches, names_of(coupling), coupling.multiply_adds({})
     plans: list[Plan] = []
     stayed: dict[str, str] = {}
-    undo: Callable[[], None] | None = None
+    undo: list[Callable[[], None]] = []
     rest = sparsity
     if branches:
         known |= {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
@@ -164,7 +164,7 @@ def shrink(
         )
         share_left = _share_left(model, coupling, example_inputs, target)
         plans.append(plan_without(chosen))
-        undo = carry_out(model, plans[0], optimizer)
+        undo.append(carry_out(model, plans[0], optimizer))
     kept: dict[Axis, npt.NDArray[np.bool_]] = {}
     configured: Configured | None = None
     try:
@@ -205,16 +205,16 @@ def shrink(
             counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
             changes = None if configured is None else configured.fields(counts)
             plans.append(plan_of(model, coupling, kept))
-            carry_out(model, plans[-1], optimizer)
+            undo.append(carry_out(model, plans[-1], optimizer))
             if configured is not None and changes is not None:
-                configured.adopt(model, changes)
+                undo.append(configured.adopt(model, changes))
+        if report is not None:
+            counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+            report(Shrunk(every, stayed, coupling, kept, plans, (work, coupling.multiply_adds(counts))))
     except BaseException:
-        if undo is not None:
-            undo()
+        for each in reversed(undo):
+            each()
         raise
-    if report is not None:
-        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
-        report(Shrunk(every, stayed, coupling, kept, plans, (work, coupling.multiply_adds(counts))))
     return model_given
 
 
