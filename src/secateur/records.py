@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["MAX_JSON", "Fields", "open_regular", "parse_json", "printable", "read_json"]
+__all__ = ["Fields", "open_regular", "parse_json", "printable", "read_json"]
 
 MAX_JSON = 100_000_000  # bytes of a file
 MAX_DEPTH = 200  # objects and lists in each other: Python's own reader and writer call themselves for each
