@@ -23,7 +23,8 @@ says what the paper chose. "Compares over" says which scores may be ranked again
 `sparsify`, `make_masks`, `Pruner` and the command: within a *row* (an output) means `Rows` and `uniform`, within a
 *layer* `uniform`, over the *model* `everywhere`. A wider competition that you ask for is carried out, with a warning.
 `python benchmarks/criteria/run.py` measures all three on trained networks
-([RESULTS.md](../benchmarks/RESULTS.md#criteria-and-over-what-they-compare)). [Your own](your-own.md) is a function of the same form.
+([RESULTS.md](../benchmarks/criteria/RESULTS.md#criteria-and-over-what-they-compare)).
+[Your own](your-own.md) is a function of the same form.
 
 <!-- Made from the docstrings of src/secateur/criteria.py: python docs/make_criteria.py -->
 """

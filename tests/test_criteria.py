@@ -360,13 +360,17 @@ def test_the_page_of_criteria_is_what_the_docstrings_say():
 def test_every_criterion_has_its_row_and_its_card(criterion):
     page = (ROOT / "docs" / "criteria.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [`{criterion.__name__}`]")]
-    _, name, formula, evidence, paper, published, _ = [cell.strip() for cell in row.replace(r"\|", "¦").split("|")]
+    _, name, formula, evidence, scope, paper, published, _ = [
+        cell.strip() for cell in row.replace(r"\|", "¦").split("|")
+    ]
     assert name == f"[`{criterion.__name__}`](#{criterion.__name__})"
     assert len(formula) > 2
     assert evidence == (", ".join(f"`{word}`" for word in needs(criterion)) or "none")
     assert re.search(r"\d{4}", paper)
     assert "https://arxiv.org/abs/" in paper or "ICLR" in paper
     assert published
+    assert scope.split()[1] == criteria.scope_of(criterion)
+    assert f"Compares over: {scope}." in page
     assert f"\n## {criterion.__name__}\n" in page
 
 
