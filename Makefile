@@ -6,13 +6,12 @@ VENV := .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 
-.PHONY: demo test lint types doctests unit sanitize clean
+.PHONY: demo test lint types doctests unit tested shuffled portable sanitize clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
 test: lint
-	$(MAKE) -j2 types doctests
-	$(MAKE) unit
+	$(MAKE) -j2 types tested
 
 lint: $(VENV)/.test
 	$(VENV)/bin/python -m ruff check .
@@ -26,6 +25,27 @@ doctests: $(VENV)/.test
 
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
+
+# the tests and the doctests, as one run: the cores are busy to its end, and torch is imported once
+tested: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations=25 --doctest-modules tests src/secateur
+
+# the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/alone.py
+shuffled: $(VENV)/.test
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests \
+	  -p randomly --randomly-dont-reset-seed $(if $(ORDER),--randomly-seed=$(ORDER))
+
+# the tests as other processors would run them, the oldest first: what a BLAS computes differs in its last bits
+PROCESSORS := \
+  "OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE SECATEUR_KERNELS=baseline" \
+  "OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 SECATEUR_KERNELS=v3" \
+  "OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_CBWR=COMPATIBLE SECATEUR_KERNELS=0" \
+  "OMP_NUM_THREADS=2 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41" \
+  "OMP_NUM_THREADS=2 MKL_CBWR=COMPATIBLE SECATEUR_KERNELS=baseline"
+portable: $(VENV)/.test
+	@failed=; for settings in $(PROCESSORS); do echo "--- $$settings"; \
+	  env $$settings $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests || failed="$$failed\n$$settings"; \
+	done; test -z "$$failed" || { printf "failed with:$$failed\n"; exit 1; }
 
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
 sanitize: $(VENV)/.test

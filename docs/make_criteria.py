@@ -19,7 +19,12 @@ HEAD = """# Criteria
 
 A criterion says how important each weight is: a function `(weight, *, <evidence>) -> scores` of the weight's shape,
 higher = keep. Each is one paper's formula; pattern, allocation and schedule are chosen beside it, and "published with"
-says what the paper chose. [Your own](your-own.md) is a function of the same form.
+says what the paper chose. "Compares over" says which scores may be ranked against each other, and is the default of
+`sparsify`, `make_masks`, `Pruner` and the command: within a *row* (an output) means `Rows` and `uniform`, within a
+*layer* `uniform`, over the *model* `everywhere`. A wider competition that you ask for is carried out, with a warning.
+`python benchmarks/criteria/run.py` measures all three on trained networks
+([RESULTS.md](../benchmarks/criteria/RESULTS.md#criteria-and-over-what-they-compare)).
+[Your own](your-own.md) is a function of the same form.
 
 <!-- Made from the docstrings of src/secateur/criteria.py: python docs/make_criteria.py -->
 """
@@ -28,7 +33,7 @@ says what the paper chose. [Your own](your-own.md) is a function of the same for
 def page() -> str:
     """The whole page."""
     cards = [Card(criterion) for criterion in listed()]
-    lines = [HEAD, "| criterion | formula | evidence | paper | published with |", "|---|---|---|---|---|"]
+    lines = [HEAD, "| criterion | formula | evidence | compares over | paper | published with |", f"|{'---|' * 6}"]
     lines += [card.row() for card in cards]
     lines += ["", "## Evidence", "", "What is asked for by naming it, as keyword parameters without a default:", ""]
     words = sorted({word for card in cards for word in card.evidence})
@@ -40,7 +45,7 @@ def page() -> str:
 
 def listed() -> list[Callable[..., Any]]:
     """The criteria, in the order of the source."""
-    found = [getattr(criteria, name) for name in criteria.__all__ if name != "elementwise"]
+    found = [getattr(criteria, name) for name in criteria.__all__ if hasattr(getattr(criteria, name), "compares")]
     return sorted(found, key=lambda criterion: inspect.getsourcelines(criterion)[1])
 
 
@@ -51,6 +56,7 @@ class Card:
         self.name = criterion.__name__
         self.signature = f"{self.name}{inspect.signature(criterion)}".replace("'", "")
         self.evidence = needs(criterion)
+        self.scope = {"row": "a row", "layer": "a layer", "model": "the model"}[criteria.scope_of(criterion)]
         self.paragraphs = (inspect.getdoc(criterion) or "").split("\n\n")
         first = re.fullmatch(r"(``.+?``[^:]*): (.+) \((.+)\)\.", " ".join(self.paragraphs[0].split()))
         published = [text for text in self.paragraphs if text.startswith("Published with: ")]
@@ -65,6 +71,7 @@ class Card:
             f"[`{self.name}`](#{self.name})",
             self.formula,
             evidence,
+            self.scope,
             f"{self.title} ({self.paper})",
             self.published,
         ]
@@ -73,7 +80,9 @@ class Card:
     def body(self) -> Iterator[str]:
         yield from ["```text", self.signature, "```", ""]
         for text in self.paragraphs:
-            if text.startswith(">>>"):
+            if text.startswith("Published with: "):
+                yield from [f"Compares over: {self.scope}.", "", _markdown(text), ""]
+            elif text.startswith(">>>"):
                 yield from ["```pycon", text, "```"]
             elif text.startswith("Args:"):
                 yield from _arguments(text)

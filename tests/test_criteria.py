@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 W = torch.tensor([[1.0, -4.0, 0.5, 2.0], [3.0, -0.25, 6.0, -1.5], [-5.0, 0.75, -2.5, 0.5]])
 G = torch.tensor([[2.0, 0.5, -4.0, 0.0], [1.0, -8.0, 0.5, 2.0], [-0.2, -4.0, 2.0, -6.0]])
 NORM = torch.tensor([[1.0, 4.0, 9.0, 0.25]])
-EVERY = [getattr(criteria, name) for name in criteria.__all__ if name != "elementwise"]
+EVERY = [getattr(criteria, name) for name in criteria.__all__ if hasattr(getattr(criteria, name), "compares")]
 
 
 def close(found, expected):
@@ -292,7 +292,7 @@ def test_a_users_own_combination():
 
 @pytest.mark.parametrize("criterion", EVERY, ids=lambda criterion: criterion.__name__)
 def test_every_criterion_prunes_a_model_with_what_is_collected(criterion):
-    """Convolutions, one of them grouped, and a Linear; one threshold over all of them."""
+    """Convolutions, one of them grouped, and a Linear, at the criterion's own default."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)
@@ -310,7 +310,9 @@ def test_every_criterion_prunes_a_model_with_what_is_collected(criterion):
         assert bool(scores.isfinite().all())
         assert scores.unique().numel() > 1
     masks = sparsify(model, 0.6, criterion=criterion, evidence=evidence)
-    assert sum(int(mask.sum()) for mask in masks.values()) == 192 - round(0.6 * 192)
+    rows = {"0.weight": 4 * 7, "2.weight": 4 * 7, "5.weight": 3 * 6}  # of 18, 18 and 16: rounded in each
+    kept = sum(rows.values()) if criterion is criteria.wanda else 192 - round(0.6 * 192)
+    assert sum(int(mask.sum()) for mask in masks.values()) == kept
 
 
 @pytest.mark.parametrize(
@@ -358,13 +360,17 @@ def test_the_page_of_criteria_is_what_the_docstrings_say():
 def test_every_criterion_has_its_row_and_its_card(criterion):
     page = (ROOT / "docs" / "criteria.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [`{criterion.__name__}`]")]
-    _, name, formula, evidence, paper, published, _ = [cell.strip() for cell in row.replace(r"\|", "¦").split("|")]
+    _, name, formula, evidence, scope, paper, published, _ = [
+        cell.strip() for cell in row.replace(r"\|", "¦").split("|")
+    ]
     assert name == f"[`{criterion.__name__}`](#{criterion.__name__})"
     assert len(formula) > 2
     assert evidence == (", ".join(f"`{word}`" for word in needs(criterion)) or "none")
     assert re.search(r"\d{4}", paper)
     assert "https://arxiv.org/abs/" in paper or "ICLR" in paper
     assert published
+    assert scope.split()[1] == criteria.scope_of(criterion)
+    assert f"Compares over: {scope}." in page
     assert f"\n## {criterion.__name__}\n" in page
 
 

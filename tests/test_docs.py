@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEASURED = sorted((ROOT / "benchmarks").rglob("*.md"))
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -25,7 +26,17 @@ def test_the_readme_shows_code():
 
 
 def test_links_to_files_lead_somewhere():
-    for page in PAGES:
+    for page in (*PAGES, *MEASURED):
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_benchmarks_and_models_that_pages_and_docstrings_name_are_there():
+    """A command that nobody can run measures nothing."""
+    for file in (*PAGES, *MEASURED, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        for named in re.findall(r"\b(?:benchmarks|tests/zoo)/[\w/]*\w(?:\.\w+)?", file.read_text(encoding="utf-8")):
+            assert (ROOT / named).exists(), f"{file.relative_to(ROOT)} names {named}"
+    for page in MEASURED:
+        for command in re.findall(r"`(\w+/\w+\.py)", page.read_text(encoding="utf-8")):
+            assert (page.parent / command).exists(), f"{page.relative_to(ROOT)} names {command}"

@@ -14,7 +14,11 @@ sparsities = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.9, 0.99, 1.0]) | st.floats(
 def test_every_public_pattern_and_criterion_is_here():
     here = {type(pattern).__name__ for pattern in laws.PATTERNS}
     assert here == set(patterns.__all__) - {"Pattern", "parse", "word_of"}
-    assert {criterion.__name__ for criterion in laws.CRITERIA} == set(criteria.__all__) - {"elementwise"}
+    helpers = {"Scope", "compares", "elementwise", "parse", "scope_of"}
+    assert {criterion.__name__ for criterion in laws.CRITERIA} == set(criteria.__all__) - helpers
+    assert all(hasattr(criterion, "compares") for criterion in laws.CRITERIA), (
+        "a criterion says what its scores compare"
+    )
 
 
 @pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)
@@ -27,6 +31,7 @@ def test_patterns(pattern, data, seed):
     laws.pool_inverts_spread(pattern, shape, torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.filterwarnings("ignore:wanda scores the weights of one output")
 @pytest.mark.parametrize("criterion", laws.CRITERIA, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)
 @settings(max_examples=3)

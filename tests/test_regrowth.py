@@ -133,7 +133,7 @@ def test_sr_ste_is_zhous_update():
         optimizer.step()
         momentum = 0.9 * momentum + gradient + 0.02 * ~mask * dense
         dense = dense - 0.1 * momentum
-        torch.testing.assert_close(made.weight + pruner._held["weight"], dense)
+        torch.testing.assert_close(made.weight + pruner._memory.held["weight"], dense)
     assert pruner.step == 12
 
 
@@ -183,6 +183,8 @@ def test_movement_is_sanhs(penalty):
         (lambda: regrowth.rigl(fraction=1.0), "lies between 0 and 1; got 1.0"),
         (lambda: regrowth.sr_ste(decay=-1), "not negative; got -1"),
         (lambda: regrowth.held(penalty=-1), "not negative"),
+        (lambda: regrowth.held(penalty=float("nan")), "finite"),
+        (lambda: regrowth.sr_ste(decay=float("nan")), "finite"),
         (lambda: regrowth.Held(decay=0.1), "needs straight_through=True"),
         (lambda: regrowth.rigl(until="soon"), "got 'soon'"),
     ],

@@ -11,15 +11,18 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from secateur.patterns import Pattern, Unstructured
+from secateur import criteria, patterns
+from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.selection import LazyScores, comparable, counts_kept_overall, removed_lowest
-from secateur.support import track
+from secateur.support import function_of, track
 
 __all__ = [
     "Allocation",
@@ -32,8 +35,11 @@ __all__ = [
     "erk",
     "everywhere",
     "kept_by_pattern",
+    "narrowest",
     "owl",
+    "parse",
     "progression",
+    "settled",
     "uniform",
 ]
 
@@ -112,6 +118,67 @@ class Tables(Mapping[str, Tensor]):
         return table
 
 
+def parse(word: str | Allocation) -> Allocation:
+    """The allocation that a word means: everywhere, uniform, erk, owl or progression; a function is returned as it is.
+
+    Raises:
+        ValueError: no allocation is called so. TypeError: it is neither a word nor a function.
+
+    >>> parse("erk") is erk
+    True
+    """
+    known = {"everywhere": everywhere, "uniform": uniform, "erk": erk, "owl": owl, "progression": progression}
+    return function_of(word, known, "allocation")
+
+
+def narrowest(criterion: Callable[..., Any]) -> Pattern:
+    """`Rows` where the scores of a criterion, or of a solver, compare within an output alone; else `Unstructured`.
+
+    >>> narrowest(criteria.wanda), narrowest(criteria.ria)
+    (Rows(), Unstructured())
+    """
+    return Rows() if criteria.scope_of(criterion) == "row" else Unstructured()
+
+
+def settled(
+    criterion: str | Callable[..., Tensor],
+    pattern: str | Pattern | None,
+    allocate: str | Allocation | None,
+    *,
+    stacklevel: int = 3,
+) -> tuple[Callable[..., Tensor], Pattern, Allocation]:
+    """What a verb was asked for as values: words are looked up, and None is what the criterion's scores allow.
+
+    Scores that compare within a row get `Rows` and `uniform`, within a layer `Unstructured` and `uniform`, over the
+    model `Unstructured` and `everywhere`. A wider competition that is asked for is carried out, with a warning.
+
+    Args:
+        stacklevel: of the warning; 3 is the line that called the verb.
+
+    >>> settled("wanda", None, None)[1:] == (Rows(), uniform)
+    True
+    """
+    criterion = criteria.parse(criterion)
+    scope = criteria.scope_of(criterion)
+    chosen = narrowest(criterion) if pattern is None else patterns.parse(pattern)
+    shared = (everywhere if scope == "model" else uniform) if allocate is None else parse(allocate)
+    who = getattr(criterion, "__name__", "the criterion")
+    if scope == "row" and isinstance(chosen, Unstructured):
+        warnings.warn(
+            f"{who} scores the weights of one output against each other, and {chosen} lets all outputs of a layer "
+            "compete; leave pattern out, or pass Rows() or an n:m such as NM(2, 4).",
+            stacklevel=stacklevel,
+        )
+    if scope != "model" and chosen.density is None and criteria.scope_of(shared, "layer") == "model":
+        warnings.warn(
+            f"{who} scores the weights of one {'output' if scope == 'row' else scope} against each other, and this "
+            "allocation ranks them over the whole model, where they don't compare: a layer may lose nearly all of its "
+            "weights; leave allocate out, or pass one that ranks within layers, such as 'uniform' or 'erk'.",
+            stacklevel=stacklevel,
+        )
+    return criterion, chosen, shared
+
+
 def uniform(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
     """The same sparsity in every group of every tensor, rounded half to even within each.
 
@@ -124,6 +191,7 @@ def uniform(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     return {name: units - round(sparsity * units) for name in scores for _, units in [tables.shape(name)]}
 
 
+@criteria.compares("model")
 def everywhere(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern, *, min_kept: int = 1) -> Counts:
     """One competition over all tensors: the counts that follow from one exact threshold (global pruning).
 
@@ -341,7 +409,9 @@ def by_name(shares: Mapping[str, float | Allocation], *, otherwise: Allocation |
             )
         return {name: counts[name] for name in scores}
 
-    return allocate
+    parts = [*filter(callable, shares.values()), everywhere if otherwise is None else otherwise]
+    widely = any(criteria.scope_of(part, "layer") == "model" for part in parts)
+    return criteria.compares("model" if widely else "layer")(allocate)
 
 
 def above(threshold: float) -> Allocation:
@@ -375,7 +445,7 @@ def above(threshold: float) -> Allocation:
             counts[name] = _one_if_equal(over.maximum(least if left is None else least.minimum(left)))
         return counts
 
-    return allocate
+    return criteria.compares("model")(allocate)
 
 
 def kept_by_pattern(scores: Mapping[str, Tensor], pattern: Pattern) -> Counts:

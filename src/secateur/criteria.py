@@ -1,19 +1,24 @@
 """How important a weight is: one function a paper, from a weight (and evidence) to scores of its shape; higher = keep.
 
 Law: a criterion reads and never writes, and what it needs beside the weight it names as a keyword without a default.
-Products are taken in float32 or wider, so that halves do not overflow.
+It says over what its scores compare. Products are taken in float32 or wider, so that halves do not overflow.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.support import function_of
+
 __all__ = [
+    "Scope",
+    "compares",
     "elementwise",
     "fisher",
     "grasp",
@@ -21,8 +26,10 @@ __all__ = [
     "ln_norm",
     "magnitude",
     "movement",
+    "parse",
     "random",
     "ria",
+    "scope_of",
     "snip",
     "soft_movement",
     "synflow",
@@ -30,7 +37,10 @@ __all__ = [
     "wanda",
 ]
 
+Scope = Literal["row", "layer", "model"]
+
 _Criterion = TypeVar("_Criterion", bound=Callable[..., Tensor])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def elementwise(criterion: _Criterion) -> _Criterion:
@@ -51,12 +61,64 @@ def elementwise(criterion: _Criterion) -> _Criterion:
     return criterion
 
 
+def compares(over: Scope) -> Callable[[_Function], _Function]:
+    """Say over what a criterion's scores compare: the weights of one output, of one layer, or of the whole model.
+
+    The narrowest competition that a paper needs is the default of `secateur.sparsify`, `secateur.make_masks` and
+    `secateur.Pruner`: "row" means the pattern `Rows` with the allocation `uniform`, "layer" `uniform` alone, and
+    "model", which is what holds for a function that does not say it, the allocation `everywhere`.
+
+    >>> @compares("layer")
+    ... def relative(weight):
+    ...     return weight.abs() / weight.abs().mean()
+    >>> relative.compares
+    'layer'
+    """
+    if over not in get_args(Scope):
+        raise ValueError(f"scores compare over {', '.join(map(repr, get_args(Scope)))}; got {over!r}.")
+
+    def mark(function: _Function) -> _Function:
+        marked: Any = function
+        marked.compares = over
+        return function
+
+    return mark
+
+
+def scope_of(function: Callable[..., Any], otherwise: Scope = "model") -> Scope:
+    """What `compares` said of a function, also through `functools.partial`; ``otherwise`` where it said nothing.
+
+    >>> scope_of(functools.partial(ria, power=0.3)), scope_of(torch.abs)
+    ('layer', 'model')
+    """
+    while isinstance(function, functools.partial) and not hasattr(function, "compares"):
+        function = function.func
+    said: Scope = getattr(function, "compares", otherwise)
+    return said
+
+
+def parse(word: str | Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The criterion that a word means, the name of one in this module; a function is returned as it is.
+
+    Raises:
+        ValueError: no criterion is called so. TypeError: it is neither a word nor a function.
+
+    >>> parse("wanda") is wanda
+    True
+    """
+    return function_of(word, _words(), "criterion")
+
+
 # ---- the weight alone ----------------------------------------------------------------------------------------------
 
 
+@compares("model")
 @elementwise
 def magnitude(weight: Tensor) -> Tensor:
     """``|w|``: magnitude pruning (Han et al. 2015, arXiv:1506.02626).
+
+    One threshold over the model, which Frankle & Carbin (2018, arXiv:1803.03635) take for deep networks, is at least as
+    good as the paper's own for each layer (benchmarks/RESULTS.md).
 
     Published with: a threshold for each layer, in rounds of pruning and training.
 
@@ -72,12 +134,13 @@ def magnitude(weight: Tensor) -> Tensor:
 magnitude.on_arrays = True  # type: ignore[attr-defined]
 
 
+@compares("layer")
 @elementwise
 def ln_norm(weight: Tensor, *, n: float = 2.0) -> Tensor:
     """``|w|ⁿ``: Ln norms of channels and blocks (Li et al. 2016, arXiv:1608.08710, for n = 1).
 
     Pooled over a channel or block by its mean, it ranks the units of a tensor by their Ln norm. In float32 or wider:
-    squares of halves overflow at 256.
+    squares of halves overflow at 256. The paper compares the filters of one layer with each other.
 
     Published with: `Channels`, a number of channels for each layer.
 
@@ -93,10 +156,12 @@ def ln_norm(weight: Tensor, *, n: float = 2.0) -> Tensor:
     return sizes if n == 1 else sizes**n
 
 
+@compares("model")
 def random(weight: Tensor) -> Tensor:
     """``u ~ U[0, 1)``: random pruning, the baseline that every other has to beat (Liu et al. 2022, arXiv:2202.02643).
 
-    Drawn from torch's CPU generator: the same mask for the same seed on every device.
+    Drawn from torch's CPU generator: the same mask for the same seed on every device. All weights are alike to it, so
+    that no competition is too wide.
 
     Published with: `erk`, whose layer densities make it a strong baseline.
 
@@ -106,6 +171,7 @@ def random(weight: Tensor) -> Tensor:
     return torch.rand(weight.shape, dtype=torch.float32, device="cpu").to(weight.device)
 
 
+@compares("model")
 def lamp(weight: Tensor) -> Tensor:
     """``w_u² / Σ w_v²`` over the v that are not smaller than u: LAMP (Lee et al. 2020, arXiv:2010.07611).
 
@@ -129,6 +195,7 @@ def lamp(weight: Tensor) -> Tensor:
 # ---- gradients -----------------------------------------------------------------------------------------------------
 
 
+@compares("model")
 def taylor(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
     """``w² · E[g²]``: first-order Taylor importance (Molchanov et al. 2019, arXiv:1906.10771).
 
@@ -150,6 +217,7 @@ def taylor(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
     return _wide(weight).square() * _evidence(weight, grad_sq=grad_sq)
 
 
+@compares("model")
 def fisher(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
     """``½ · w² · E[g²]``: optimal brain damage with the Fisher diagonal (LeCun et al. 1989; Theis et al. 2018,
     arXiv:1801.05787).
@@ -171,12 +239,14 @@ def fisher(weight: Tensor, *, grad_sq: Tensor) -> Tensor:
     return taylor(weight, grad_sq=grad_sq).mul_(0.5)
 
 
+@compares("model")
 def snip(weight: Tensor, *, grad: Tensor) -> Tensor:
     """``|w · g|``: connection sensitivity, SNIP (Lee et al. 2018, arXiv:1810.02340).
 
     How much the loss changes as the weight's own gate closes. The paper divides by the sum over the whole network,
     which ranks the same; here there is no such division. For a network at its initialization, before any training; the
-    scale of the initialization decides how layers compare, and at high sparsity whole layers may go.
+    scale of the initialization decides how layers compare, and at high sparsity whole layers may go. Where training has
+    ended, the mean gradient is noise, and so are these scores: there take `taylor`.
 
     Published with: `everywhere`, once, on one batch.
 
@@ -190,13 +260,16 @@ def snip(weight: Tensor, *, grad: Tensor) -> Tensor:
     return (_wide(weight) * _evidence(weight, grad=grad)).abs_()
 
 
+@compares("model")
 def grasp(weight: Tensor, *, hessian_grad: Tensor) -> Tensor:
     """``w · Hg``: gradient signal preservation, GraSP (Wang et al. 2020, arXiv:2002.07376).
 
     Mind the sign. The paper scores the removal of a weight, ``-w · Hg``, and removes the **largest**: those whose
     removal lowers the norm of the gradient least, or raises it. Here higher = keep, so the sign is turned. Scores of
     both signs are right; do not take magnitudes. For a network at its initialization; the authors' code divides the
-    logits by 200 before the loss, which changes H and g, not this formula.
+    logits by 200 before the loss, which changes H and g, not this formula. On a trained network it is worse than
+    chance, whatever competes: what it removes first raises the gradient most, and that is what holds the network at its
+    minimum.
 
     Published with: `everywhere`, once.
 
@@ -210,6 +283,7 @@ def grasp(weight: Tensor, *, hessian_grad: Tensor) -> Tensor:
     return _wide(weight) * _evidence(weight, hessian_grad=hessian_grad)
 
 
+@compares("model")
 def synflow(weight: Tensor, *, flow: Tensor) -> Tensor:
     """``|w| · ∂R/∂|w|``: synaptic flow (Tanaka et al. 2020, arXiv:2006.05467).
 
@@ -230,13 +304,15 @@ def synflow(weight: Tensor, *, flow: Tensor) -> Tensor:
     return weight.double().abs() * _evidence(weight, flow=flow)
 
 
+@compares("model")
 def movement(weight: Tensor, *, movement: Tensor) -> Tensor:
     """``S = -Σ w · ∂L/∂w`` over the steps of training: movement pruning (Sanh et al. 2020, arXiv:2005.07683).
 
     Positive where the weight moves away from 0, whatever its size: the weights that fine-tuning wants stay, those that
     it shrinks go. The gradient is that of the **masked** weight in the forward pass (``∂L/∂(w ⊙ m)``), also where the
     mask is 0, so that a removed weight can earn its place back; gradients of a dense network are not it. The paper
-    learns S with an optimizer of its own, of which this sum is the plain SGD.
+    learns S with an optimizer of its own, of which this sum is the plain SGD. It finds that comparing over the model
+    does as well as within each matrix. A network that has nothing more to learn does not move: there it is noise.
 
     Published with: the best share of each matrix (`uniform`), while fine-tuning, along `schedules.cubic`.
 
@@ -250,6 +326,7 @@ def movement(weight: Tensor, *, movement: Tensor) -> Tensor:
     return _evidence(weight, movement=movement).clone()
 
 
+@compares("model")
 def soft_movement(weight: Tensor, *, movement: Tensor) -> Tensor:
     """``σ(S)``: soft movement pruning (Sanh et al. 2020, arXiv:2005.07683).
 
@@ -275,11 +352,14 @@ def soft_movement(weight: Tensor, *, movement: Tensor) -> Tensor:
 # ---- activations ---------------------------------------------------------------------------------------------------
 
 
+@compares("row")
 def wanda(weight: Tensor, *, input_norm: Tensor) -> Tensor:
     """``|w_ij| · ‖x_j‖₂``: Wanda (Sun et al. 2023, arXiv:2306.11695).
 
     No gradient and no training: one forward pass over the data. It is meant for comparing the weights of one output
-    with each other, which the paper finds better on language models than comparing within a layer.
+    with each other, which the paper finds better on language models than comparing within a layer. Between layers it
+    says nothing: the norm is a sum over tokens, of which a convolution sees one for every position, and its scale is
+    the layer's own, so that one threshold over the model may leave a layer a thousandth of its weights.
 
     Published with: `Rows` and `uniform`, or ``NM(2, 4)`` and ``NM(4, 8)``.
 
@@ -294,13 +374,15 @@ def wanda(weight: Tensor, *, input_norm: Tensor) -> Tensor:
     return _wide(weight).abs() * _evidence(weight, input_norm=input_norm)
 
 
+@compares("layer")
 def ria(weight: Tensor, *, input_norm: Tensor, power: float = 0.5) -> Tensor:
     """``(|w_ij| / Σ_j |w_ij| + |w_ij| / Σ_i |w_ij|) · ‖x_j‖₂^a``: relative importance and activations (Zhang et al.
     2024, ICLR).
 
     A weight counts by its share of its output's and of its input's weights, so that no channel is emptied. Symmetric
     in rows and columns, so that a weight which is stored transposed scores the same. A convolution is seen as
-    (outputs, inputs · kernel). A row or column of zeros scores 0.
+    (outputs, inputs · kernel). A row or column of zeros scores 0. Shares of rows and columns compare within a layer, as
+    the authors' code does it; they are larger in small layers, and the input norms keep their layer's scale.
 
     Published with: `Unstructured` and `uniform`, or ``NM(2, 4)`` after a permutation of the inputs.
 
@@ -323,6 +405,10 @@ def ria(weight: Tensor, *, input_norm: Tensor, power: float = 0.5) -> Tensor:
 
 
 # ---- helpers -------------------------------------------------------------------------------------------------------
+
+
+def _words() -> dict[str, Callable[..., Tensor]]:
+    return {name: globals()[name] for name in __all__ if hasattr(globals()[name], "compares")}
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from secateur.support import unknown
+
 __all__ = ["Block", "Channels", "GroupedColumns", "NM", "Pattern", "Rows", "Unstructured", "parse", "word_of"]
 
 
@@ -282,12 +284,12 @@ class GroupedColumns:
         return rows.reshape(groups * self.outputs, inputs)[: shape[0]].reshape(shape)
 
 
-def parse(text: str) -> Pattern:
+def parse(text: str | Pattern) -> Pattern:
     """The pattern that a word means: unstructured, rows, 2:4 (any n:m), 16x1 (any block), columns:64 (columns of any
-    number of outputs, see `GroupedColumns`), channels, channels:1.
+    number of outputs, see `GroupedColumns`), channels, channels:1. A pattern is returned as it is.
 
     Raises:
-        ValueError: the word is none of these.
+        ValueError: the word is none of these. TypeError: it is neither a word nor a pattern.
 
     >>> parse("2:4")
     NM(n=2, m=4, axis=1)
@@ -296,6 +298,10 @@ def parse(text: str) -> Pattern:
     >>> parse("columns:64")
     GroupedColumns(outputs=64)
     """
+    if not isinstance(text, str):
+        if isinstance(text, type) or not hasattr(text, "pool"):
+            raise TypeError(f"a pattern is a value such as Rows(), or the word for one such as '2:4', not {text!r}.")
+        return text
     word = text.strip().lower()
     if word == "unstructured":
         return Unstructured()
@@ -309,9 +315,8 @@ def parse(text: str) -> Pattern:
         return GroupedColumns(int(found[1]))
     if found := re.fullmatch(r"channels(?::(-?\d+))?", word):
         return Channels(int(found[1] or 0))
-    raise ValueError(
-        f"no pattern is called {text!r}; write unstructured, rows, 2:4 (n:m), 16x1 (blocks), columns:64, channels or "
-        "channels:1."
+    raise unknown(
+        text, ("unstructured", "rows", "2:4 (any n:m)", "16x1 (any block)", "columns:64", "channels"), "pattern"
     )
 
 

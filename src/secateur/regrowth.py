@@ -67,8 +67,8 @@ class Held:
     penalty: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.decay < 0 or self.penalty < 0:
-            raise ValueError(f"decay and penalty are not negative; got {self.decay} and {self.penalty}.")
+        if not (0 <= self.decay < math.inf and 0 <= self.penalty < math.inf):
+            raise ValueError(f"decay and penalty are finite and not negative; got {self.decay} and {self.penalty}.")
         if self.decay and not self.straight_through:
             raise ValueError("decay acts on removed weights that are trained: it needs straight_through=True.")
 

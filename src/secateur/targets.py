@@ -152,12 +152,19 @@ def find_targets(
         exclude: globs that are left out of either.
 
     Raises:
+        TypeError: it is no module.
         ValueError: a glob matches no parameter (close names are suggested), a chosen parameter is not initialized or
             not floating point, or nothing is left to prune.
 
     >>> list(find_targets(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.LayerNorm(4))))
     ['1.weight']
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"weights are found in a module, not in a {type(model).__name__}. For a dict of tensors call "
+            "make_masks(weights, ...) on those that are to be pruned, and apply_(weights, masks); for a directory of "
+            "safetensors files, sparsify_checkpoint(source, out, ...)."
+        )
     parameters = dict(model.named_parameters(remove_duplicate=False))
     first_names: dict[Hashable, str] = {}
     for name, parameter in parameters.items():

@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import os
 import re
 import shutil
@@ -15,22 +16,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import NM, Block, Channels, Rows, Unstructured, allocation, criteria, prune
+from secateur import NM, Block, Channels, Rows, Unstructured, allocation, criteria, prune, shrink_checkpoint
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise import oneshot
+from secateur.blockwise import pruning as blockwise
 from secateur.blockwise.finding import find_blocks, left_alone_within
-from secateur.blockwise.journal import PRIVATE
+from secateur.blockwise.journal import JOURNAL
 from secateur.blockwise.products import Products, Tokens
 from secateur.blockwise.pruning import digest
 from secateur.blockwise.replay import Outputs
-from secateur.checkpoints import CheckpointError
-from secateur.solvers import admm, from_criterion, sparsegpt
+from secateur.checkpoints import CheckpointError, sparsify_checkpoint
+from secateur.solvers import admm, alps, dsnot, from_criterion, sparsegpt, with_refit
 from support.families import batches, make
 from support.forks import forked
 
 WANDA = from_criterion(criteria.wanda)
+DSNOT = functools.partial(dsnot, threshold=0.0)  # which is one of sizes
 MAGNITUDE = from_criterion(criteria.magnitude)
 
 
@@ -99,6 +102,75 @@ def test_the_error_is_that_of_the_layer_s_outputs():
         assert done.error == pytest.approx(sum(layer.error for layer in done.layers) / 6)
 
 
+class Plain(nn.Module):
+    """Its outputs are as many times as large as its inputs are."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU()) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("solver", [sparsegpt, admm, alps, DSNOT, WANDA, with_refit(WANDA)])
+@pytest.mark.parametrize("scale", [1e18, 1e25, 1e-18, 1e-25])
+def test_the_error_is_true_of_inputs_of_any_size(solver, scale):
+    """Their squares are beyond what float32 holds."""
+    torch.manual_seed(0)
+    plain = Plain()
+    scaled = copy.deepcopy(plain)
+    batches = [torch.randn(64, 8) for _ in range(2)]
+    usual = oneshot(plain, batches, 0.5, solver=solver, pattern=Rows())
+    done = oneshot(scaled, [batch * scale for batch in batches], 0.5, solver=solver, pattern=Rows())
+    assert [layer.error for layer in done.layers] == pytest.approx([layer.error for layer in usual.layers], rel=1e-3)
+    for one, other in zip(plain.parameters(), scaled.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("solver", [sparsegpt, WANDA, MAGNITUDE])
+def test_inputs_that_are_infinite_are_an_error_that_names_the_weight(solver):
+    batches = [*data(), torch.full((2, 5), torch.inf)]
+
+    class Enters(Stack):
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x.repeat(1, 2)[:, :8])
+            return x
+
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"layers\.0\.up\.weight: what it is multiplied with holds NaN or infinity"):
+        oneshot(Enters(), batches, 0.5, solver=solver)
+
+
+def test_a_solver_that_returns_nan_is_an_error_that_names_the_weight():
+    def careless(weight, sparsity, pattern):
+        return weight / 0, torch.ones(weight.shape, dtype=torch.bool)
+
+    model = stack()
+    with pytest.raises(
+        ValueError, match=r"layers\.0\.up\.weight: the solver's new weight of shape \(12, 8\) holds NaN"
+    ):
+        oneshot(model, data(), 0.5, solver=careless)
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def test_outputs_that_were_all_0_have_no_relative_error():
+    def ones(weight, sparsity, pattern, *, gram):
+        return torch.ones_like(weight), torch.ones(weight.shape, dtype=torch.bool)
+
+    model = stack()
+    nn.init.zeros_(model.layers[1].up.weight)
+    found = {layer.name: layer for layer in oneshot(model, data(), 0.5, solver=ones).layers}
+    assert found["layers.1.up.weight"].error is None
+    assert found["layers.1.up.weight"].warnings == (
+        "its outputs were all 0 and no longer are; no error relates to that.",
+    )
+    assert found["layers.0.up.weight"].error > 0
+
+
 @settings(max_examples=25)
 @given(cuts=st.lists(st.integers(1, 23), max_size=5), words=st.sampled_from(["gram", "input_norm", "input_var"]))
 def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
@@ -120,7 +192,7 @@ def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
 
 
 def test_a_gram_matrix_wider_than_a_panel_is_whole_and_symmetric(monkeypatch):
-    monkeypatch.setattr("secateur.blockwise.products.PANEL", 5)
+    monkeypatch.setattr("secateur.evidence.statistics.PANEL", 5)
     layer, x = nn.Linear(13, 2), torch.randn(9, 13)
     products = Products({"weight": layer.weight}, frozenset(["gram"]))
     with torch.no_grad(), products.watching(Tokens()):
@@ -562,7 +634,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tm
     for moment in ("copy:1", "journal:1", "write:3", "journal:2", "write:4", "publish:1"):
         assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
         assert not out.exists()
-        assert (tmp_path / "out.unfinished" / PRIVATE).is_dir()
+        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
     assert forked(lambda: dying("never", llama, out)) == 0
     assert json.loads((tmp_path / "counts.json").read_text()) == [0, 14], "what is finished is not written again"
     assert contents(out) == contents(whole)
@@ -599,6 +671,160 @@ def test_a_run_goes_on_only_with_the_same_request(llama, tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+def interrupted(source, out):
+    """`oneshot`, stopped when the first block is done."""
+
+    class Interruption(Exception):
+        pass
+
+    def interrupt(layer):
+        if layer.block.endswith("1"):
+            raise Interruption
+
+    with pytest.raises(Interruption):
+        oneshot(source, batches("llama"), 0.5, out=out, on_layer=interrupt)
+    return out.with_name(f"{out.name}.unfinished")
+
+
+def test_a_run_does_not_go_on_with_other_weights_of_the_same_shapes(llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    interrupted(llama, tmp_path / "out")
+    shard = max(llama.glob("*.safetensors"))
+    before = shard.read_bytes()
+    length = 8 + int.from_bytes(before[:8], "little")
+    save_file({name: tensor + 1 for name, tensor in load_file(shard).items()}, shard, metadata={"format": "pt"})
+    assert shard.read_bytes()[:length] == before[:length], "the header"
+    assert len(shard.read_bytes()) == len(before)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(shard.name)}: changed since .* was begun"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    oneshot(llama, batches("llama"), 0.5, out=whole)
+    steps = 0
+
+    def body(step):
+        def dying(function):
+            def call(*arguments, **keywords):
+                nonlocal steps
+                steps += 1
+                if steps == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*arguments, **keywords)
+
+            return call
+
+        original = blockwise.write_record
+
+        def write(*arguments):  # from here on each file that is closed, given a mode or renamed
+            for name in ("fsync", "replace", "rename", "chmod"):
+                setattr(os, name, dying(getattr(os, name)))
+            original(*arguments)
+
+        blockwise.write_record = write
+        oneshot(llama, batches("llama"), 0.5, out=out)
+
+    for step in range(1, 5):
+        assert os.WTERMSIG(forked(lambda: body(step))) == signal.SIGKILL, step  # noqa: B023
+        if not out.exists():
+            oneshot(llama, batches("llama"), 0.5, out=out)
+        assert contents(out) == contents(whole), step
+        assert not (tmp_path / "out.unfinished").exists(), step
+        shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (
+            lambda j: j["blocks"][0].update(name="model.layers.7"),
+            r"blocks\[0\].name is model.layers.7, which is no block",
+        ),
+        (lambda j: j["blocks"].append(j["blocks"][0]), r"blocks\[1\].name is model.layers.0, .* or is there twice"),
+        (
+            lambda j: j["blocks"][0]["layers"][0].update(name="model.norm.weight"),
+            r"layers\[0\].name is model.norm",
+        ),
+        (lambda j: j["blocks"][0]["layers"][1].update(shape=[2, -2]), r"layers\[1\].shape\[1\] must be a whole number"),
+        (lambda j: j["blocks"][0]["layers"][0].update(error="none"), r"layers\[0\].error must be a number"),
+        (lambda j: j["blocks"][0]["layers"][0].pop("tokens"), r"layers\[0\].tokens is missing"),
+        (lambda j: j["blocks"][0].update(tensors=[]), r"blocks\[0\].tensors must be an object"),
+        (
+            lambda j: next(iter(j["blocks"][0]["tensors"].values())).update(removed=1.5),
+            "removed must be a whole number",
+        ),
+        (lambda j: j["facts"].pop("sparsities"), "facts.sparsities is missing"),
+        (lambda j: j["facts"]["sparsities"].popitem(), "facts.sparsities is of other weights"),
+        (lambda j: j["facts"]["sparsities"].update({"model.layers.0.mlp.up_proj.weight": 2}), "at most 1, not 2"),
+        (lambda j: j["facts"].update(left_alone={"excluded": "all"}), "facts.left_alone.excluded must be a list"),
+    ],
+)
+def test_a_journal_of_what_the_model_has_not_is_refused(llama, tmp_path, damage, message):
+    journal = interrupted(llama, tmp_path / "out") / JOURNAL
+    found = json.loads(journal.read_text())
+    damage(found)
+    found["sha256"] = resumable._digest(found)
+    journal.write_text(json.dumps(found))
+    with pytest.raises(
+        CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"
+    ) as caught:
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_and_configurations_that_promise_too_much_are_refused_at_once(llama, tmp_path, monkeypatch):
+    from safetensors.torch import load_file, save_file
+    from transformers import core_model_loading
+
+    kept = json.loads((llama / "config.json").read_text())
+    for config in ({"num_hidden_layers": 10**7}, {"num_hidden_layers": 2, "text_config": {"n_layers": 10**7}}):
+        (llama / "config.json").write_text(json.dumps({**kept, **config}))
+        with pytest.raises(CheckpointError, match="layers is 10000000, and the files hold 21 tensors"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 40}))
+    with monkeypatch.context() as patched:
+        patched.setattr(block_files, "most_parameters", lambda names: 50)
+        with pytest.raises(CheckpointError, match="asks for more than 50 parameters, and the files hold 21 tensors"):
+            oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 3}))
+    shard = min(llama.glob("*.safetensors"))
+    (llama / "model.safetensors.index.json").unlink()
+    many = {f"model.layers.{number}.junk.weight": torch.zeros(0) for number in range(11_000)}
+    save_file(load_file(shard) | many, shard, metadata={"format": "pt"})
+    monkeypatch.setattr(core_model_loading, "rename_source_key", None)  # takes a second for so many
+    with pytest.raises(CheckpointError, match="holds 11,000 tensors that LlamaForCausalLM has no place for"):
+        oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+
+
+def test_a_source_with_a_folder_of_our_own_name(llama, tmp_path):
+    (llama / ".secateur").mkdir()
+    (llama / ".secateur/journal.json").write_text("theirs")
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert (tmp_path / "out/.secateur/journal.json").read_text() == "theirs"
+
+
+def test_the_record_of_a_source_is_carried_on_or_refused(llama, tmp_path):
+    (llama / "secateur.json").write_text('{"method": "shrink"}')
+    oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
+    assert json.loads((tmp_path / "out/secateur.json").read_text())["previous"]["method"] == "shrink"
+    (llama / "secateur.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    for call in (
+        lambda out: oneshot(llama, batches("llama"), 0.5, out=out),
+        lambda out: sparsify_checkpoint(llama, out, 0.5),
+        lambda out: shrink_checkpoint(llama, out, 0.5),
+    ):
+        with pytest.raises(
+            CheckpointError, match=r"secateur\.json: damaged: .*nested too deeply.*; remove it"
+        ) as caught:
+            call(tmp_path / "again")
+        assert "\n" not in str(caught.value)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "out"]
+
+
 def test_errors_of_directories(llama, tmp_path, monkeypatch):
     out = tmp_path / "out"
 
@@ -613,6 +839,9 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     refused("no such directory", source=tmp_path / "nowhere")
     refused("lies inside the input", out=llama / "below")
     refused("no such directory; create it first", out=tmp_path / "a" / "b")
+    monkeypatch.chdir(tmp_path)
+    for name in (".", "..", "/", ""):
+        refused("already exists; nothing is overwritten", out=name)
     (tmp_path / "taken").mkdir()
     refused("already exists", out=tmp_path / "taken")
     broken = tmp_path / "broken"
@@ -627,7 +856,7 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     configured(quantization_config={"quant_method": "gptq"})
     refused("is quantized; prune the original", source=broken)
     configured(intermediate_size=32)
-    refused(r"mlp\.gate_proj\.weight has shape \(24, 16\), and its config.json asks for \(32, 16\)", source=broken)
+    refused(r"mlp\.down_proj\.weight has shape \(16, 24\), and its config.json asks for \(16, 32\)", source=broken)
     configured(num_hidden_layers=3)
     refused(r"model\.layers\.2\.self_attn\.q_proj\.weight, of shape \(16, 16\), is in no shard", source=broken)
     (broken / "config.json").unlink()
@@ -639,6 +868,22 @@ def test_errors_of_directories(llama, tmp_path, monkeypatch):
     refused(re.escape(shard.name), source=broken)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     refused("1e-09 GB are free")
+
+
+def test_the_record_is_json(llama, tmp_path):
+    def strict(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    arguments = {"batches": batches("llama"), "sparsity": 0.5, "solver": MAGNITUDE, "out": tmp_path / "out"}
+    for wrong in (math.nan, math.inf, object()):
+        with pytest.raises(ValueError, match=r"arguments= is what secateur\.json shall say, as JSON"):
+            oneshot(llama, **arguments, arguments={"seed": wrong})
+        assert not (tmp_path / "out.unfinished").exists()
+    source = shutil.copytree(llama, tmp_path / "source")
+    (source / "secateur.json").write_text('{"method": "oneshot", "layers": {"error": NaN}}')
+    oneshot(source, **arguments)
+    record = json.loads((tmp_path / "out" / "secateur.json").read_text(), parse_constant=strict)
+    assert record["previous"] == {"method": "oneshot", "layers": {"error": None}}
 
 
 def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):

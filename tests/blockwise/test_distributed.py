@@ -13,6 +13,7 @@ from secateur.checkpoints import open_checkpoint, verify_checkpoint
 from secateur.criteria import wanda
 from secateur.solvers import from_criterion, sparsegpt
 from support.families import make
+from support.forks import on_ranks
 
 pytestmark = [
     pytest.mark.distributed,
@@ -108,7 +109,7 @@ def test_two_processes_come_to_what_one_comes_to(tmp_path):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
-    torch.multiprocessing.spawn(start, args=(port, alone, tmp_path), nprocs=2, join=True)
+    on_ranks(start, port, alone, tmp_path)
     one, two = open_checkpoint(tmp_path / "one"), open_checkpoint(tmp_path / "two")
     assert [*one] == [*two]
     for name in one:

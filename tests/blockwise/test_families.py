@@ -60,8 +60,9 @@ def test_replaying_all_blocks_is_the_full_forward_pass(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_directory_becomes_what_the_model_in_memory_becomes(family, tmp_path):
-    make(family, dtype=torch.bfloat16).save_pretrained(tmp_path / "dense", max_shard_size="12KB")
-    kind, data = FAMILIES[family][0], batches(family)
+    original, data = make(family, dtype=torch.bfloat16), batches(family)
+    original.save_pretrained(tmp_path / "dense", max_shard_size="12KB")
+    kind = type(original)
     dense = kind.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
     model = kind.from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
     done = oneshot(model, data, 0.5, solver=sparsegpt)

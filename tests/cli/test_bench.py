@@ -1,6 +1,7 @@
 """``secateur bench`` prints a row for each pattern and sparsity, and changes nothing of the user's."""
 
 import re
+import sys
 import textwrap
 
 import pytest
@@ -29,6 +30,7 @@ def here(tmp_path, monkeypatch):
         )
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("secateur.cli.bench._ROUNDS", 1)
     monkeypatch.setattr("secateur.cli.bench._SECONDS_A_ROUND", 0.0)
     return tmp_path

@@ -163,6 +163,17 @@ def test_what_is_wrong_is_one_line(folder):
         assert line in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
         assert not (folder / "sparse").exists()
+    (folder / "sparse.unfinished").mkdir()
+    (folder / "sparse.unfinished/note.txt").write_text("precious")
+    (folder / "dense/secateur.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    for line in ("secateur.json: damaged: ", "sparse.unfinished: holds note.txt"):
+        ended = call(folder, "-s", "0.5")
+        assert ended.exit_code == 2, ended.output
+        assert line in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+        assert (folder / "sparse.unfinished/note.txt").read_text() == "precious"
+        (folder / "dense/secateur.json").unlink(missing_ok=True)
+    assert ".: already exists; nothing is overwritten" in call(folder, "-s", "0.5", "--out", ".").stderr
     (folder / "sparse").mkdir()
     assert "already exists" in call(folder, "-s", "0.5").stderr
 

@@ -2,15 +2,14 @@
 
 import copy
 import json
-import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import SameDraws, find_coupling, replacement, run, tensors_in
 from secateur.coupling.residual_streams import Removed
@@ -19,9 +18,6 @@ from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.plan import Plan, carry_out, plan_without
 from secateur.shrinking.proof import right_branches
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import zoo
 from support.unchanged import is_unchanged, state_of
 
 # what makes a branch zero by hand, such that the proof is not its own judge; how many branches there are

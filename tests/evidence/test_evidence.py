@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -23,6 +22,7 @@ from secateur import attach, criteria, sparsify
 from secateur.evidence import VOCABULARY, collect
 from secateur.support import loss_of, moved, repeatable, run, unchanged, unwrapped
 from secateur.targets import find_targets
+from support.forks import on_ranks
 
 cross_entropy = functional.cross_entropy
 
@@ -536,6 +536,30 @@ def failing(*_):
     raise RuntimeError("stop here")
 
 
+@pytest.mark.parametrize("size", [1e20, 1e30, 1e-25])
+def test_numbers_whose_squares_float32_does_not_hold(size):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(5, 2, bias=False), torch.randn(33, 5)
+    words = ["gram", "input_norm", "input_var", "output_norm"]
+    usual, found = (collect(layer, [batch], words)["weight"] for batch in (x, x * size))
+    for word in words:
+        power = 2 if word in ("gram", "input_var") else 1
+        assert found[word].dtype == (torch.float64 if power == 2 else torch.float32)
+        close(found[word].double() / size**power, usual[word].double(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [5, 67])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gram_matrix_is_symmetric_whatever_the_blas_does(inputs, dtype, monkeypatch):
+    monkeypatch.setattr("secateur.evidence.statistics.PANEL", 30, raising=False)
+    torch.manual_seed(0)
+    layer, batches = nn.Linear(inputs, 2, dtype=dtype), [torch.randn(n, inputs, dtype=dtype) for n in (33, 130)]
+    for forward in (None, lambda model, batch: torch.inference_mode()(model)(batch)):
+        gram = collect(layer, batches, ["gram"], forward=forward)["weight"]["gram"]
+        torch.testing.assert_close(gram, sum(x.T @ x for x in batches))
+        assert torch.equal(gram, gram.T)
+
+
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("loss", [cross_entropy, failing])
 @pytest.mark.parametrize("words", [["grad", "input_norm"], ["hessian_grad", "flow"], ["grad_sq", "gram"]])
@@ -828,4 +852,4 @@ def on_each_rank(rank, folder):
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore")
 def test_ranks_agree(tmp_path):
-    multiprocessing.spawn(on_each_rank, args=(str(tmp_path),), nprocs=2)
+    on_ranks(on_each_rank, str(tmp_path))

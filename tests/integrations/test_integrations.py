@@ -111,7 +111,23 @@ def test_trainer_with_regrowth_and_a_best_model(tmp_path):
     assert zeros == entries / 2
     made.args.load_best_model_at_end = True
     with pytest.warns(UserWarning, match="from before they were pruned"):
-        callback.on_train_begin(made.args, made.state, made.control, model=made.model, optimizer=made.optimizer)
+        callback.on_train_begin(
+            made.args,
+            made.state,
+            made.control,
+            model=made.model,
+            optimizer=made.optimizer,
+            train_dataloader=made.get_train_dataloader(),
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_of_the_trainer_is_one_also_where_max_steps_end_the_run(tmp_path):
+    from secateur.integrations.transformers import PruningCallback
+
+    callback = PruningCallback(schedules.cubic(0.5, end="1ep"), verbose=False)
+    trainer(tmp_path, callback, max_steps=8).train()
+    assert callback.pruner.schedule.end == 6, "48 / (4 · 2) steps an epoch, though 8 steps are 2 begun"
 
 
 class Regression:
@@ -136,7 +152,7 @@ class Regression:
         return Module()
 
 
-def fit(folder, callback, epochs, resume=None, accumulate=1):
+def fit(folder, callback, epochs, resume=None, accumulate=1, max_steps=-1):
     import lightning.pytorch as pl
 
     inputs = torch.randn(96, 8, generator=torch.Generator().manual_seed(0))
@@ -145,6 +161,7 @@ def fit(folder, callback, epochs, resume=None, accumulate=1):
     module = Regression()
     trainer = pl.Trainer(
         max_epochs=10,
+        max_steps=max_steps,
         accelerator="cpu",
         accumulate_grad_batches=accumulate,
         logger=False,
@@ -189,6 +206,37 @@ def test_lightning_with_accumulation_and_regrowth(tmp_path):
     assert callback.pruner.step == trainer.global_step == 40
     zeros, entries = sparsity(module, callback.pruner.masks)
     assert zeros == entries / 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_of_lightning_is_one_also_where_max_steps_end_the_run(tmp_path):
+    from secateur.integrations.lightning import Pruning
+
+    callback = Pruning(schedules.cubic(0.5, end="1ep"), verbose=False)
+    module, trainer = fit(tmp_path, callback, 10, max_steps=18)
+    assert callback.pruner.schedule.end == 12
+    trainer.fit_loop.epoch_loop.max_steps = 30
+    before = callback.pruner.masks
+    trainer.fit(module, trainer.train_dataloader)
+    assert callback.pruner.step == 30, "fit once more goes on"
+    assert_same(before, callback.pruner.masks)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_goes_on_with_its_own_state_or_not_at_all(tmp_path):
+    from secateur.integrations.lightning import Pruning
+
+    fit(tmp_path / "one", Pruning(0.5, verbose=False, include="net.0.weight"), 3)
+    with pytest.raises(
+        ValueError, match=r"the checkpoint has no state of Pruning.*name the callback's include as it was"
+    ):
+        fit(tmp_path / "two", Pruning(0.5, verbose=False), 10, resume=tmp_path / "one" / "epoch=1.ckpt")
+    # a state that came with a checkpoint to test is none to begin a new run with
+    callback = Pruning(0.5, verbose=False, include="net.0.weight")
+    checkpoint = torch.load(tmp_path / "one" / "epoch=1.ckpt", weights_only=True)
+    callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
+    fit(tmp_path / "three", callback, 3)
+    assert callback.pruner.step == 36
 
 
 @pytest.mark.parametrize("name", ["plain_loop.py", "accelerate_loop.py"])

@@ -29,7 +29,7 @@ def libraries():
     return sorted(set(found), key=str)
 
 
-@pytest.fixture(params=libraries(), ids=str, scope="module")
+@pytest.fixture(params=libraries(), ids=str)
 def library(request):
     before = kernels._library
     found = None if request.param is None else kernels._opened(FOLDER / request.param)
@@ -404,6 +404,19 @@ def test_without_kernels_it_is_said(monkeypatch):
     found, words = FIND()
     assert found is None
     assert words == "not used (SECATEUR_KERNELS=0)"
+
+
+@pytest.mark.skipif(not kernels.available(), reason="installed without kernels")
+@pytest.mark.parametrize(("wanted", "most"), [("baseline", 1), ("v3", 3), ("v4", 4), ("1", 4)])
+def test_the_environment_lowers_the_level(monkeypatch, wanted, most):
+    monkeypatch.setenv("SECATEUR_KERNELS", wanted)
+    opened = []
+    real = kernels._opened
+    monkeypatch.setattr(kernels, "_opened", lambda path: opened.append(path.name) or real(path))
+    found, words = FIND()
+    level = min(found.secateur_level(), most)
+    assert opened[-1] == kernels._FILES[level]
+    assert words.endswith(f"v{level}") or not level
 
 
 def test_a_broken_library_is_no_library(tmp_path, monkeypatch):

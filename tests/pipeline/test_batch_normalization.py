@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from torch import nn
 
 from secateur.pipeline import reestimate_batchnorm
 from secateur.pipeline.batch_normalization import batchnorms
+from support.forks import on_ranks
 
 
 def network():
@@ -131,4 +131,4 @@ def on_each_rank(rank, folder):
 @pytest.mark.distributed
 @pytest.mark.filterwarnings("ignore")
 def test_ranks_agree(tmp_path):
-    multiprocessing.spawn(on_each_rank, args=(str(tmp_path),), nprocs=2)
+    on_ranks(on_each_rank, str(tmp_path))

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from torch import nn
 
 from secateur import Channels, apply_, make_masks, sparsify, sparsity_of
 from secateur.allocation import erk, uniform
+from support.forks import on_ranks
 
 pytestmark = pytest.mark.distributed
 RANKS = 2
@@ -76,4 +76,4 @@ def in_a_process(rank, folder):
 
 @pytest.mark.filterwarnings("ignore")
 def test_shards_give_the_masks_of_the_whole(tmp_path):
-    multiprocessing.spawn(in_a_process, args=(str(tmp_path),), nprocs=RANKS)
+    on_ranks(in_a_process, str(tmp_path), ranks=RANKS)

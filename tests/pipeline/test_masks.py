@@ -16,23 +16,21 @@ from secateur import (
     NM,
     Block,
     Channels,
+    Pruner,
     Rows,
     Unstructured,
     apply_,
     attach,
     criteria,
     detach,
-    prune,
     sparsify,
     sparsity_of,
 )
 from secateur.allocation import erk, uniform
-from secateur.pipeline import (
-    iterate_masks,
-    make_masks,
-    masks,  # fmt: skip
-)
+from secateur.pipeline import iterate_masks, make_masks, masks
 from secateur.pipeline.masks import load, save
+from secateur.prune import drop_in as prune  # fmt: skip
+from secateur.storage import save_compressed
 from secateur.targets import find_targets
 
 
@@ -488,9 +486,10 @@ def test_what_the_users_own_functions_return_is_checked():
     ):
         with pytest.raises(TypeError, match=message):
             make_masks(weights, 0.5, pattern=Pattern(spread))
-    for pattern in ("2:4", Rows):
-        with pytest.raises(TypeError, match=r"a pattern is a value such as Rows\(\) or parse"):
-            make_masks(weights, 0.5, pattern=pattern)
+    with pytest.raises(
+        TypeError, match=r"a pattern is a value such as Rows\(\), or the word for one such as '2:4', not"
+    ):
+        make_masks(weights, 0.5, pattern=Rows)
     with pytest.raises(ValueError, match="gave no count for w"):
         make_masks(weights, 0.5, allocate=lambda *_: {})
     with pytest.raises(TypeError, match=r"w: a count is an integer, .*, not 2\.5"):
@@ -524,3 +523,100 @@ def test_empty_tensors_beside_others():
                 found = make_masks(weights, None if pattern.density else 0.5, pattern=pattern, allocate=allocate)
                 assert found["empty"].shape == shape
                 assert 8 <= int(found["w"].sum()) <= 16, "an empty tensor's channels may be among those that go"
+
+
+BAD = {
+    "meta": (lambda mask: mask.to("meta"), ValueError, r"4\.weight: .* is on the meta device"),
+    "sparse": (lambda mask: mask.to_sparse(), TypeError, r"4\.weight: .* not one of layout torch.sparse_coo"),
+    "other values": (lambda mask: mask * 0.5, (TypeError, ValueError), r"4\.weight: .* torch.float32"),
+    "nan": (lambda mask: mask * torch.nan, (TypeError, ValueError), r"4\.weight: .* torch.float32"),
+    "shape": (lambda mask: mask[1:], ValueError, r"4\.weight: .* of shape \(15, 32\) for a weight of shape \(16, 32\)"),
+    "no tensor": (lambda mask: mask.tolist(), TypeError, r"4\.weight: .* not a list"),
+}
+VERBS = {
+    "apply_": lambda model, found, _path: apply_(model, found),
+    "attach": lambda model, found, _path: attach(model, found),
+    "make_masks": lambda model, found, _path: make_masks(find_targets(model), 0.9, within=found),
+    "sparsify": lambda model, found, _path: sparsify(model, 0.9, within=found),
+    "save_compressed": lambda model, found, path: save_compressed(model, path / "x.safetensors", masks=found),
+    "Pruner": lambda model, found, _path: Pruner(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), 0.9, total_steps=9, within=found, verbose=False
+    ),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+@pytest.mark.parametrize(("spoil", "error", "message"), BAD.values(), ids=BAD)
+def test_a_mask_that_is_none_is_refused_at_the_door_of_every_verb(verb, spoil, error, message, tmp_path):
+    model = network()
+    found = make_masks(find_targets(model), 0.5)
+    found["4.weight"] = spoil(found["4.weight"])
+    before, names = snapshot(model), [name for name, _ in model.named_parameters()]
+    with pytest.raises(error, match=message):
+        verb(model, found, tmp_path)
+    assert same(model, before)
+    assert [name for name, _ in model.named_parameters()] == names
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("verb", [apply_, attach])
+def test_a_weight_without_values_is_refused_at_the_door(verb):
+    model = network()
+    found = make_masks(find_targets(model), 0.5)
+    model[6].to("meta")
+    before = {name: tensor.clone() for name, tensor in model[:6].state_dict().items()}
+    with pytest.raises(ValueError, match=r"6\.weight is on the meta device"):
+        verb(model, found)
+    assert same(model[:6], before)
+    with pytest.raises(TypeError, match=r"w is a tensor of layout torch.sparse_coo"):
+        apply_({"w": torch.eye(3).to_sparse()}, {"w": torch.eye(3).bool()})
+
+
+@pytest.mark.parametrize("breaks_at", [1, 2, 3])
+@pytest.mark.parametrize("verb", ["attach", "detach"])
+def test_an_interrupt_leaves_all_masks_attached_or_none(verb, breaks_at, monkeypatch):
+    model = network()
+    model.append(nn.Linear(8, 16))
+    model[7].weight = nn.Parameter(model[6].weight.detach().T.clone())
+    found = make_masks(find_targets(model), 0.5)
+    if verb == "detach":
+        attach(model, found)
+    before, parameters = snapshot(model), dict(model.named_parameters())
+    classes = [type(module) for module in model.modules()]
+    name = {"attach": "custom_from_mask", "detach": "remove"}[verb]
+    calls, original = [], getattr(prune, name)
+
+    def interrupted(*arguments):
+        original(*arguments)
+        calls.append(arguments)
+        if len(calls) == breaks_at:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(prune, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        attach(model, found) if verb == "attach" else detach(model)
+    monkeypatch.undo()
+    assert same(model, before)
+    assert list(dict(model.named_parameters())) == list(parameters)
+    assert all(parameter is parameters[name] for name, parameter in model.named_parameters())
+    assert [type(module) for module in model.modules()] == classes
+    assert prune.is_pruned(model) == (verb == "detach")
+    if verb == "attach":
+        attach(model, found)
+    expected = {name: tensor.clone() for name, tensor in found.items()}
+    assert all(torch.equal(mask, expected[name]) for name, mask in detach(model).items())
+    assert sparsity_of(model) == pytest.approx(0.5, abs=1e-3)
+
+
+def test_detaching_is_all_or_nothing():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    attach(model, make_masks(find_targets(model), 0.5))
+    model.append(nn.Linear(4, 4))
+    model[2].weight = model[1].weight_orig  # shares the weight but not the mask
+    before = snapshot(model)
+    with pytest.raises(ValueError, match=r"are one tensor, and Linear\.weight is not pruned"):
+        detach(model)
+    assert same(model, before)
+    assert prune.is_pruned(model[0])
+    assert prune.is_pruned(model[1])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from secateur import prune
+from support.forks import on_ranks
 
 pytestmark = [
     pytest.mark.distributed,
@@ -37,7 +38,7 @@ def start(rank: int, port: int, body: Callable[[int], None]) -> None:
 
 
 def on_two_ranks(body: Callable[[int], None]) -> None:
-    torch.multiprocessing.spawn(start, args=(free_port(), body), nprocs=2, join=True)
+    on_ranks(start, free_port(), body)
 
 
 def model() -> nn.Sequential:

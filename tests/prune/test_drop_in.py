@@ -9,16 +9,19 @@ import io
 import pathlib
 import pickle
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import prune as torch_prune
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from secateur.prune import drop_in as prune
@@ -1301,19 +1304,226 @@ def test_recurrent_networks_train(make, name):
     assert torch.allclose(rnn(x)[0], out)
 
 
-def test_recurrent_networks_compute_each_product_twice_a_forward(monkeypatch):
-    network = nn.LSTM(3, 4)
-    for name in ("weight_ih_l0", "weight_hh_l0"):
-        prune.l1_unstructured(network, name, amount=0.5)
-    computed = []
+def counted_products(monkeypatch) -> list[Tensor]:
+    computed: list[Tensor] = []
 
     def counted(orig, mask):
-        computed.append(orig)
-        return masked(orig, mask)
+        computed.append(masked(orig, mask))
+        return computed[-1]
 
     monkeypatch.setattr(masked_weight, "masked", counted)
-    network(torch.randn(2, 1, 3))
-    assert len(computed) == 4  # once to check the dtype of the input, once to compute
+    return computed
+
+
+def recurrent() -> tuple[nn.Module, tuple[Tensor, ...], list[str]]:
+    return nn.LSTM(4, 4), (torch.randn(2, 1, 4),), ["weight_ih_l0", "weight_hh_l0"]
+
+
+def attention() -> tuple[nn.Module, tuple[Tensor, ...], list[str]]:
+    x = torch.randn(2, 3, 4)
+    return nn.MultiheadAttention(4, 2, batch_first=True), (x, x, x), ["in_proj_weight", "in_proj_bias"]
+
+
+@pytest.mark.parametrize("make", [recurrent, attention])
+@pytest.mark.parametrize("train", [True, False])
+def test_forwards_that_read_a_weight_repeatedly_compute_its_product_once(make, train, monkeypatch):
+    torch.manual_seed(0)
+    module, inputs, names = make()
+    module.train(train)
+    for name in names:
+        prune.l1_unstructured(module, name, amount=0.5)
+    computed = counted_products(monkeypatch)
+    with torch.set_grad_enabled(train):
+        for forwards in (1, 2):
+            module(*inputs)
+            assert len(computed) == forwards * len(names)
+            assert len(masked_weight._forward.__dict__) == 0  # nothing outlives the call
+
+
+@pytest.mark.parametrize("make", [recurrent, attention])
+def test_a_forward_that_fails_leaves_nothing_behind_that_could_be_read(make):
+    torch.manual_seed(0)
+    module, inputs, names = make()
+    prune.l1_unstructured(module, names[0], amount=0.5)
+    with pytest.raises((RuntimeError, ValueError, AssertionError)):
+        module(*(x.double() for x in inputs))
+    getattr(module, names[0] + "_orig").data.fill_(3.0)
+    assert torch.equal(getattr(module, names[0]), 3 * getattr(module, names[0] + "_mask"))
+    with torch.no_grad():
+        assert getattr(module, names[0]).grad_fn is None
+    assert getattr(module, names[0]).grad_fn is not None
+
+
+def test_what_a_forward_shares_is_seen_by_its_own_thread_and_module_only(monkeypatch):
+    torch.manual_seed(0)
+    module, inputs, (name, _) = attention()
+    other, other_inputs, _ = attention()
+    for each in (module, other):
+        prune.l1_unstructured(each, name, amount=0.5)
+    forward, seen = nn.functional.multi_head_attention_forward, {}
+
+    def watched(*args, **kwargs):
+        if not seen:
+            seen["here"] = [module.in_proj_weight, module.in_proj_weight]
+            thread = threading.Thread(target=lambda: seen.update(there=module.in_proj_weight))
+            thread.start()
+            thread.join()
+            other(*other_inputs)
+            seen["other"] = [other.in_proj_weight, other.in_proj_weight]
+            seen["after"] = module.in_proj_weight
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(nn.functional, "multi_head_attention_forward", watched)
+    module(*inputs)
+    assert seen["here"][0] is seen["here"][1] is seen["after"]
+    assert seen["there"] is not seen["here"][0]
+    assert seen["other"][0] is not seen["other"][1]
+    assert module.in_proj_weight is not module.in_proj_weight
+
+
+def test_where_code_of_others_runs_in_a_forward_every_read_computes(monkeypatch):
+    """A parametrization may write to what was read before it."""
+
+    class Growing(nn.Module):
+        def forward(self, bias):
+            with torch.no_grad():
+                module.in_proj_weight_orig.add_(1.0)
+            return bias
+
+    torch.manual_seed(0)
+    module, inputs, (name, bias) = attention()
+    prune.l1_unstructured(module, name, amount=0.5)
+    parametrize.register_parametrization(module, bias, Growing(), unsafe=True)
+    seen, forward = [], nn.functional.multi_head_attention_forward
+
+    def watched(*args, **kwargs):
+        seen.append(module.in_proj_weight)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(nn.functional, "multi_head_attention_forward", watched)
+    module(*inputs)
+    assert torch.equal(seen[0], module.in_proj_weight_orig * module.in_proj_weight_mask)
+    assert "_secateur_own" not in type(module).__dict__
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func._schema.name.removeprefix("aten::"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_read_costs_one_product_one_sum_and_no_lookup(grad, monkeypatch):
+    """The original multiplies once, looks two names up and assigns a third; that is all there is to be as fast."""
+    layer = prune.l1_unstructured(linear(), "weight", 8)
+    looked_up, find = [], nn.Module.__getattr__
+
+    def watched(module, name):
+        looked_up.append(name)
+        return find(module, name)
+
+    monkeypatch.setattr(nn.Module, "__getattr__", watched)
+    with torch.set_grad_enabled(grad), Operations() as operations:
+        weight = layer.weight
+    assert looked_up == []
+    assert sorted(name for name in operations.names if name != "detach") == ["_local_scalar_dense", "mul", "sum"]
+    assert weight.requires_grad == grad
+
+
+def orig_of(module: nn.Module, name: str) -> Any:
+    return getattr(module, name + "_orig")
+
+
+def all_one_more(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value + 1 for key, value in module.state_dict().items()}
+
+
+WRITES: dict[str, Callable[[nn.Module, str], object]] = {
+    "data": lambda m, name: orig_of(m, name).data.mul_(2),
+    "data replaced": lambda m, name: setattr(orig_of(m, name), "data", orig_of(m, name).data * 2),
+    "numpy": lambda m, name: np.copyto(orig_of(m, name).detach().numpy(), 3.0),
+    "mask through data": lambda m, name: getattr(m, name + "_mask").data.mul_(0.5),
+    "mask replaced": lambda m, name: setattr(m, name + "_mask", torch.zeros_like(orig_of(m, name))),
+    "parameter replaced": lambda m, name: setattr(m, name + "_orig", nn.Parameter(orig_of(m, name).detach() + 1)),
+    "step": lambda m, name: torch.optim.SGD(m.parameters(), lr=1.0).step(),
+    "load": lambda m, name: m.load_state_dict(all_one_more(m)),
+    "load by assigning": lambda m, name: m.load_state_dict(all_one_more(m), assign=True),
+    "to": lambda m, name: m.to(torch.float64),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("make", [lambda: (linear(), (torch.randn(2, 6),), ["weight"]), recurrent, attention])
+def test_no_write_leaves_a_product_of_before(make, write):
+    torch.manual_seed(0)
+    module, inputs, names = make()
+    name = names[0]
+    prune.l1_unstructured(module, name, amount=0.5)
+    out = module(*inputs)
+    (out[0] if isinstance(out, tuple) else out).sum().backward()
+    before = getattr(module, name).detach().clone()
+    WRITES[write](module, name)
+    now = getattr(module, name)
+    assert torch.equal(now, orig_of(module, name) * getattr(module, name + "_mask"))
+    assert now.dtype != before.dtype or not torch.equal(now, before)
+    copied = copy.deepcopy(module)
+    assert torch.equal(getattr(copied, name), now)
+    inputs = tuple(x.to(now.dtype) for x in inputs) if write == "to" else inputs
+    dense = copy.deepcopy(module)
+    prune.remove(dense, name)
+    results = [each(*inputs) for each in (module, copied, dense)]
+    for result in results[:2]:
+        pair = [r[0] if isinstance(r, tuple) else r for r in (result, results[2])]
+        assert torch.allclose(*pair, atol=1e-6)
+
+
+def test_functional_calls_and_vmap_see_what_they_are_given():
+    torch.manual_seed(0)
+    module, inputs, (name, _) = attention()
+    prune.l1_unstructured(module, name, amount=0.5)
+    state = {key: value.detach() for key, value in (*module.named_parameters(), *module.named_buffers())}
+    with torch.no_grad():
+        own = torch.func.functional_call(module, state, inputs)[0]
+        doubled = {**state, name + "_orig": 2 * state[name + "_orig"]}
+        both = {key: torch.stack([state[key], doubled[key]]) for key in state}
+        other = torch.func.functional_call(module, doubled, inputs)[0]
+        batched = torch.func.vmap(lambda each: torch.func.functional_call(module, each, inputs)[0])(both)
+    assert torch.allclose(own, module(*inputs)[0], atol=1e-6)
+    assert not torch.allclose(own, other, atol=1e-3)
+    assert torch.allclose(batched, torch.stack([own, other]), atol=1e-6)
+
+
+def test_a_parametrized_original_is_read_through_its_parametrization():
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    layer = prune.l1_unstructured(linear(), "weight", 8)
+    before = layer.weight.detach()
+    parametrize.register_parametrization(layer, "weight_orig", Doubled())
+    assert torch.equal(layer.weight, 2 * before)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["compile", "export", "trace"])
+def test_pruned_attention_compiles_exports_and_traces(how):
+    torch.manual_seed(0)
+    module, inputs, names = attention()
+    for name in names:
+        prune.l1_unstructured(module, name, amount=0.5)
+    torch._dynamo.reset()
+    call: Any
+    if how == "compile":
+        call = torch.compile(module, fullgraph=True, backend="aot_eager")
+    elif how == "export":
+        call = torch.export.export(module, inputs).module()
+    else:
+        call = torch.jit.trace(module, inputs)
+    assert torch.allclose(call(*inputs)[0], module(*inputs)[0], atol=1e-6)
 
 
 def test_checkpointing_and_autocast():

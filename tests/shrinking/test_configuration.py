@@ -1,9 +1,7 @@
 """Laws of uniform shrinking: a model that is built from the new configuration is the smaller model."""
 
 import copy
-import sys
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,13 +10,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling, tensors_in
 from secateur.shrinking import Configured
 from secateur.shrinking.configuration import _power, _reduced, tie_roles
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import zoo
 from support.unchanged import is_unchanged, state_of
 
 # of each what its configuration can say, found by experiment; the widths of T5 and Gemma 2 have to stay

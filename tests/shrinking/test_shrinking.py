@@ -3,8 +3,6 @@
 import copy
 import fnmatch
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,19 +10,18 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
+import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.allocation import by_name, everywhere
-from secateur.coupling import find_coupling, run, tensors_of
+from secateur.coupling import find_coupling, run, tensors_in, tensors_of
 from secateur.criteria import magnitude
 from secateur.shrinking import module as shrinking
 from secateur.shrinking import plan as plans
 from secateur.shrinking.choosing import by_cost
 from secateur.shrinking.plan import Plan, carry_out, plan_of, zero
 from secateur.shrinking.proof import difference, differs, outputs, probe_of
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import zoo
 from support.unchanged import is_unchanged, state_of
 
 NOTHING_LEAVES = {"shufflenet_v1", "unfold_attention"}  # their code fixes every width by a number or by neighbours
@@ -57,6 +54,36 @@ def uneven(seed):
     return criterion, allocate
 
 
+def built(name):
+    """A model of the zoo and its inputs, once it has shown what the law of the zoo says."""
+    state = torch.get_rng_state()
+    model, inputs = zoo.ZOO[name]()
+    assert torch.equal(torch.get_rng_state(), state), "building drew from the caller's generator"
+    torch.manual_seed(len(name))
+    again, inputs_again = zoo.ZOO[name]()
+    assert same(model.state_dict().values(), again.state_dict().values())
+    assert same(tensors_in(inputs), tensors_in(inputs_again))
+    assert not any(module.training for module in model.modules())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert sum(parameter.numel() for parameter in model.parameters()) < 1_000_000
+    assert all(tensor.shape[0] == 2 for tensor in tensors_in(inputs))
+    wide = tree_map_only(torch.Tensor, lambda each: each.double() if each.is_floating_point() else each, inputs)
+    with torch.no_grad():
+        singles = [*tensors_in(run(model, inputs))]
+        assert same(singles, tensors_in(run(again, inputs)))
+        doubles = [*tensors_in(run(again.double(), wide))]
+    assert any(tensor.is_floating_point() and tensor.dim() > 0 for tensor in doubles)
+    for single, double in zip(singles, doubles, strict=True):
+        if double.is_floating_point():
+            assert double.isfinite().all()
+            torch.testing.assert_close(single.double(), double.double(), rtol=1e-3, atol=1e-3)
+    return model, inputs
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
 @pytest.mark.parametrize("name", zoo.names("hand"))
 def test_zoo(name, monkeypatch):
     """Both ways of choosing; the proof finds nothing wrong, so what the rules say is right."""
@@ -69,7 +96,7 @@ def test_zoo(name, monkeypatch):
         return found
 
     monkeypatch.setattr(shrinking, "wrong_groups", spy)
-    model, inputs = zoo.ZOO[name]()
+    model, inputs = built(name)
     if name in NOTHING_LEAVES:
         state = state_of(model)
         with pytest.raises(ValueError, match="nothing of the model can leave"):
@@ -88,9 +115,17 @@ def test_zoo(name, monkeypatch):
     assert bool(frozen) == (name in FROZEN_BY_PROOF)
 
 
+def test_the_zoo_has_two_kinds_and_no_name_twice():
+    assert [*zoo.names("hand"), *zoo.names("transformers")] == list(zoo.ZOO)
+    with pytest.raises(ValueError, match='kind is "hand" or "transformers", not \'all\''):
+        zoo.names("all")
+    with pytest.raises(ValueError, match="the zoo has two models named 'mlp'"):
+        zoo.hand(zoo.vector(3), name="mlp")(torch.nn.Identity)
+
+
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_zoo_of_transformers(name):
-    model, inputs = zoo.ZOO[name]()
+    model, inputs = built(name)
     original = copy.deepcopy(model)
     shrink(model, inputs, 0.5, target="units")
     assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in original.parameters())

@@ -244,7 +244,7 @@ def test_other_dtypes_are_the_float32_result_rounded(solver, dtype):
     assert torch.equal(new, wide.to(dtype))
 
 
-@pytest.mark.parametrize("solver", [sparsegpt, admm, dsnot], ids=name)
+@pytest.mark.parametrize("solver", SOLVERS, ids=name)
 def test_the_layout_in_memory_does_not_matter(solver):
     weight, gram = layer(16, 60)
     new, mask = solved(solver, weight, 0.5, Rows(), gram)

@@ -47,7 +47,7 @@ def libraries():
 OPENED = {name: None if name is None else kernels._opened(FOLDER / name) for name in libraries()}
 
 
-@pytest.fixture(params=OPENED, ids=str, scope="module")
+@pytest.fixture(params=OPENED, ids=str)
 def compiled(request):
     """Each way to decode."""
     before = encodings.library

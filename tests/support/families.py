@@ -1,7 +1,6 @@
 """Small configurations of the model families that transformers stacks today, with random weights."""
 
 import torch
-import transformers as hf
 from torch import nn
 
 SMALL = {
@@ -52,37 +51,37 @@ def without(settings, *names):
 
 
 FAMILIES = {
-    "llama": (hf.LlamaForCausalLM, hf.LlamaConfig, SMALL),
-    "mistral": (hf.MistralForCausalLM, hf.MistralConfig, SMALL | {"sliding_window": 4}),
-    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config, SMALL),
-    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config, SMALL | {"head_dim": 4}),
-    "gemma2": (hf.Gemma2ForCausalLM, hf.Gemma2Config, SMALL | MIXED | {"query_pre_attn_scalar": 4}),
-    "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig, SMALL | MIXED | {"query_pre_attn_scalar": 4}),
-    "phi3": (hf.Phi3ForCausalLM, hf.Phi3Config, SMALL),
-    "gpt2": (hf.GPT2LMHeadModel, hf.GPT2Config, GPT2),
-    "gpt_neox": (hf.GPTNeoXForCausalLM, hf.GPTNeoXConfig, without(SMALL, "num_key_value_heads")),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SMALL),
+    "mistral": ("MistralForCausalLM", "MistralConfig", SMALL | {"sliding_window": 4}),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SMALL),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", SMALL | {"head_dim": 4}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", SMALL | MIXED | {"query_pre_attn_scalar": 4}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", SMALL | MIXED | {"query_pre_attn_scalar": 4}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", SMALL),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT2),
+    "gpt_neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", without(SMALL, "num_key_value_heads")),
     "opt": (
-        hf.OPTForCausalLM,
-        hf.OPTConfig,
+        "OPTForCausalLM",
+        "OPTConfig",
         without(SMALL, "num_key_value_heads", "intermediate_size") | {"ffn_dim": 24, "word_embed_proj_dim": 16},
     ),
-    "bloom": (hf.BloomForCausalLM, hf.BloomConfig, {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 4}),
+    "bloom": ("BloomForCausalLM", "BloomConfig", {"vocab_size": 64, "hidden_size": 16, "n_layer": 2, "n_head": 4}),
     "falcon": (
-        hf.FalconForCausalLM,
-        hf.FalconConfig,
+        "FalconForCausalLM",
+        "FalconConfig",
         without(SMALL, "num_key_value_heads", "intermediate_size") | {"alibi": False, "ffn_hidden_size": 24},
     ),
-    "bert": (hf.BertForMaskedLM, hf.BertConfig, without(SMALL, "num_key_value_heads")),
-    "t5": (hf.T5ForConditionalGeneration, hf.T5Config, ENCODER_DECODER | T5),
-    "bart": (hf.BartForConditionalGeneration, hf.BartConfig, ENCODER_DECODER | BART),
+    "bert": ("BertForMaskedLM", "BertConfig", without(SMALL, "num_key_value_heads")),
+    "t5": ("T5ForConditionalGeneration", "T5Config", ENCODER_DECODER | T5),
+    "bart": ("BartForConditionalGeneration", "BartConfig", ENCODER_DECODER | BART),
     "mixtral": (
-        hf.MixtralForCausalLM,
-        hf.MixtralConfig,
+        "MixtralForCausalLM",
+        "MixtralConfig",
         SMALL | {"num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "qwen2_moe": (
-        hf.Qwen2MoeForCausalLM,
-        hf.Qwen2MoeConfig,
+        "Qwen2MoeForCausalLM",
+        "Qwen2MoeConfig",
         SMALL
         | {
             "num_experts": 4,
@@ -92,13 +91,13 @@ FAMILIES = {
         },
     ),
     "qwen3_moe": (
-        hf.Qwen3MoeForCausalLM,
-        hf.Qwen3MoeConfig,
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
         SMALL | {"head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
     ),
     "mamba": (
-        hf.MambaForCausalLM,
-        hf.MambaConfig,
+        "MambaForCausalLM",
+        "MambaConfig",
         {
             "vocab_size": 64,
             "hidden_size": 16,
@@ -114,9 +113,11 @@ ENCODER_DECODERS = {"t5", "bart"}
 
 def make(family, seed=0, dtype=torch.float32):
     """A model of the family in evaluation mode."""
+    import transformers  # of its families only this one is imported
+
     kind, config, settings = FAMILIES[family]
     torch.manual_seed(seed)
-    model = kind(config(**settings)).eval()
+    model = getattr(transformers, kind)(getattr(transformers, config)(**settings)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:  # larger than the initial values, so that no path of the network is negligible

@@ -1,10 +1,19 @@
-"""A copy of the test's process, to be killed: much cheaper than a new one, which would import transformers again."""
+"""Processes that need not import torch again: a copy of the test's own, to be killed, and the ranks of a group."""
 
 import os
 import traceback
 import warnings
 
 import torch
+from torch import multiprocessing
+
+
+def on_ranks(body, *arguments, ranks=2):
+    """``body(rank, *arguments)`` in so many processes, forked from one that has done nothing but import torch."""
+    context = multiprocessing.get_context("forkserver")
+    needed = ["secateur", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"]
+    context.set_forkserver_preload(needed)
+    multiprocessing.start_processes(body, args=arguments, nprocs=ranks, start_method="forkserver")
 
 
 def forked(body):

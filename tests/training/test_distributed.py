@@ -3,12 +3,12 @@
 import pytest
 import torch
 import torch.distributed as distributed
-import torch.multiprocessing as multiprocessing
 from torch import nn
 
 from secateur import Pruner, criteria, regrowth, schedules
 from secateur.allocation import erk
 from secateur.training import group_lasso, growing
+from support.forks import on_ranks
 
 pytestmark = pytest.mark.distributed
 RANKS = 2
@@ -122,4 +122,4 @@ def in_a_process(rank, folder):
 
 
 def test_replicas_and_shards_choose_what_one_process_would(tmp_path):
-    multiprocessing.spawn(in_a_process, args=(str(tmp_path),), nprocs=RANKS)
+    on_ranks(in_a_process, str(tmp_path), ranks=RANKS)

@@ -577,7 +577,7 @@ def test_the_state_holds_a_bit_a_weight():
         (lambda state: state["shapes"].__setitem__(0, (3, 3)), r"0.weight: the state has a mask of shape \(3, 3\)"),
         (lambda state: state["names"].__setitem__(0, "x"), "x: .* the model has no such weight"),
         (lambda state: state.update(masks=state["masks"][:-1]), "bytes of torch.uint8, not"),
-        (lambda state: state.update(held={"0.weight": torch.zeros(2)}), "the state's held does not fit"),
+        (lambda state: state.update(held={"0.weight": torch.zeros(2)}), "has held, the Pruner has not"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing(change, message):
@@ -728,7 +728,7 @@ def test_convolutions_in_channels_last():
         model(inputs.to(memory_format=torch.channels_last)).square().mean().backward()
         optimizer.step()
     assert_zero_where_removed(model, pruner)
-    assert pruner._masks["0.weight"].stride() == model[0].weight.stride()
+    assert pruner._memory.masks["0.weight"].stride() == model[0].weight.stride()
     total = sum(mask.numel() for mask in pruner.masks.values())
     assert removed(model) == round(0.75 * total)
 
@@ -761,7 +761,7 @@ def test_soft_movement_keeps_what_is_above_a_threshold():
     assert seen[0] < 0.2
     assert seen[-1] > 0.5, "the penalty lowers all scores"
     for name, mask in pruner.masks.items():
-        assert torch.equal(mask, pruner._movement[name].double().sigmoid() > 0.45), name
+        assert torch.equal(mask, pruner._memory.movement[name].double().sigmoid() > 0.45), name
 
 
 def test_the_optimizer_of_another_model():

@@ -1,8 +1,16 @@
 """Transformers pruned block by block with calibration data: `oneshot`, in memory and from a directory."""
 
 from secateur.blockwise.calibration import read_calibration
-from secateur.blockwise.directory import build_on_meta
-from secateur.blockwise.products import add_gram
+from secateur.blockwise.directory import blaming_config, build_on_meta, family_of, parameters_counted
 from secateur.blockwise.pruning import Layer, OneShot, oneshot
 
-__all__ = ["Layer", "OneShot", "add_gram", "build_on_meta", "oneshot", "read_calibration"]
+__all__ = [
+    "Layer",
+    "OneShot",
+    "blaming_config",
+    "build_on_meta",
+    "family_of",
+    "oneshot",
+    "parameters_counted",
+    "read_calibration",
+]

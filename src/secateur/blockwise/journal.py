@@ -1,47 +1,66 @@
 """A directory that is being made, by a process that may be killed at any moment and started again.
 
 Law: what the journal says is done is on the disk; it grows by one block at a time; under the final name there is all or
-nothing; a run with other arguments or data does not go on with what is there.
+nothing; a run with other arguments, data or source files does not go on with what is there; a folder that no run has
+begun is not touched.
+
+Beside the final name is ``<out>.unfinished`` with the journal, the lock, and the copy, ``result``, in which nothing is
+written but what shall be in the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, printable
-from secateur.support import track, write_whole
+from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, files_below, printable
+from secateur.support import Fields, track, write_whole
 
-__all__ = ["Unfinished", "unfinished", "unfinished_folder"]
+__all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy", "unfinished_folder"]
 
-PRIVATE = ".secateur"
+FORMAT = 2
+RESULT = "result"
 JOURNAL = "journal.json"
+LOCK = ".secateur.lock"
+ADDED = "added"
+_TEMPORARY = re.compile(r"added|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
+_STATUS = ("size", "mtime_ns", "ctime_ns", "inode")
 
 
 class Unfinished:
     """The copy that is being pruned, and the journal of what is done.
 
-    ``folder`` is ``<out>.unfinished``, ``blocks`` what `note` was given of each block, in its order, ``facts`` what was
-    found out once, such as the sparsity of each weight.
+    ``folder`` is the copy, ``blocks`` what `note` was given of each block, in its order, ``facts`` what was found out
+    once, such as the sparsity of each weight. Where an earlier run left them, `found` gives them field by field.
     """
 
-    def __init__(self, out: Path, request: Mapping[str, Any]) -> None:
-        self.out = out
-        self.folder = unfinished_folder(out)
-        self.private = self.folder / PRIVATE
+    def __init__(self, out: Path, request: Mapping[str, Any], source: Path) -> None:
+        self.out, self.source = out, source
+        self.place = unfinished_folder(out)
+        self.folder = unfinished_copy(out)
+        self.hint = f" Remove {self.place} to begin anew."
         self.request = json.loads(json.dumps(request))
+        self.files: dict[str, dict[str, Any]] = {}  # of the source, as they were copied
         self.blocks: list[dict[str, Any]] = []
         self.facts: dict[str, Any] = {}
         self.copied = False
 
     def note(self, block: Mapping[str, Any]) -> None:
-        """A block is done: its weights are on the disk already."""
+        """A block is done: its weights are on the disk already.
+
+        Raises:
+            CheckpointError: the source that it was made from changed meanwhile; it does not count as done then.
+        """
+        self._check_source()
         self.blocks.append(dict(block))
         self._write()
 
@@ -50,54 +69,171 @@ class Unfinished:
         self.facts.update(facts)
         self._write()
 
+    def found(self) -> Fields:
+        """``blocks`` and ``facts``, to be taken field by field: a journal is a file like others."""
+        both = {"blocks": self.blocks, "facts": self.facts}
+        return Fields(both, self.place / JOURNAL, error=CheckpointError, hint=self.hint)
+
     def read(self) -> None:
         """What an earlier run left, if it was of the same request.
 
         Raises:
-            CheckpointError: it was of another; the message names the differences.
+            CheckpointError: it was of another, and the message names the differences; or the journal is damaged.
         """
-        path = self.private / JOURNAL
-        try:
-            found = json.loads(path.read_text("utf-8"))
-            request, self.blocks, self.facts = found["request"], found["blocks"], found["facts"]
-        except FileNotFoundError:
+        path = self.place / JOURNAL
+        if not os.path.lexists(path):
             return
-        except (ValueError, KeyError, TypeError):
-            raise CheckpointError(f"{path}: damaged; remove {self.folder} to begin anew.") from None
+        # an error of a layer may be infinite, and Python writes that
+        journal = Fields.read(path, error=CheckpointError, hint=self.hint, finite=False)
+        if journal.values.get("format") != FORMAT:
+            raise journal.wrong("format", f"is not {FORMAT}: no journal of this version")
+        journal.only("format", "sha256", "request", "source", "copied", "blocks", "facts")
+        request = journal.take("request", dict)
+        sources = journal.inner("source")
+        files = {
+            name: {key: one.take(key, int, least=0) for key in _STATUS} | {"sha256": one.take("sha256", str)}
+            for name, one in zip(sources.values, map(sources.inner, sources.values), strict=True)
+        }
+        blocks, facts, copied = journal.each("blocks", dict), journal.take("facts", dict), journal.take("copied", bool)
+        if journal.take("sha256", str) != _digest(journal.values):
+            raise journal.wrong("sha256", "is not that of the rest")
         if differences := list(_differences(request, self.request)):
             raise CheckpointError(
-                f"{self.folder}: was begun with {'; '.join(differences)}. Run the same command again to finish it, or "
+                f"{self.place}: was begun with {'; '.join(differences)}. Run the same command again to finish it, or "
                 "remove it to begin anew."
             )
-        self.copied = True
+        if copied and self.folder.is_dir():  # it has been published otherwise, and was taken away since
+            self.files, self.blocks, self.facts, self.copied = files, blocks, facts, copied
 
-    def copy(self, source: Path) -> None:
+    def begin(self) -> None:
+        """Makes the place one's own, or goes on with it; refuses a source that is another now."""
+        if self.copied:
+            self._check_source()
+        else:
+            self._write()
+
+    def copy(self) -> None:
         """Copies the source, from the beginning if an earlier copy was broken off."""
         if self.copied:
             return
-        for path in self.folder.iterdir():
-            if path.name != PRIVATE:
-                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        for path in track(copy_tree(source, self.folder), "copying"):
-            _synchronise(self.folder / path)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir()
+        before = self._statuses()
+        for path in track(copy_tree(self.source, self.folder), "copying"):
+            with open(self.folder / path, "rb") as file:
+                os.fsync(file.fileno())  # some file systems say only now that the disk is full
+                self.files[_key(path)] = {"sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        for path, status in self._statuses().items():
+            if before.get(path) != status or _key(path) not in self.files:
+                raise CheckpointError(f"{self.source / path}: changed while it was copied; run the same command again.")
+            self.files[_key(path)].update(status)
         self.copied = True
         self._write()
 
+    def add(self, name: str, text: str) -> None:
+        """A file in the copy that is not of the source; a kill leaves none of it there."""
+        os.replace(write_whole(self.place / ADDED, text), self.folder / name)
+
     def publish(self) -> None:
         """Gives the directory its final name."""
+        self._check_source()
         for directory, _, files in os.walk(self.folder):
             for name in files:
-                _synchronise(Path(directory) / name)
+                with open(Path(directory) / name, "rb") as file:
+                    os.fsync(file.fileno())
         if os.path.lexists(self.out):
             raise CheckpointError(
                 f"{self.out}: was created by somebody else in the meantime; move it, and run the same command again."
             )
-        shutil.rmtree(self.private)
         self.folder.rename(self.out)
+        self.remove()
+
+    def remove(self) -> None:
+        """The whole place, the lock last, so that at any moment it is known whose it is, and nobody else is in it."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.sweep()
+        (self.place / JOURNAL).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # Windows keeps what is open; the next run may be here already
+            (self.place / LOCK).unlink()
+            self.place.rmdir()
+
+    def check_place(self) -> None:
+        """Whether what is there was put there by a run, from its names alone.
+
+        Raises:
+            CheckpointError: it is a link or a file, or holds what no run has put there.
+        """
+        if not os.path.lexists(self.place):
+            return
+        if self.place.is_symlink() or not self.place.is_dir():
+            raise CheckpointError(
+                f"{self.place}: no folder of an unfinished run, and in the way of one; move it, or choose another name "
+                "for the result."
+            )
+        names = set(os.listdir(self.place))
+        ours = {LOCK, JOURNAL, RESULT} if JOURNAL in names else {LOCK}
+        for name in sorted(names):
+            path = self.place / name
+            kind = stat.S_ISDIR if name == RESULT else stat.S_ISREG
+            if not (name in ours or _TEMPORARY.fullmatch(name)) or not kind(os.lstat(path).st_mode):
+                raise CheckpointError(
+                    f"{self.place}: holds {printable(name)}, which no unfinished run has put there; move it, or choose "
+                    "another name for the result."
+                )
+
+    def sweep(self) -> None:
+        """Half of a file that a killed run was writing."""
+        for name in os.listdir(self.place):
+            if _TEMPORARY.fullmatch(name):
+                (self.place / name).unlink()
+
+    def _statuses(self) -> dict[Path, dict[str, int]]:
+        found = {}
+        for path in files_below(self.source):
+            status = os.stat(self.source / path)
+            numbers = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
+            found[path] = dict(zip(_STATUS, numbers, strict=True))
+        return found
+
+    def _check_source(self) -> None:
+        """The files are those that were copied: of what looks as it did, nothing is read."""
+        now, changed = self._statuses(), False
+        for name in self.files.keys() - {_key(path) for path in now}:
+            raise self._of_another(name, "is gone")
+        for path, status in now.items():
+            before = self.files.get(_key(path))
+            if before is None:
+                raise self._of_another(_key(path), "is new")
+            if status == {key: before[key] for key in _STATUS}:
+                continue
+            changed = True
+            with open(self.source / path, "rb") as file:
+                same = status["size"] == before["size"]
+                if not same or hashlib.file_digest(file, "sha256").hexdigest() != before["sha256"]:
+                    raise self._of_another(_key(path), "changed")
+            before.update(status)
+        if changed:
+            self._write()
+
+    def _of_another(self, name: str, what: str) -> CheckpointError:
+        return CheckpointError(
+            f"{printable(str(self.source / name))}: {what} since {self.place} was begun; put it back as it was to go "
+            f"on, or remove {self.place} to begin anew."
+        )
 
     def _write(self) -> None:
-        found = {"request": self.request, "blocks": self.blocks, "facts": self.facts}
-        write_whole(self.private / JOURNAL, json.dumps(found, indent=1, ensure_ascii=False))
+        found = {
+            "format": FORMAT,
+            "request": self.request,
+            "source": self.files if self.copied else {},
+            "copied": self.copied,
+            "blocks": self.blocks,
+            "facts": self.facts,
+        }
+        found["sha256"] = _digest(found)
+        write_whole(self.place / JOURNAL, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def unfinished_folder(out: Path) -> Path:
@@ -109,6 +245,19 @@ def unfinished_folder(out: Path) -> Path:
     return out.with_name(f"{out.name}.unfinished")
 
 
+def unfinished_copy(out: Path) -> Path:
+    """What becomes the directory, in there."""
+    return unfinished_folder(out) / RESULT
+
+
+def check_new(out: Path) -> None:
+    """`CheckpointError` unless a directory of this name can be made."""
+    if os.path.lexists(out):
+        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
+    if not out.parent.is_dir():
+        raise CheckpointError(f"{out.parent}: no such directory; create it first.")
+
+
 @contextlib.contextmanager
 def unfinished(
     out: Path, request: Mapping[str, Any], source: Checkpoint, *, first: bool = True
@@ -117,64 +266,71 @@ def unfinished(
 
     Args:
         out: must not exist; the directory above it must.
-        request: what the bytes of the result depend on, as JSON.
-        source: what is copied; fails before the copy where the disk has no room for it.
+        request: what the bytes of the result depend on beside the source, as JSON.
+        source: what is copied; fails before the copy where the disk has no room for it. Its files are known again by
+            size, times and inode; one of which these differ is read, and must have the bytes that were copied.
         first: whether this process is the one that writes; others only read what it wrote.
 
     Raises:
-        CheckpointError: ``out`` exists, another process is at work on it, an earlier run was of another request, or
-            the disk is full.
+        CheckpointError: ``out`` exists, another process is at work on it, an earlier run was of another request or
+            source, its journal is damaged, what is there is nobody's unfinished run, or the disk is full.
     """
-    if os.path.lexists(out):
-        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
-    if not out.parent.is_dir():
-        raise CheckpointError(f"{out.parent}: no such directory; create it first.")
-    run = Unfinished(out, request)
+    check_new(out)
+    run = Unfinished(out, request, source.root)
     if not first:
         run.read()
         yield run
         return
-    run.private.mkdir(parents=True, exist_ok=True)
+    run.check_place()
+    run.place.mkdir(exist_ok=True)
     with _locked(run):
+        run.check_place()  # another run may have ended since
+        run.read()
+        run.sweep()
         try:
-            run.read()
-            if not run.copied and (free := shutil.disk_usage(run.folder).free) < source.nbytes:
+            check_new(out)
+            if not run.copied and (free := shutil.disk_usage(run.place).free) < source.nbytes:
                 raise CheckpointError(
                     f"{out.parent}: {free / 1e9:.3g} GB are free, and the result takes {source.nbytes / 1e9:.3g} GB."
                 )
+            run.begin()
             yield run
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
             raise CheckpointError(
-                f"{run.folder}: the disk is full; free space and run the same command again, the "
+                f"{run.place}: the disk is full; free space and run the same command again, the "
                 f"{len(run.blocks)} finished blocks are kept."
             ) from None
         finally:
-            if run.private.exists() and not run.blocks and not (run.private / JOURNAL).exists():
-                shutil.rmtree(run.folder, ignore_errors=True)
+            if not run.copied and run.place.exists():
+                run.remove()
 
 
 @contextlib.contextmanager
 def _locked(run: Unfinished) -> Iterator[None]:
     """The lock goes with the process, also if that is killed."""
+    import filelock
+
+    lock = filelock.FileLock(run.place / LOCK, timeout=0)
     try:
-        import fcntl
-    except ImportError:  # Windows
+        lock.acquire()
+    except filelock.Timeout:
+        raise CheckpointError(f"{run.place}: another process is at work here; wait for it.") from None
+    try:
         yield
-        return
-    with open(run.private / "lock", "w", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CheckpointError(f"{run.folder}: another process is at work here; wait for it.") from None
-        yield
+    finally:
+        lock.release()
 
 
-def _synchronise(path: Path) -> None:
-    """Some file systems say only now that the disk is full."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+def _digest(journal: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in journal.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def _key(path: Path) -> str:
+    """A relative path as text that any file can hold, also where a name is no UTF-8."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def _differences(before: Any, now: Any, path: str = "") -> Iterator[str]:

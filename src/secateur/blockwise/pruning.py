@@ -13,25 +13,34 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, check_sparsity, uniform
+from secateur import allocation, patterns, solvers
+from secateur.allocation import Allocation, check_sparsity, narrowest, uniform
 from secateur.blockwise.dense_scores import shared_out
-from secateur.blockwise.directory import BlockFiles, build_on_meta
+from secateur.blockwise.directory import BlockFiles, blaming_config, build_on_meta
 from secateur.blockwise.finding import find_blocks
-from secateur.blockwise.journal import Unfinished, unfinished, unfinished_folder
-from secateur.blockwise.replay import RUNS_AGAIN, Outputs, Replay
-from secateur.blockwise.walk import Job, Layer, Solve, Solved, choose_targets, prepared, rank_and_world, walk
-from secateur.checkpoints import RECORD, Checkpoint, check_places, inspect_checkpoint, open_checkpoint
+from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
+from secateur.blockwise.replay import RUNS_AGAIN, LostOutputError, Outputs, Replay
+from secateur.blockwise.walk import Job, Layer, Solve, Solved, choose_targets, find_next, prepared, rank_and_world, walk
+from secateur.checkpoints import (
+    RECORD,
+    CheckpointError,
+    check_places,
+    inspect_checkpoint,
+    open_checkpoint,
+    previous_record,
+    printable,
+)
 from secateur.evidence import needs
 from secateur.patterns import NM, Pattern, Rows, Unstructured, word_of
 from secateur.solvers import admm
-from secateur.support import Forward, device_of, moved, run, unchanged, unwrapped, write_whole
+from secateur.support import Fields, Forward, device_of, moved, run, unchanged, unwrapped
 from secateur.version import __version__
 
 __all__ = ["Layer", "OneShot", "oneshot"]
@@ -71,9 +80,9 @@ def oneshot(
     batches: Iterable[Any],
     sparsity: float | None = None,
     *,
-    solver: Solve = admm,
-    pattern: Pattern | None = None,
-    allocate: Allocation = uniform,
+    solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
+    allocate: str | Allocation = uniform,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     out: Path | str | None = None,
@@ -107,8 +116,10 @@ def oneshot(
         sparsity: fraction of each weight that is removed; none for a pattern that fixes it, such as ``NM(2, 4)``.
         solver: ``(weight, sparsity, pattern, *, <evidence>) -> (new weight, mask)``, by default `admm`; others are in
             `secateur.solvers` and `secateur.solvers`, and `from_criterion` makes one of any criterion. It may ask
-            for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``.
-        pattern: `Unstructured` by default. Experts, and other matrices that share a tensor, compete apart.
+            for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``. Or a word, such as ``"sparsegpt"``.
+        pattern: `Unstructured` by default, and `Rows` where the solver's scores compare within an output, as Wanda's
+            and DSnoT's do; or a word, such as ``"2:4"``. Experts, and other matrices that share a tensor, compete
+            apart.
         allocate: how the sparsity is shared out among the weights; see `secateur.allocation`. `uniform` gives all the
             same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
             them.
@@ -131,7 +142,8 @@ def oneshot(
     >>> [(layer.name, layer.sparsity, layer.tokens) for layer in done.layers]
     [('0.0.weight', 0.5, 32), ('1.0.weight', 0.5, 32)]
     """
-    pattern = Unstructured() if pattern is None else pattern
+    solver, allocate = solvers.parse(solver), allocation.parse(allocate)
+    pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)
     _check_sparsity(sparsity, pattern)
     words = needs(solver)
     if impossible := sorted(set(words) - GATHERED):
@@ -191,7 +203,7 @@ class _InMemory:
 
 @dataclass(frozen=True)
 class _Ask:
-    """What the bytes of a pruned directory depend on, but for the batches."""
+    """What the bytes of a pruned directory depend on, but for the batches and the source's files."""
 
     source: Path
     out: Path
@@ -203,16 +215,9 @@ class _Ask:
     exclude: list[str] | None
     arguments: Mapping[str, Any]
 
-    def request(self, checkpoint: Checkpoint, data: str) -> dict[str, Any]:
+    def request(self, data: str) -> dict[str, Any]:
         """As JSON: what a run that goes on must have in common with the one that was killed."""
         return {
-            "source": {
-                "config": hashlib.sha256(json.dumps(checkpoint.config, sort_keys=True).encode()).hexdigest()[:16],
-                "tensors": {
-                    str(file.relative_to(checkpoint.root)): [file.stat().st_size, _header_hash(file)]
-                    for file in checkpoint.files
-                },
-            },
             "data": data,
             "sparsity": self.sparsity,
             "pattern": word_of(self.pattern),
@@ -235,35 +240,43 @@ def _prune_directory(
     on_layer: Callable[[Layer], None] | None,
     started: float,
 ) -> OneShot:
+    check_new(ask.out)
     check_places(ask.source, ask.out)
+    try:
+        json.dumps(ask.arguments, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {error}.") from None
     checkpoint = open_checkpoint(ask.source)
+    previous = previous_record(ask.source)
     every = batches if isinstance(batches, Sequence) else list(batches)
     held = _held(every)
     device = torch.device("cpu" if device is None else device)
     model = build_on_meta(checkpoint)
     for buffers in [module._buffers for module in model.modules()]:
         buffers.update({key: None if buffer is None else buffer.to(device) for key, buffer in buffers.items()})
-    blocks = find_blocks(model)
+    with blaming_config(ask.source, "the model is not one of repeated blocks"):
+        blocks = find_blocks(model)
     targets, left_alone = choose_targets(model, blocks, ask.include, ask.exclude)
-    files = BlockFiles(model, blocks, checkpoint, unfinished_folder(ask.out), device)
+    files = BlockFiles(model, blocks, checkpoint, unfinished_copy(ask.out), device)
     files.check()
-    request = ask.request(checkpoint, digest(every))
+    forward = functools.partial(_run_of_directory, ask.source) if forward is None else forward
+    _try(model, files, held[0], forward, device)
+    request = ask.request(digest(every))
     rank, world = rank_and_world()
     if rank:
         _barrier(world)  # the first process has copied the source
     with unfinished(ask.out, request, checkpoint, first=not rank) as begun, prepared(model):
         if not rank:
-            begun.copy(ask.source)
+            begun.copy()
             _barrier(world)
         job = Job(ask.solver, ask.pattern, {}, words, on_layer, [], left_alone)
-        job.left_alone.update(begun.facts.get("left_alone", {}))
-        job.layers.extend(_layer_from_json(layer) for block in begun.blocks for layer in block["layers"])
+        sparsities = _gone_on_with(begun, job, blocks, targets)
         weights = _InFiles(files, begun, job)
         outputs = Outputs(activations)
         replay = Replay(model, blocks, outputs=outputs, forward=forward, on_arrival=weights.arrive, device=device)
         with contextlib.closing(_Closing(outputs)), replay.installed(), torch.random.fork_rng(devices=[]):
-            if "sparsities" in begun.facts:
-                job.sparsities = begun.facts["sparsities"]
+            if sparsities is not None:
+                job.sparsities = sparsities
             else:
                 job.sparsities = shared_out(
                     ask.allocate, ask.sparsity, ask.pattern, targets, model, replay, weights, held
@@ -273,10 +286,45 @@ def _prune_directory(
             walk(replay, weights, held, job, already=[block["name"] for block in begun.blocks])
         done = _report(job, time.monotonic() - started, ask.out)
         if not rank:
-            write_record(begun, done, ask, request, files)
+            write_record(begun, done, ask, request, files, previous)
             begun.publish()
         _barrier(world)
     return done
+
+
+def _run_of_directory(root: Path, model: nn.Module, batch: Any) -> Any:
+    """`run`; what a model raises that can't compute with what its configuration says is an error of that."""
+    try:
+        return run(model, batch)
+    except (CheckpointError, LostOutputError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if _is_our_own(error):
+            raise
+        with blaming_config(root, "the model that it describes does not run on the batches"):
+            raise
+
+
+def _is_our_own(error: Exception) -> bool:
+    """Whether a call of this library found it, and not the model's code or torch's, of which no frame may be seen."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    frame = None if trace is None else trace.tb_frame
+    own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
+    watched = frame is not None and frame.f_code.co_name == "__torch_function__"  # where torch's products are called
+    return isinstance(error, ValueError | TypeError) and own and not watched
+
+
+def _try(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> None:
+    """Runs one batch to the end of the first block: what can't run is an error before anything is copied."""
+    replay = Replay(model, files.blocks, forward=forward, on_arrival=files.arrive, device=device)
+    with prepared(model), replay.installed(), torch.random.fork_rng(devices=[]):
+        name = find_next(replay, [batch])
+        if name is not None:
+            files.load(name, finished=False)
+            replay.run(0, batch, lambda _name, _args, _kwargs, call: call())
+            files.unload(name)
 
 
 class _InFiles:
@@ -307,9 +355,58 @@ class _InFiles:
                 self.files.blocks[block].get_parameter(name).copy_(solved.values)
 
 
-def _layer_from_json(found: Mapping[str, Any]) -> Layer:
-    lists = {key: tuple(found[key]) for key in ("shape", "without_tokens", "warnings")}
-    return Layer(**{**found, **lists})
+def _gone_on_with(
+    begun: Unfinished, job: Job, blocks: Mapping[str, nn.Module], targets: Mapping[str, nn.Parameter]
+) -> dict[str, float | None] | None:
+    """Adds what an earlier run did to the job; the sparsities that it went by, None if it did not come so far."""
+    journal = begun.found()
+    seen: set[str] = set()
+    for block in journal.inners("blocks"):
+        block.only("name", "layers", "tensors")
+        name = block.take("name", str)
+        if name not in blocks or name in seen:
+            raise block.wrong("name", f"is {printable(name)}, which is no block of the model, or is there twice")
+        seen.add(name)
+        written = block.inner("tensors")
+        for tensor in map(written.inner, written.values):
+            tensor.only("sparsity", "removed", "kept_as_they_were")
+            tensor.take("sparsity", float, least=0, most=1)
+            tensor.take("removed", int, least=0)
+            tensor.take("kept_as_they_were", bool)
+        for layer in block.inners("layers"):
+            found = _layer_from_journal(layer)
+            if found.name not in targets or found.block != name:
+                raise layer.wrong("name", f"is {printable(found.name)}, which is no weight to prune in {name}")
+            job.layers.append(found)
+    facts = journal.inner("facts")
+    facts.only("sparsities", "left_alone")
+    if "left_alone" in facts.values:
+        reasons = facts.inner("left_alone")
+        job.left_alone.update({reason: reasons.each(reason, str) for reason in reasons.values})
+    if "sparsities" not in facts.values:
+        if seen:
+            raise facts.wrong("sparsities", "is missing")
+        return None
+    shares = facts.inner("sparsities")
+    sparsities = {name: shares.maybe(name, float, least=0, most=1) for name in shares.values}
+    if sparsities.keys() != targets.keys():
+        raise facts.wrong("sparsities", "is of other weights than those to prune")
+    return sparsities
+
+
+def _layer_from_journal(found: Fields) -> Layer:
+    found.only(*(field.name for field in fields(Layer)))
+    return Layer(
+        found.take("name", str),
+        found.take("block", str),
+        tuple(found.each("shape", int, least=0)),
+        found.take("sparsity", float, least=0, most=1),
+        found.maybe("error", float),
+        found.take("tokens", int, least=0),
+        found.take("seconds", float, least=0),
+        tuple(found.each("without_tokens", int, least=0)),
+        tuple(found.each("warnings", str)),
+    )
 
 
 def _barrier(world: int) -> None:
@@ -349,12 +446,6 @@ def digest(batches: Iterable[Any]) -> str:
     return total.hexdigest()
 
 
-def _header_hash(file: Path) -> str:
-    with open(file, "rb") as opened:
-        length = int.from_bytes(opened.read(8), "little")
-        return hashlib.sha256(opened.read(length)).hexdigest()[:16]
-
-
 def _described(function: Any) -> str:
     """A callable's name, with what a partial gives it."""
     if isinstance(function, functools.partial):
@@ -373,15 +464,20 @@ def _versions() -> dict[str, str]:
     return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
-def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str, Any], files: BlockFiles) -> None:
+def write_record(
+    run: Unfinished,
+    done: OneShot,
+    ask: _Ask,
+    request: Mapping[str, Any],
+    files: BlockFiles,
+    previous: Mapping[str, Any] | None,
+) -> None:
     """``secateur.json``; no time and no path of our own: the same call on the same files writes the same bytes.
 
     Names are those of the tensors in files, but under ``layers``, where they are the model's. ``removed`` leaves out
-    what stands in several tensors of the file and competed as one, where the pattern counts units.
+    what stands in several tensors of the file and competed as one, where the pattern counts units. ``previous`` is the
+    record of the source.
     """
-    previous = None
-    with contextlib.suppress(OSError, ValueError):  # of the source: in the copy it may be our own
-        previous = json.loads((ask.source / RECORD).read_text("utf-8"))
     pruned = {name: found for block in run.blocks for name, found in block["tensors"].items()}
     alone = {name for name in pruned if isinstance(ask.pattern, Unstructured | Rows | NM) or files.stands_alone(name)}
     record = {
@@ -412,7 +508,7 @@ def write_record(run: Unfinished, done: OneShot, ask: _Ask, request: Mapping[str
     }
     if previous is not None:
         record["previous"] = previous
-    write_whole(run.folder / RECORD, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    run.add(RECORD, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def _refuse_unready(model: nn.Module) -> None:

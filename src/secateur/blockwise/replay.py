@@ -44,6 +44,8 @@ class _Stop(BaseException):
 class Outputs:
     """What blocks returned, for each batch: in memory, or in files that are mapped into it.
 
+    What is dropped gives its memory to the next of its shape, so that a walk does not cut the heap up.
+
     >>> outputs = Outputs()
     >>> outputs.save("blocks.0", 0, (torch.ones(2), None))
     >>> outputs.load("blocks.0", 0)
@@ -52,6 +54,8 @@ class Outputs:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
+        self._free: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
+        self._own: dict[tuple[str, int], list[Tensor]] = {}
         self._held: dict[str, dict[int, Any]] = {}
         self._files: dict[tuple[str, int], list[Path]] = {}
 
@@ -65,6 +69,8 @@ class Outputs:
 
     def drop(self, name: str, number: int) -> None:
         self._held[name].pop(number, None)
+        for tensor in self._own.pop((name, number), []):
+            self._free.setdefault((tensor.shape, tensor.dtype), []).append(tensor)
         if not self._held[name]:
             del self._held[name]
         for path in self._files.pop((name, number), []):
@@ -80,10 +86,14 @@ class Outputs:
         for name, held in list(self._held.items()):
             for number in list(held):
                 self.drop(name, number)
+        self._free.clear()
 
     def _placed(self, name: str, number: int, tensor: Tensor) -> Tensor:
         if self.folder is None or not tensor.numel():
-            return tensor.cpu()
+            free = self._free.get((tensor.shape, tensor.dtype))
+            place = free.pop() if free else torch.empty(tensor.shape, dtype=tensor.dtype)
+            self._own.setdefault((name, number), []).append(place)
+            return place.copy_(tensor)
         files = self._files.setdefault((name, number), [])
         path = self.folder / f"{name}.{number}.{len(files)}.activations"
         files.append(path)
@@ -124,7 +134,8 @@ class Replay:
         self.device = device
         self.done: list[str] = []
         self.keep_all = False
-        self._shapes: dict[str, dict[int, Any]] = {}
+        self._likes: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+        self._shapes: dict[tuple[str, int], Any] = {}
         self._poisoned: set[str] = set()
         self._used_poison = False
         self._at = 0
@@ -236,7 +247,14 @@ class Replay:
     def _keep(self, name: str, args: Any, kwargs: Any, call: Call) -> None:  # noqa: ARG002
         number, output = self._at, call()
         self.outputs.save(name, number, output)
-        self._shapes.setdefault(name, {})[number] = mapped(output, lambda tensor: tensor.detach().to("meta"))
+        self._shapes[name, number] = mapped(output, self._like)
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        """One tensor on the meta device for all of a shape: many small things that stay would cut the memory up."""
+        key = (tensor.shape, tensor.dtype)
+        if key not in self._likes:
+            self._likes[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return self._likes[key]
 
     def _arrive(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002
         if self._within and module not in self._outside:
@@ -267,7 +285,7 @@ class Replay:
         if name in self._poisoned or not self.outputs.has(name, self._at):
             self._used_poison = True
             device = self.device or torch.device("cpu")
-            return mapped(self._shapes[name][self._at], lambda tensor: _poison(tensor, device))
+            return mapped(self._shapes[name, self._at], lambda tensor: _poison(tensor, device))
         return moved(self.outputs.load(name, self._at), self.device)
 
     def _check(self, name: str, args: Any, kwargs: Any) -> None:
@@ -283,8 +301,9 @@ class Replay:
             raise LostOutputError(name)
         if found and not self._within:
             raise ValueError(
-                f"what {name} receives in batch {self._at} holds NaN; look at the batch, or run the model in a wider "
-                "dtype (float16 overflows where bfloat16 does not)."
+                f"what {name} receives in batch {self._at} holds NaN; look at the batch, at the model's configuration "
+                "(config.json) and its weights, or run the model in a wider dtype (float16 overflows where bfloat16 "
+                "does not)."
             )
 
 

@@ -55,8 +55,8 @@ class Layer:
     """What became of one weight.
 
     ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
-    the pruned model; None where no token did. ``tokens`` counts those inputs; ``without_tokens`` are the experts that
-    none were sent to, which were pruned by magnitude.
+    the pruned model; None where no token did, or where the outputs were all 0 and no longer are. ``tokens`` counts
+    those inputs; ``without_tokens`` are the experts that none were sent to, which were pruned by magnitude.
     """
 
     name: str
@@ -280,7 +280,7 @@ def observe(
     """The sums of what meets the block's weights when the batches are run up to it and through it.
 
     Raises:
-        ValueError: a batch does not run the block, or the model runs it more than once.
+        ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
     products = Products(wanted, frozenset(words))
@@ -313,6 +313,19 @@ def observe(
     found = reduced(products)
     for sums in {id(sums): sums for sums in found.values()}.values():
         sums.finish()
+    for piece, sums in found.items():
+        if not sums.is_finite():
+            for local, weight in wanted.items():  # which may be why
+                if not bool(weight.isfinite().all()):
+                    shape = tuple(weight.shape)
+                    raise ValueError(
+                        f"{name}.{local}: the weight of shape {shape} has entries that are NaN or infinite."
+                    )
+            raise ValueError(
+                f"{name}.{piece.name}: what it is multiplied with holds NaN or infinity, or squares beyond float64; "
+                "look at the batches, at the model's configuration (config.json) and its weights, or run the model in "
+                "a wider dtype (float16 overflows where bfloat16 does not)."
+            )
     return found
 
 
@@ -405,6 +418,8 @@ def _solve_pieces(
                     new, mask = job.solver(matrix, job.sparsities[full], job.pattern, **evidence)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{full}: {error}") from error
+        if not bool(new.isfinite().all()):
+            raise ValueError(f"{full}: the solver's new weight of shape {tuple(new.shape)} holds NaN or infinity.")
         said += [str(warning.message) for warning in caught]
         if sums is not None:
             parts = sums.error(matrix, new)
@@ -412,12 +427,15 @@ def _solve_pieces(
         removed += mask.numel() - int(mask.sum())
         piece.of(solved.values).copy_(new)
         piece.of(solved.mask).copy_(mask)
+    relative = lost / whole if whole > 0 else 0.0 if tokens and not lost > 0 else None
+    if tokens and relative is None:
+        said.append("its outputs were all 0 and no longer are; no error relates to that.")
     return Layer(
         full,
         block,
         tuple(parameter.shape),
         removed / parameter.numel(),
-        lost / whole if whole > 0 else (0.0 if tokens else None),
+        relative,
         tokens,
         time.monotonic() - started,
         tuple(unseen) if len(pieces) > 1 else (),

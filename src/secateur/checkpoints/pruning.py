@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.allocation import Allocation, check_sparsity, everywhere
+from secateur.allocation import Allocation, check_sparsity, settled
 from secateur.checkpoints.inspection import Inspection, inspect_checkpoint
 from secateur.checkpoints.layouts import Layout, layout_of
 from secateur.checkpoints.reading import (
@@ -34,9 +34,9 @@ from secateur.checkpoints.reading import (
     write_tensor,
 )
 from secateur.criteria import magnitude
-from secateur.patterns import Pattern, Unstructured, word_of
+from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import track
+from secateur.support import records, track
 from secateur.version import __version__
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "RECORD",
     "check_places",
     "choose_targets",
+    "previous_record",
     "sparsify_checkpoint",
 ]
 
@@ -100,9 +101,9 @@ def sparsify_checkpoint(
     out: Path | str,
     sparsity: float | None = None,
     *,
-    pattern: Pattern | None = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = everywhere,
+    pattern: str | Pattern | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     seed: int = 0,
@@ -138,10 +139,11 @@ def sparsify_checkpoint(
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
-    pattern = Unstructured() if pattern is None else pattern
+    criterion, pattern, allocate = settled(criterion, pattern, allocate)
     _check_sparsity(sparsity, pattern)
     check_places(source, out)
     checkpoint = open_checkpoint(source)
+    previous = previous_record(source)
     targets, left_alone = choose_targets(checkpoint, pattern, include=include, exclude=exclude)
     weights = _Weights(checkpoint, targets)
     with torch.random.fork_rng(devices=[]), new_directory(out) as temporary:
@@ -167,7 +169,7 @@ def sparsify_checkpoint(
             if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
-        _write_record(temporary / RECORD, done, pattern, removed, arguments or {})
+        _write_record(temporary / RECORD, done, pattern, removed, arguments or {}, previous)
     return done
 
 
@@ -286,6 +288,15 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         )
 
 
+def previous_record(source: Path) -> dict[str, Any] | None:
+    """What ``secateur.json`` says of a source that was pruned before, which the next one carries on."""
+    path = source / RECORD
+    if not path.exists():
+        return None
+    hint = " It is not the record of a pruned model; remove it, or put the right one there."
+    return records.read_json(path, error=CheckpointError, hint=hint, finite=False)
+
+
 def check_places(source: Path, out: Path) -> None:
     """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
     if not source.exists():
@@ -341,14 +352,9 @@ def _write_record(
     pattern: Pattern,
     removed: Mapping[str, int],
     arguments: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
 ) -> None:
     # No time and no absolute path of our own: the same call on the same files writes the same bytes.
-    previous = None
-    if path.exists():
-        try:
-            previous = json.loads(path.read_text("utf-8"))
-        except ValueError:
-            previous = None
     chosen = set(done.targets)
     record = {
         "secateur": __version__,

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import stat
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +21,7 @@ from typing import Any, BinaryIO, Protocol
 import torch
 from torch import Tensor
 
-from secateur.support import naming
+from secateur.support import naming, open_regular, printable, records
 
 __all__ = [
     "Checkpoint",
@@ -30,6 +29,7 @@ __all__ = [
     "TensorEntry",
     "copy_tree",
     "dtype_word",
+    "files_below",
     "new_directory",
     "open_checkpoint",
     "parse_header",
@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
-MAX_JSON = 100_000_000  # bytes of an index or a config
 MAX_DIMS = 64  # torch's own limit for most operations
 SINGLE = "model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
@@ -215,7 +214,7 @@ def read_header(path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
 
     Raises `CheckpointError` where it does not, `OSError` where the file cannot be opened.
     """
-    with _open_regular(path) as file:
+    with open_regular(path, error=CheckpointError) as file:
         size = os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         if len(prefix) < 8:
@@ -255,22 +254,24 @@ def parse_header(text: bytes, path: Path, size: int | None = None) -> tuple[dict
 
 
 def _parse_entry(name: str, fields: object, path: Path, data: int) -> TensorEntry:
-    where = f"{path}: damaged header: {printable(name)}"
+    def wrong(what: str) -> CheckpointError:
+        return CheckpointError(f"{path}: damaged header: {printable(name)}{what}")
+
     if not isinstance(fields, dict) or not fields.keys() >= {"dtype", "shape", "data_offsets"}:
-        raise CheckpointError(f"{where} needs dtype, shape and data_offsets.")
+        raise wrong(" needs dtype, shape and data_offsets.")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not isinstance(dtype, str) or not re.fullmatch("[A-Z][A-Z0-9_]{0,31}", dtype):
-        raise CheckpointError(f"{where} has no valid dtype.")
+    bits = _BITS.get(dtype) if isinstance(dtype, str) else None  # a newer dtype cannot be held to a width
+    if bits is None and not (isinstance(dtype, str) and re.fullmatch("[A-Z][A-Z0-9_]{0,31}", dtype)):
+        raise wrong(" has no valid dtype.")
     if not _are_sizes(shape) or len(shape) > MAX_DIMS:
-        raise CheckpointError(f"{where} has no valid shape.")
+        raise wrong(" has no valid shape.")
     if math.prod(dim for dim in shape if dim) >= 2**63:
-        raise CheckpointError(f"{where} has a shape too large for any machine.")
+        raise wrong(" has a shape too large for any machine.")
     if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{where} has no valid data_offsets.")
+        raise wrong(" has no valid data_offsets.")
     entry = TensorEntry(name, dtype, tuple(shape), path, data + offsets[0], data + offsets[1])
-    bits = _BITS.get(dtype)  # a dtype newer than this table cannot be held to a width
     if bits is not None and entry.numel * bits != 8 * entry.nbytes:
-        raise CheckpointError(f"{where}: {dtype} of shape {shape} does not have {entry.nbytes} bytes.")
+        raise wrong(f": {dtype} of shape {shape} does not have {entry.nbytes} bytes.")
     return entry
 
 
@@ -291,43 +292,14 @@ def _check_contiguous(entries: Mapping[str, TensorEntry], path: Path, data: int,
         raise CheckpointError(f"{path}: damaged: {size - end} bytes after the last tensor belong to none.")
 
 
-def _open_regular(path: Path) -> BinaryIO:
-    # A named pipe would wait for ever, a device has no size: look before opening, and again at what was opened.
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise CheckpointError(f"{path}: not a regular file.")
-    return open(path, "rb")
-
-
 def parse_json(text: bytes, path: Path) -> dict[str, Any]:
     """The JSON object in ``text``, no key twice; `CheckpointError` naming ``path`` for anything else."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
-            raise CheckpointError(f"{path}: damaged: {printable(twice)} is there twice.")
-        return found
-
-    try:
-        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
-        if b"\\u" in text:
-            json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no name
-    except CheckpointError:
-        raise
-    except (ValueError, RecursionError) as error:  # UnicodeError and JSONDecodeError are ValueErrors
-        raise CheckpointError(f"{path}: damaged: not valid JSON ({_one_line(error)}).") from None
-    if not isinstance(parsed, dict):
-        raise CheckpointError(f"{path}: damaged: not a JSON object.")
-    return parsed
+    return records.parse_json(text, path, error=CheckpointError, finite=False)  # configurations may hold Infinity
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file of at most 100 MB, no key twice; `CheckpointError` for anything else."""
-    with _open_regular(path) as file:
-        text = file.read(MAX_JSON + 1)
-    if len(text) > MAX_JSON:
-        raise CheckpointError(f"{path}: more than {MAX_JSON} bytes of JSON.")
-    return parse_json(text, path)
+    return records.read_json(path, error=CheckpointError, finite=False)
 
 
 # ------------------------------------------------------------------------------------------ finding a checkpoint
@@ -465,24 +437,37 @@ def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterat
     Links to files become files. Links to directories, pipes and devices are a `CheckpointError`. The top ``.git`` is
     left out: with Git LFS it holds a second copy of the weights.
     """
-    for directory, folders, files in os.walk(source, onerror=_reraise):
-        here = Path(directory)
-        relative = here.relative_to(source)
-        if here == source and ".git" in folders:
-            folders.remove(".git")
+    for relative, folders, files in _walked(source):
         for name in folders:
-            if (here / name).is_symlink():
-                raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
             (target / relative / name).mkdir()
-        for name in sorted(files):
-            if (here == source and name == ".git") or relative / name in skip:
+        for name in files:
+            if relative / name in skip:
                 continue
-            with _open_regular(here / name):
+            here = source / relative
+            with open_regular(here / name, error=CheckpointError):
                 pass
             shutil.copyfile(here / name, target / relative / name)
             shutil.copymode(here / name, target / relative / name)
             os.chmod(target / relative / name, os.stat(target / relative / name).st_mode | stat.S_IWUSR)
             yield relative / name
+
+
+def files_below(source: Path) -> Iterator[Path]:
+    """The relative paths of the files that `copy_tree` copies."""
+    for relative, _, files in _walked(source):
+        yield from (relative / name for name in files)
+
+
+def _walked(source: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    for directory, folders, files in os.walk(source, onerror=_reraise):
+        here = Path(directory)
+        if here == source:
+            folders[:] = [name for name in folders if name != ".git"]
+            files = [name for name in files if name != ".git"]
+        for name in folders:
+            if (here / name).is_symlink():
+                raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
+        yield here.relative_to(source), folders, sorted(files)
 
 
 @contextlib.contextmanager
@@ -525,21 +510,6 @@ def _reraise(error: OSError) -> None:
 # ------------------------------------------------------------------------------------------------------- wording
 
 
-def printable(text: str, limit: int = 200) -> str:
-    r"""``text`` for one line of a terminal: control characters escaped, the middle of a long one cut out.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    if len(text) > limit:
-        text = f"{text[: limit // 2]}...{text[-limit // 2 :]}"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
-
-
 def _some(names: list[str], count: int = 3) -> str:
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return ", ".join(printable(name) for name in names[:count]) + more
-
-
-def _one_line(error: BaseException) -> str:
-    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 120)

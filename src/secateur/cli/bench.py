@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from secateur import native, patterns
 from secateur.allocation import uniform
-from secateur.blockwise import build_on_meta
+from secateur.blockwise import blaming_config, build_on_meta
 from secateur.checkpoints import CheckpointError, open_checkpoint, printable
 from secateur.cli.factories import inputs_of, model_of
 from secateur.cli.terminal import bytes_text, clear_errors, printing, table_of, terminable, waiting
@@ -133,7 +133,7 @@ def _model_and_inputs(where: str, example: str | None, batch: int, tokens: int) 
             )
         return model_of(where)[0], inputs_of(example), ""
     kind = type(build_on_meta(open_checkpoint(Path(where))))
-    with waiting("loading the model"):
+    with waiting("loading the model"), blaming_config(Path(where), "its model cannot be loaded"):
         built: nn.Module = kind.from_pretrained(where, local_files_only=True, dtype="auto")  # type: ignore[attr-defined]
     if example is not None:
         return built, inputs_of(example), ""

@@ -3,7 +3,6 @@
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
-import enum
 import json
 import re
 import shlex
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from secateur import allocation, criteria, native, patterns
+from secateur import allocation, criteria, native
 from secateur.checkpoints import (
     RECORD,
     CheckpointSparsification,
@@ -34,6 +33,8 @@ from secateur.cli.oneshot import oneshot
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
 from secateur.cli.terminal import bytes_text, clear_errors, percent, percents, printing, table_of, terminable
+from secateur.evidence import needs
+from secateur.patterns import word_of
 from secateur.version import __version__
 
 __all__ = ["app", "main"]
@@ -47,18 +48,6 @@ app = typer.Typer(
     rich_markup_mode=None,  # plain help: paragraphs fill the line, and a pipe gets no boxes
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Allocate(enum.StrEnum):
-    everywhere = "everywhere"
-    uniform = "uniform"
-    erk = "erk"
-
-
-class Criterion(enum.StrEnum):
-    magnitude = "magnitude"
-    random = "random"
-    lamp = "lamp"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -116,18 +105,24 @@ def prune(
         float | None, typer.Option("--sparsity", "-s", help="Fraction of the weights to remove, in [0, 1).")
     ] = None,
     pattern: Annotated[
-        str,
+        str | None,
         typer.Option(
-            "--pattern", "-p", help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels."
-        ),
-    ] = "unstructured",
-    allocate: Annotated[
-        Allocate | None,
-        typer.Option(
-            help="One threshold everywhere (default), the same share of each tensor, or erk, by the tensors' shapes."
+            "--pattern",
+            "-p",
+            help="unstructured (default), rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels.",
         ),
     ] = None,
-    criterion: Annotated[Criterion, typer.Option(help="What ranks the weights.")] = Criterion.magnitude,
+    allocate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="One threshold everywhere (default), uniform, the same share of each tensor, erk, by the tensors' "
+            "shapes, owl, by outliers, or progression, more with depth.",
+        ),
+    ] = None,
+    criterion: Annotated[
+        str, typer.Option(metavar="NAME", help="What ranks the weights: magnitude, lamp, ln_norm or random.")
+    ] = "magnitude",
     seed: Annotated[int, typer.Option(help="For the random criterion.")] = 0,
     include: Annotated[
         list[str] | None,
@@ -143,16 +138,21 @@ def prune(
     removed weights is kept byte for byte. OUT appears complete or not at all.
     """
     with clear_errors(), terminable():
-        chosen = patterns.parse(pattern)
+        if asked := needs(criteria.parse(criterion)):
+            raise ValueError(
+                f"{criterion} asks for {', '.join(asked)}, which files of weights don't show; take magnitude, lamp, "
+                "ln_norm or random, or secateur oneshot, which runs the model."
+            )
+        scores, chosen, shared = allocation.settled(criterion, pattern, allocate)
         if chosen.density is not None and allocate is not None:
             raise ValueError(f"{pattern} keeps the same share of every tensor; leave --allocate out.")
         arguments = {
             "directory": str(directory),
             "out": str(out),
             "sparsity": sparsity,
-            "pattern": pattern,
-            "allocate": None if chosen.density is not None else str(allocate or Allocate.everywhere),
-            "criterion": str(criterion),
+            "pattern": word_of(chosen) if pattern is None else pattern,
+            "allocate": None if chosen.density is not None else allocate or getattr(shared, "__name__", None),
+            "criterion": criterion,
             "seed": seed,
             "include": include or [],
             "exclude": exclude or [],
@@ -162,8 +162,8 @@ def prune(
             out,
             sparsity,
             pattern=chosen,
-            criterion=getattr(criteria, criterion),
-            allocate=getattr(allocation, allocate or Allocate.everywhere),
+            criterion=scores,
+            allocate=shared,
             include=include or (),
             exclude=exclude or (),
             seed=seed,

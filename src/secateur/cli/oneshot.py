@@ -6,7 +6,6 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 from __future__ import annotations
 
 import contextlib
-import enum
 import functools
 import os
 import shlex
@@ -20,29 +19,14 @@ import torch
 import typer
 from rich.markup import escape
 
-from secateur import allocation, criteria, patterns, solvers
+from secateur import allocation, patterns, solvers
+from secateur.allocation import narrowest
 from secateur.blockwise import Layer, OneShot, read_calibration
 from secateur.blockwise import oneshot as prune_blocks
 from secateur.checkpoints import printable
 from secateur.cli.terminal import clear_errors, fail, printing, terminable
 
-__all__ = ["Allocate", "Method", "oneshot"]
-
-
-class Method(enum.StrEnum):
-    admm = "admm"
-    alps = "alps"
-    sparsegpt = "sparsegpt"
-    dsnot = "dsnot"
-    wanda = "wanda"
-    ria = "ria"
-    magnitude = "magnitude"
-
-
-class Allocate(enum.StrEnum):
-    uniform = "uniform"
-    owl = "owl"
-    progression = "progression"
+__all__ = ["oneshot"]
 
 
 def oneshot(
@@ -55,12 +39,30 @@ def oneshot(
         float | None, typer.Option("--sparsity", "-s", help="Fraction of each weight to remove, in [0, 1).")
     ] = None,
     pattern: Annotated[
-        str, typer.Option("--pattern", "-p", help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels.")
-    ] = "unstructured",
-    solver: Annotated[Method, typer.Option(help="What chooses the weights, and mends the others.")] = Method.admm,
+        str | None,
+        typer.Option(
+            "--pattern",
+            "-p",
+            help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels. By default unstructured; rows for "
+            "wanda and dsnot, which compare within a row.",
+        ),
+    ] = None,
+    solver: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What chooses the weights, and mends the others: admm, alps or sparsegpt. dsnot, wanda, ria and "
+            "magnitude only choose.",
+        ),
+    ] = "admm",
     allocate: Annotated[
-        Allocate, typer.Option(help="The same sparsity for each weight, by outliers, or more with depth.")
-    ] = Allocate.uniform,
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="uniform, the same sparsity for each weight; owl, by outliers; progression, more with depth; erk, by "
+            "shape; or everywhere, by one threshold.",
+        ),
+    ] = "uniform",
     samples: Annotated[int, typer.Option(min=1, help="How many sequences of the text.")] = 128,
     sequence_length: Annotated[
         int | None, typer.Option(min=1, help="Tokens in each; at most 2048 if left out, less if the model takes less.")
@@ -88,15 +90,16 @@ def oneshot(
     appears complete or not at all. Under torchrun the text is shared out among the processes.
     """
     with clear_errors(), terminable(), _resumable():
-        chosen = patterns.parse(pattern)
+        solve, shared = solvers.parse(solver), allocation.parse(allocate)
+        chosen = narrowest(solve) if pattern is None else patterns.parse(pattern)
         arguments: dict[str, Any] = {
             "directory": str(directory),
             "data": data,
             "out": str(out),
             "sparsity": sparsity,
-            "pattern": pattern,
-            "solver": str(solver),
-            "allocate": str(allocate),
+            "pattern": patterns.word_of(chosen) if pattern is None else pattern,
+            "solver": solver,
+            "allocate": allocate,
             "samples": samples,
             "sequence-length": sequence_length,
             "seed": seed,
@@ -104,7 +107,7 @@ def oneshot(
             "exclude": exclude or [],
         }
         _join_processes(device)
-        if chosen.density is not None and allocate is not Allocate.uniform:
+        if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
         batches = read_calibration(
             data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
@@ -113,9 +116,9 @@ def oneshot(
             directory,
             batches,
             sparsity,
-            solver=_solver(solver),
+            solver=solve,
             pattern=chosen,
-            allocate=getattr(allocation, allocate),
+            allocate=shared,
             include=include or None,
             exclude=exclude or None,
             out=out,
@@ -136,13 +139,6 @@ def _resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise fail("interrupted; run the same command again to go on.", code=130) from None
-
-
-def _solver(method: Method) -> Any:
-    for module in (solvers, solvers):
-        if (found := getattr(module, method, None)) is not None:
-            return found
-    return solvers.from_criterion(getattr(criteria, method))
 
 
 def _join_processes(device: str | None) -> None:
@@ -169,7 +165,8 @@ def _print_layer(layer: Layer, started: float) -> None:
     """A line a layer, on stderr."""
     if int(os.environ.get("RANK", "0")):
         return
-    error = "no tokens" if layer.error is None else f"error {layer.error:.4f}"
+    error = "no tokens" if not layer.tokens else "no relative error"
+    error = error if layer.error is None else f"error {layer.error:.4f}"
     idle = f", experts without tokens: {', '.join(map(str, layer.without_tokens))}" if layer.without_tokens else ""
     print(
         f"{layer.name}: {layer.sparsity:.1%} removed, {error}, {layer.seconds:.1f} s{_memory()}{idle} "
@@ -202,7 +199,7 @@ def _print_done(console: Any, done: OneShot) -> None:
         )
     for warning in done.warnings:
         console.print(f"Warning: {escape(printable(warning, 400))}", soft_wrap=wide)
-    idle = [layer.name for layer in done.layers if layer.without_tokens or layer.error is None]
+    idle = [layer.name for layer in done.layers if layer.without_tokens or not layer.tokens]
     if idle:
         console.print(
             f"{len(idle)} weights have experts that no token was sent to, and were pruned by magnitude there, such as "

@@ -15,7 +15,7 @@ from secateur.coupling.groups import (
 )
 from secateur.coupling.numbers import Polynomial, counted, evaluated, representative
 from secateur.coupling.residual_streams import Branch, SameDraws, replacement
-from secateur.coupling.trace import WITHOUT_DROPOUT, name_of, rule, written_in_others
+from secateur.coupling.trace import WITHOUT_DROPOUT, name_of, rule, tensors_of_tree, written_in_others
 
 __all__ = [
     "Axis",
@@ -44,5 +44,6 @@ __all__ = [
     "size_of",
     "tensors_in",
     "tensors_of",
+    "tensors_of_tree",
     "written_in_others",
 ]

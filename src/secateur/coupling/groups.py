@@ -46,6 +46,7 @@ from secateur.coupling.numbers import (
 )
 from secateur.coupling.residual_streams import Branch, Flow, in_all
 from secateur.coupling.trace import Trace, Unseen, numbers_that_remember
+from secateur.support import ONE_AT_A_TIME
 
 __all__ = [
     "Coupling",
@@ -417,9 +418,12 @@ def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
-    """The same random numbers each time within, so that each pass takes the same way; generators as before after."""
-    before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
-    with torch.random.fork_rng():
+    """The same random numbers each time within, so that each pass takes the same way; generators as before after.
+
+    In one thread at a time: the generators are the process's.
+    """
+    with ONE_AT_A_TIME, torch.random.fork_rng():
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
         try:
             for seed in (torch.manual_seed, random.seed, np.random.seed):
                 seed(20_000)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.evidence.statistics import STATISTICS, Layer, Sums, layer_of
+from secateur.evidence.statistics import STATISTICS, Layer, Sums, layer_of, mirrored, narrowed
 from secateur.support import (
     Forward,
     Loss,
@@ -494,10 +494,10 @@ def _layer(name: str, place: _Place, words: frozenset[str]) -> Layer:
 def _statistic(word: str, sums: Sums, layer: Layer, shape: torch.Size) -> Tensor:
     if word == "gram":
         assert sums.gram is not None
-        return sums.gram
+        return mirrored(narrowed(sums.gram, sums.dtype))
     if word == "output_norm":
         assert sums.outputs is not None
-        return layer.outputs(sums.outputs.sqrt().to(sums.dtype), shape)
+        return layer.outputs(narrowed(sums.outputs.sqrt(), sums.dtype), shape)
     tokens = torch.as_tensor(sums.tokens, dtype=torch.float64)
     if word == "input_norm":
         assert sums.squares is not None
@@ -509,7 +509,7 @@ def _statistic(word: str, sums: Sums, layer: Layer, shape: torch.Size) -> Tensor
         if word == "input_var":
             assert sums.squares is not None
             vector = (sums.squares / tokens - vector.square()).clamp_(min=0)
-    return layer.inputs(vector.to(sums.dtype), shape)
+    return layer.inputs(narrowed(vector, sums.dtype), shape)
 
 
 def _placed(statistic: Tensor, weight: Tensor) -> Tensor:
@@ -547,11 +547,14 @@ def _sum_over_ranks(sums: Mapping[str, Sums], group: Any, device: torch.device) 
     }
     everyone: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(everyone, here, group=group)
-    # a place never reached has tokens of shape (), and attention's three inputs have (3, 1): the larger one is right
+    # a place never reached has tokens of shape (), and attention's three inputs have (3, 1): the larger one is right;
+    # and so is the wider one where a rank met numbers that are too large for float32
     union: dict[tuple[str, str], Any] = {}
     for ranks in everyone:
         for spot, found in ranks.items():
-            union[spot] = max(union.get(spot, found), found, key=lambda each: len(each[0]))
+            union[spot] = max(
+                union.get(spot, found), found, key=lambda each: (len(each[0]), each[1].itemsize, each[2].itemsize)
+            )
     for (name, key), (shape, dtype, result) in sorted(union.items(), key=lambda item: item[0]):
         each = sums[name]
         value = getattr(each, key)

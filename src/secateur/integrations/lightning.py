@@ -37,17 +37,21 @@ class Pruning(pl.Callback):
         return self._generate_state_key(include=str(self.options.get("include")))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        steps = trainer.estimated_stepping_batches
-        length: dict[str, Any] = {}
-        if not math.isinf(steps):
-            length["total_steps"] = int(steps)
-            if trainer.max_epochs and trainer.max_epochs > 0:
-                length["steps_per_epoch"] = steps / trainer.max_epochs
+        steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+        length: dict[str, Any] = {} if math.isinf(steps) else {"total_steps": int(steps)}
+        if not math.isinf(batches):  # max_steps may end the run within an epoch
+            length["steps_per_epoch"] = math.ceil(batches / trainer.accumulate_grad_batches)
+        state = self.state_dict() if self._loaded is None else self._loaded  # its own where fit is called once more
+        if trainer.global_step and not state:
+            raise ValueError(
+                f"the run goes on at step {trainer.global_step}, but the checkpoint has no state of {self.state_key}: "
+                "name the callback's include as it was, or load the weights alone and begin a new run."
+            )
         options = {"verbose": trainer.is_global_zero, **length, **self.options}
-        self.pruner = Pruner(pl_module, trainer.optimizers, self.schedule, **options)
-        if self._loaded is not None:
-            self.pruner.load_state_dict(self._loaded)
-            self._loaded = None
+        pruner = Pruner(pl_module, trainer.optimizers, self.schedule, **options)
+        if trainer.global_step:  # a state that came with weights to test is none to begin with
+            pruner.load_state_dict(state)
+        self.pruner, self._loaded = pruner, None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert self.pruner is not None

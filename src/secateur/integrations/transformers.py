@@ -6,8 +6,10 @@ Law: the Trainer's checkpoints gain one file, and a run resumed from one is the 
 from __future__ import annotations
 
 import io
+import math
 import os
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,9 @@ class PruningCallback(TrainerCallback):
     ) -> None:
         if args.load_best_model_at_end:
             warnings.warn("load_best_model_at_end may bring back weights from before they were pruned.", stacklevel=2)
-        length = {"total_steps": state.max_steps, "steps_per_epoch": state.max_steps / state.num_train_epochs}
+        length: dict[str, Any] = {"total_steps": state.max_steps}
+        with suppress(TypeError):  # an iterable dataset has no length; the state's number of epochs is rounded up
+            length["steps_per_epoch"] = math.ceil(len(given["train_dataloader"]) / args.gradient_accumulation_steps)
         path = Path(self.resume_from or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}") / FILE
         if state.global_step and not path.exists():
             raise FileNotFoundError(

@@ -39,6 +39,7 @@ __all__ = [
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
+_AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor
 _INTERFACE = 3  # that of kernels.c
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
@@ -172,14 +173,15 @@ def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:
 @functools.cache
 def _library() -> tuple[Any, str]:
     """The shared object for this processor and a word for it, or None and why there is none."""
-    if os.environ.get("SECATEUR_KERNELS") == "0":
+    wanted = os.environ.get("SECATEUR_KERNELS", "")
+    if wanted == "0":
         return None, "not used (SECATEUR_KERNELS=0)"
     folder = Path(__file__).parent
     if not (folder / _FILES[1]).exists():
         return None, "none, installed without a C compiler"
     try:
         library = _opened(folder / _FILES[1])
-        level = int(library.secateur_level())
+        level = min(int(library.secateur_level()), _AT_MOST.get(wanted, 4))
         if level > 1:
             library = _opened(folder / _FILES[level])
         library.secateur_team(_team())

@@ -1,13 +1,25 @@
 """From scores to a pruned model: masks, made, applied and attached; the verb `sparsify`; batch normalization anew."""
 
 from secateur.pipeline.batch_normalization import reestimate_batchnorm
-from secateur.pipeline.masks import apply_, attach, attached_masks, detach, iterate_masks, make_masks, sparsity_of
+from secateur.pipeline.masks import (
+    apply_,
+    attach,
+    attached_masks,
+    check_mask,
+    choose_masks,
+    detach,
+    iterate_masks,
+    make_masks,
+    sparsity_of,
+)
 from secateur.pipeline.sparsification import sparsify
 
 __all__ = [
     "apply_",
     "attach",
     "attached_masks",
+    "check_mask",
+    "choose_masks",
     "detach",
     "iterate_masks",
     "make_masks",

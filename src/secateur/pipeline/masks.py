@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -16,18 +16,30 @@ import torch
 from torch import Tensor, nn
 
 from secateur import prune
-from secateur.allocation import Allocation, Tables, check_nesting, check_sparsity, everywhere, kept_by_pattern
+from secateur.allocation import Allocation, Tables, check_nesting, check_sparsity, everywhere, kept_by_pattern, settled
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
-from secateur.support import count_nonzero, is_sharded, laid_out, local, track, write_whole
+from secateur.support import (
+    Undo,
+    count_nonzero,
+    is_sharded,
+    laid_out,
+    local,
+    sharded_parameter,
+    track,
+    whole,
+    write_whole,
+)
 from secateur.targets import find_targets
 
 __all__ = [
     "apply_",
     "attach",
     "attached_masks",
+    "check_mask",
+    "choose_masks",
     "detach",
     "iterate_masks",
     "load",
@@ -47,9 +59,9 @@ def make_masks(
     weights: Mapping[str, Tensor],
     sparsity: float | None = None,
     *,
-    pattern: Pattern | None = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = everywhere,
+    pattern: str | Pattern | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     within: Mapping[str, Tensor] | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Masks:
@@ -59,9 +71,11 @@ def make_masks(
         weights: ``{name: Tensor}``, as from `find_targets` or ``dict(model.named_parameters())``. DTensors are ranked
             as the whole tensors that they are shards of.
         sparsity: fraction of units removed, in [0, 1]. A pattern that fixes it, such as n:m, needs none.
-        pattern: who competes with whom; `Unstructured` by default.
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
-        allocate: how many units each tensor keeps.
+        pattern: who competes with whom, or a word for it (``"2:4"``); as wide as the criterion's scores compare by
+            default: `Rows` or `Unstructured`.
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name.
+        allocate: how many units each tensor keeps, or its name; `everywhere` by default for scores that compare over
+            the whole model (see `secateur.criteria.compares`), `uniform` for others.
         within: ``{name: mask}`` of an earlier pruning, bool or 0 and 1, for all of the weights or some; what they
             removed stays removed and counts towards the sparsity.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some.
@@ -74,7 +88,27 @@ def make_masks(
     >>> make_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5)
     {'weight': tensor([[False,  True,  True, False]])}
     """
-    pattern = _pattern(pattern)
+    criterion, pattern, allocate = settled(criterion, pattern, allocate)
+    return choose_masks(
+        weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
+    )
+
+
+def choose_masks(
+    weights: Mapping[str, Tensor],
+    sparsity: float | None,
+    *,
+    pattern: Pattern,
+    criterion: Callable[..., Tensor],
+    allocate: Allocation = everywhere,
+    within: Mapping[str, Tensor] | None = None,
+    evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+) -> Masks:
+    """`make_masks` of what is `settled`: no words, and no warning.
+
+    >>> choose_masks({"weight": torch.tensor([[1.0, -4.0]])}, 0.5, pattern=Unstructured(), criterion=magnitude)
+    {'weight': tensor([[False,  True]])}
+    """
     if isinstance(pattern, Unstructured) and allocate is everywhere and sparsity is not None:
         scores = _scores(weights, criterion, within, evidence)
         check_sparsity(sparsity)
@@ -103,12 +137,13 @@ def iterate_masks(
     within: Mapping[str, Tensor] | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """`make_masks`, one tensor at a time: holds one weight and one mask. For weights that are read from disk on access.
+    """`choose_masks`, one tensor at a time: holds one weight and one mask. For weights that are read from disk on
+    access.
 
     >>> next(iterate_masks({"weight": torch.tensor([[1.0, -4.0, 3.0, 2.0]])}, 0.5))
     ('weight', tensor([[False,  True,  True, False]]))
     """
-    pattern = _pattern(pattern)
+    pattern = Unstructured() if pattern is None else pattern
     scores = _scores(weights, criterion, within, evidence)
     counts: Mapping[str, int | Tensor]
     if pattern.density is not None:
@@ -137,7 +172,8 @@ def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[st
         masks: ``{name: bool tensor}`` for some of its parameters, of their shapes.
 
     Raises:
-        KeyError: a mask's name is no parameter. ValueError: a shape differs. Nothing is changed then.
+        KeyError: a mask's name is no parameter. ValueError: a shape differs, a mask or a weight has no values (meta).
+        TypeError: a mask is no dense bool tensor. Nothing is changed then.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> apply_(layer, {"weight": torch.tensor([[True, False]])})
@@ -155,7 +191,7 @@ def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """Make masks reversible: each parameter becomes ``<name>_orig`` and ``<name>_mask``, as `secateur.prune` does it.
 
     `prune.is_pruned` and `prune.remove` then work on the model, the masked weight is what the forward pass sees, and
-    gradients reach the kept weights. All masks are checked before the first is attached.
+    gradients reach the kept weights. All are attached or none: the errors are those of `apply_`.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> attach(layer, {"weight": torch.tensor([[True, False]])})
@@ -171,13 +207,19 @@ def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
             raise ValueError(f"{name} belongs to a mask that is attached already: detach(model) first.")
         places[name] = module, parameter_name
     # whatever makes one of them impossible to prune is said before the first is
-    prune.distinct([prune.Target.find(module, parameter_name) for module, parameter_name in places.values()])
-    for name, mask in masks.items():
-        prune.custom_from_mask(*places[name], mask)
+    found = [prune.Target.find(module, parameter_name) for module, parameter_name in places.values()]
+    prune.distinct(found)
+    with Undo() as undo:
+        _note(undo, [(each.module, prune.key_of(each)) for target in found for each in target.holders])
+        for name, mask in masks.items():
+            prune.custom_from_mask(*places[name], mask)
 
 
 def detach(model: nn.Module) -> Masks:
     """Make attached masks permanent and return them: plain parameters with zeros, under their own names again.
+
+    All or none: what makes it impossible for one of them, such as a module that shares the weight but not the mask,
+    leaves all attached.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> attach(layer, {"weight": torch.tensor([[True, False]])})
@@ -185,13 +227,30 @@ def detach(model: nn.Module) -> Masks:
     {'weight': tensor([[ True, False]])}
     """
     masks: Masks = {}
-    for module_name, module in model.named_modules():
-        for original in [name for name, _ in module.named_parameters(recurse=False) if name.endswith("_orig")]:
-            name = original.removesuffix("_orig")
-            if prune.hooks_of(module, name):
-                masks[f"{module_name}.{name}" if module_name else name] = getattr(module, f"{name}_mask").ne(0)
-                prune.remove(module, name)
+    with Undo() as undo:
+        for module_name, module in model.named_modules():
+            for original in [name for name, _ in module.named_parameters(recurse=False) if name.endswith("_orig")]:
+                name = original.removesuffix("_orig")
+                if prune.hooks_of(module, name):
+                    target = prune.Target.find(module, name)
+                    _note(undo, [(each.module, prune.key_of(each)) for each in target.holders])
+                    if is_sharded(target.orig):  # fully_shard keeps its memory
+                        undo.values(target.orig)
+                    else:
+                        undo.call(setattr, target.orig, "data", target.orig.data)
+                    masks[f"{module_name}.{name}" if module_name else name] = getattr(module, f"{name}_mask").ne(0)
+                    prune.remove(module, name)
     return masks
+
+
+def _note(undo: Undo, places: Iterable[tuple[nn.Module, str]]) -> None:
+    """Record what pruning a parameter, or no longer pruning it, changes in the modules that have it."""
+    for module, key in places:
+        undo.modules([module])
+        undo.contents(*(vars(hook) for hook in module._forward_pre_hooks.values() if hasattr(hook, "_tensor_name")))
+        if (record := sharded_parameter(module, key)) is not None:  # fully_shard's own note of the name
+            undo.attributes(record._module_info, "param_name")
+            undo.contents(record._module_info.shared_param_names)
 
 
 def save(
@@ -323,18 +382,9 @@ def _scores(
 
 def _checked(scores: LazyScores) -> LazyScores:
     for name, mask in (scores.among or {}).items():
-        if name in scores and mask.shape != scores.shape(name):
-            raise ValueError(
-                f"{name}: an earlier mask of shape {tuple(mask.shape)} for a weight of shape "
-                f"{tuple(scores.shape(name))}."
-            )
+        if name in scores:
+            check_mask(name, mask, scores.shape(name), what="an earlier mask")
     return scores
-
-
-def _pattern(pattern: Pattern | None) -> Pattern:
-    if isinstance(pattern, str | type):
-        raise TypeError(f"a pattern is a value such as Rows() or parse('2:4'), not {pattern!r}.")
-    return Unstructured() if pattern is None else pattern
 
 
 def _mask(tables: Tables, name: str, kept: int | Tensor, within: Mapping[str, Tensor] | None) -> Tensor:
@@ -381,14 +431,38 @@ def _check(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
         if name not in weights:
             hint = "; a mask is attached to it: detach(model) first" if f"{name}_orig" in weights else ""
             raise KeyError(f"there is a mask for {name!r}, but no such weight{hint}.")
-        if mask.shape != weights[name].shape:
-            raise ValueError(
-                f"{name}: a mask of shape {tuple(mask.shape)} for a weight of shape {tuple(weights[name].shape)}."
-            )
-        if mask.dtype != torch.bool:
-            raise TypeError(f"{name}: a mask is a bool tensor, not {mask.dtype}.")
-        if any(stride == 0 < size - 1 for size, stride in zip(mask.shape, weights[name].stride(), strict=True)):
+        weight = weights[name]
+        check_mask(name, mask, weight.shape, also_numbers=False)
+        if weight.layout != torch.strided:
+            raise TypeError(f"{name} is a tensor of layout {weight.layout}, which masks don't fit: use to_dense().")
+        if weight.is_meta and weight.numel():
+            raise ValueError(f"{name} is on the meta device, where there are no values; load the weights first.")
+        if any(stride == 0 < size - 1 for size, stride in zip(mask.shape, weight.stride(), strict=True)):
             raise ValueError(f"{name} is an expanded tensor: several weights are one number in memory; clone it first.")
+
+
+def check_mask(
+    name: str, mask: Tensor, shape: Sequence[int], *, what: str = "a mask", also_numbers: bool = True
+) -> None:
+    """``TypeError`` or ``ValueError`` unless it is a dense bool tensor of that shape, or of 0 and 1, with its values.
+
+    >>> check_mask("weight", torch.tensor([True, False]), torch.Size([3]))
+    Traceback (most recent call last):
+    ...
+    ValueError: weight: a mask of shape (2,) for a weight of shape (3,).
+    """
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"{name}: {what} is a bool tensor, not a {type(mask).__name__}.")
+    if mask.dtype != torch.bool and not also_numbers:
+        raise TypeError(f"{name}: {what} is a bool tensor, not {mask.dtype}.")
+    if tuple(mask.shape) != tuple(shape):
+        raise ValueError(f"{name}: {what} of shape {tuple(mask.shape)} for a weight of shape {tuple(shape)}.")
+    if mask.layout != torch.strided:
+        raise TypeError(f"{name}: {what} is a dense tensor, not one of layout {mask.layout}: use to_dense().")
+    if mask.is_meta and mask.numel():
+        raise ValueError(f"{name}: {what} is on the meta device, where there are no values.")
+    if mask.dtype != torch.bool and not bool(whole(((mask == 0) | (mask == 1)).all())):
+        raise ValueError(f"{name}: {what} is bool, or 0 and 1; this one of {mask.dtype} has other values.")
 
 
 def _zero_(weight: Tensor, mask: Tensor) -> None:

@@ -10,17 +10,16 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, Tables, check_sparsity, everywhere
+from secateur.allocation import Allocation, Tables, check_sparsity, settled
 from secateur.criteria import magnitude
 from secateur.evidence import collect, needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.pipeline.batch_normalization import batchnorms, reestimate_batchnorm
-from secateur.pipeline.masks import apply_, attached_masks, make_masks
+from secateur.pipeline.masks import apply_, attached_masks, choose_masks
 from secateur.selection import LazyScores
-from secateur.support import Forward, Loss, repeatable, track
+from secateur.support import Forward, Loss, Undo, repeatable, track
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
 __all__ = ["sparsify"]
@@ -30,9 +29,9 @@ def sparsify(
     model: nn.Module,
     sparsity: float | None = None,
     *,
-    pattern: Pattern | None = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation = everywhere,
+    pattern: str | Pattern | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     within: Mapping[str, Tensor] | None = None,
@@ -49,6 +48,10 @@ def sparsify(
     ``round(sparsity · weights)`` go, those with the smallest ``|w|``, and each tensor keeps at least one. To train on,
     call `apply_` after each optimizer step; to make the zeros reversible, `attach` the masks instead.
 
+    Weights compete as widely as the criterion says that its scores compare (`secateur.criteria.compares`): over the
+    model, as magnitudes do; within a layer, RIA's; within an output, Wanda's. Within layers and outputs each of them
+    loses the same share, rounded in each. A wider competition is carried out if it is asked for, with a warning.
+
     With ``batches``, what the criterion asks for is collected from them, and the running statistics of batch
     normalization are re-estimated on the pruned model, so that these buffers change too. With ``rounds``, the sparsity
     grows as 1 - (1 - s)^(k / rounds), and each round's evidence comes from the model that the former rounds left:
@@ -61,10 +64,12 @@ def sparsify(
     Args:
         model: any module.
         sparsity: fraction of units removed, in [0, 1]; none for a pattern that fixes it, such as ``NM(2, 4)``.
-        pattern: `Unstructured` by default; see `secateur.patterns`. It is applied to (outputs, inputs), also where
-            transformers' ``Conv1D`` stores (inputs, outputs).
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each tensor keeps; see `secateur.allocation`.
+        pattern: who competes with whom, or a word for it, such as ``"2:4"``; see `secateur.patterns`. `Rows` by default
+            for scores that compare within an output, else `Unstructured`. It is applied to (outputs, inputs), also
+            where transformers' ``Conv1D`` stores (inputs, outputs).
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
+        allocate: how many units each tensor keeps, or its name; see `secateur.allocation`. `everywhere` by default for
+            scores that compare over the model, else `uniform`.
         include, exclude: globs over parameter names; see `find_targets`.
         within, evidence: see `make_masks`. Where masks are attached, they are earlier masks: what they removed stays
             removed and counts.
@@ -91,9 +96,11 @@ def sparsify(
     16
     """
     weights: dict[str, Tensor] = dict(find_targets(model, include=include, exclude=exclude))
+    criterion, pattern, allocate = settled(criterion, pattern, allocate)
     # an unstructured mask is the same either way, but for the order of ties
-    inputs_first = [] if pattern is None or pattern == Unstructured() else stored_inputs_first(model, weights)
-    within = {**attached_masks(model, weights), **(within or {})} or None
+    inputs_first = [] if pattern == Unstructured() else stored_inputs_first(model, weights)
+    attached = {name: mask.ne(0) for name, mask in attached_masks(model, weights).items()}
+    within = {**attached, **(within or {})} or None
     asked = needs(criterion)
     collecting = bool(asked) and evidence is None
     if collecting and batches is None:
@@ -104,7 +111,7 @@ def sparsify(
     reestimating = batches is not None and bool(batchnorms(model)) if reestimate is None else reestimate
     if reestimating and batches is None:
         raise TypeError("batch normalization is re-estimated from data; pass batches=, or leave reestimate out.")
-    steps = _steps(weights, sparsity, rounds, pattern or Unstructured(), within)
+    steps = _steps(weights, sparsity, rounds, pattern, within)
     if len(steps) > 1 and asked and evidence is not None:
         raise ValueError("evidence that was gathered before serves one round; pass batches= instead, or rounds=1.")
     if batches is not None and (collecting + reestimating) * len(steps) > 1:
@@ -115,14 +122,14 @@ def sparsify(
         [buffer for module in batchnorms(model).values() for buffer in module.buffers()] if reestimating else []
     )
     changing = [*weights.values(), *statistics] if len(steps) > 1 or reestimating else []
-    originals = [(tensor.detach(), tensor.detach().clone()) for tensor in changing]
     masks: dict[str, Tensor] = {}
-    try:
+    with Undo() as undo:
+        undo.values(*changing)
         for step in track(steps, "pruning round by round"):
             if collecting:
                 assert batches is not None
                 evidence = collect(model, batches, asked, weights=weights, loss=loss, forward=forward)
-            masks = make_masks(
+            masks = choose_masks(
                 turned(weights, inputs_first),
                 step,
                 pattern=pattern,
@@ -137,11 +144,6 @@ def sparsify(
             if reestimating:  # in every round, since the next one's evidence passes through the normalizations
                 assert batches is not None
                 reestimate_batchnorm(model, batches, forward=forward)
-    except BaseException:
-        with torch.no_grad():
-            for tensor, original in originals:
-                tensor.copy_(original)
-        raise
     return masks
 
 

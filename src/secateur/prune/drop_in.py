@@ -852,8 +852,8 @@ class Target:
         if make is not None:
             method = make()
             method._tensor_name = name
-        sharded_parameter(module, _key(holder))  # puts a gathered parameter away
-        others = [_other_holder(*other, than=holder) for other in other_owners(module, _key(holder))]
+        sharded_parameter(module, key_of(holder))  # puts a gathered parameter away
+        others = [_other_holder(*other, than=holder) for other in other_owners(module, key_of(holder))]
         _refuse_unprunable(holder)
         for other in others:
             try:
@@ -861,7 +861,7 @@ class Target:
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(f"{holder} and {other} are one tensor, and {other} cannot follow: {error}") from error
         return cls(
-            orig=getattr(module, _key(holder)),
+            orig=getattr(module, key_of(holder)),
             holders=[holder, *others],
             masks=[getattr(each.module, each.name + "_mask") for each in (holder, *others) if each.hook is not None],
             method=method,
@@ -888,7 +888,7 @@ class Target:
         return str(self.holders[0]) + (f" (parameters[{self.where}])" if self.where is not None else "")
 
 
-def _key(holder: _Holder) -> str:
+def key_of(holder: _Holder) -> str:
     return holder.name if holder.hook is None else holder.name + "_orig"
 
 
@@ -1035,7 +1035,7 @@ def _same_on_all_ranks(mask: Tensor, target: Target) -> Tensor:
         mesh = orig.device_mesh  # type: ignore[attr-defined]
         groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
     else:
-        group = replicating_group(holder.module, _key(holder))
+        group = replicating_group(holder.module, key_of(holder))
         groups = [] if group is None else [group]
     if groups:
         mask = mask.contiguous().clone()

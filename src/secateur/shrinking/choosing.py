@@ -288,7 +288,7 @@ def _outer(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
     """Which groups have, wherever they are, another that leaves within them: heads around the widths of heads.
 
     Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left
-    with all heads was right more often (`benchmarks/RESULTS.md`).
+    with all heads was right more often (`benchmarks/shrinking/RESULTS.md`).
     """
     free = {group.axis for group in groups}
     alone: set[Axis] = set()

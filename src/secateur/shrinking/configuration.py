@@ -15,7 +15,7 @@ import contextlib
 import copy
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch import nn
 from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative, tensors_of
 from secateur.shrinking.plan import carry_out, number_at, plan_of
 from secateur.shrinking.proof import difference, outputs, probe_of
-from secateur.support import track
+from secateur.support import ONE_AT_A_TIME, track
 
 __all__ = ["Configured", "Place", "role_of", "tie_roles", "with_fields"]
 
@@ -73,7 +73,7 @@ class Configured:
 
     def build(self, changes: Mapping[Place, Any], device: torch.device | str = "meta") -> nn.Module:
         """A fresh model of the same class, in evaluation mode."""
-        with torch.device(device), torch.random.fork_rng():
+        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng():
             made: nn.Module = self.kind(self.configuration(changes))
         return made.eval()
 
@@ -141,13 +141,30 @@ class Configured:
             raise ValueError(f"a model built from its configuration is not the smaller one: {words}; {_PLAN}.")
         return wrong
 
-    def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> None:
-        """The configurations that the model and its modules hold become those of a model built from the new one."""
-        built = self.build(changes)
-        for path, module in built.named_modules():
-            for key, value in list(vars(module).items()):
-                if _is_configuration(value):
-                    setattr(model.get_submodule(path), key, value)
+    def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> Callable[[], None]:
+        """The configurations that the model and its modules hold become those of a model built from the new one.
+
+        Returns what takes it back.
+        """
+        found = [
+            (model.get_submodule(path), key, value)
+            for path, module in self.build(changes).named_modules()
+            for key, value in vars(module).items()
+            if _is_configuration(value)
+        ]
+        before = [(vars(module), key, vars(module).get(key)) for module, key, _ in found]
+
+        def undo() -> None:
+            for held, key, value in before:
+                held[key] = value
+
+        try:
+            for module, key, value in found:
+                setattr(module, key, value)
+        except BaseException:
+            undo()
+            raise
+        return undo
 
     def reduced(self, most: int) -> dict[Place, Any] | None:
         """Fields of a model of the same structure with at most so many parameters; None where none was found.
@@ -290,9 +307,8 @@ class Configured:
 
         # models look for the class of a configuration in tables: it has to be this one, and no subclass
         kinds = {type(part) for _, part in _configurations(config)}
-        kinds = {kind for kind in kinds if not hasattr(kind, "__getattr__")}
-        with contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
-            for kind in kinds:
+        with ONE_AT_A_TIME, contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
+            for kind in (each for each in kinds if not hasattr(each, "__getattr__")):
                 kind.__getattr__ = missing
                 undo.callback(delattr, kind, "__getattr__")
             self.kind(config)

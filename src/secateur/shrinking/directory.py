@@ -20,7 +20,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
+from secateur.blockwise import blaming_config, family_of, parameters_counted
 from secateur.checkpoints import (
     NO_WEIGHTS,
     OTHER_WEIGHTS,
@@ -32,7 +34,9 @@ from secateur.checkpoints import (
     copy_tree,
     new_directory,
     open_checkpoint,
+    previous_record,
     printable,
+    read_json,
     write_header,
 )
 from secateur.coupling import Coupling, Group, Kept, find_coupling, tensors_of
@@ -86,8 +90,8 @@ def shrink_checkpoint(
     *,
     model: nn.Module | None = None,
     example_inputs: Any = None,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -132,12 +136,15 @@ def shrink_checkpoint(
     True
     """
     started = time.monotonic()
+    criterion = criteria.parse(criterion)
+    allocate = None if allocate is None else allocation.parse(allocate)
     source, out = Path(source), None if out is None else Path(out)
     if target not in TARGETS or target == "latency":
         raise ValueError(f"target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not {target!r}.")
     check_sparsity(sparsity)
     check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
+    previous = previous_record(source)
     model = meta_model_of(checkpoint) if model is None else model
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
@@ -198,7 +205,7 @@ def shrink_checkpoint(
         _write_index(checkpoint, temporary, planned)
         (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
         (temporary / "plan.json").write_text(text_of([plan]), "utf-8")
-        _write_record(temporary / RECORD, planned, arguments or {})
+        _write_record(temporary / RECORD, planned, arguments or {}, previous)
     return replace(planned, left_out=tuple(left_out), seconds=time.monotonic() - started)
 
 
@@ -206,22 +213,10 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
     """The model of a Hugging Face directory on the meta device, with the dtypes of its files; no weight is read."""
     if not checkpoint.config:
         raise CheckpointError(f"{checkpoint.root}: no config.json here; give the model, built on the meta device.")
-    names = checkpoint.config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise CheckpointError(f"{checkpoint.root / 'config.json'}: names no architectures; give the model.")
-    import transformers
-
-    kind = getattr(transformers, names[0], None)
-    if kind is None or not hasattr(kind, "config_class"):
-        raise CheckpointError(f"{checkpoint.root}: transformers has no {printable(names[0])}; give the model.")
-    try:
-        with torch.device("meta"):
-            model: nn.Module = kind(transformers.AutoConfig.from_pretrained(checkpoint.root)).eval()
-    except Exception as error:  # whatever a configuration that does not fit raises
-        raise CheckpointError(
-            f"{checkpoint.root}: {names[0]} cannot be built from config.json ({type(error).__name__}: {error})."
-        ) from error
-    return model
+    kind, config = family_of(checkpoint)
+    with blaming_config(checkpoint.root), torch.device("meta"), parameters_counted(checkpoint):
+        model: nn.Module = kind(config)
+    return model.eval()
 
 
 def _example_for(model: nn.Module) -> dict[str, Any]:
@@ -460,7 +455,7 @@ def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking
     if checkpoint.index is None:
         return
     path = target / checkpoint.index.relative_to(checkpoint.root)
-    index = json.loads(path.read_text("utf-8"))
+    index = read_json(path)
     metadata = index.get("metadata")
     if isinstance(metadata, dict):
         for key, value in (("total_size", done.nbytes[1]), ("total_parameters", done.parameters[1])):
@@ -484,12 +479,10 @@ def _public(config: Any) -> dict[str, Any]:
     return {key: value for key, value in config.to_dict().items() if not key.startswith("_")}
 
 
-def _write_record(path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any]) -> None:
+def _write_record(
+    path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any], previous: Mapping[str, Any] | None
+) -> None:
     # no time and no path: the same call on the same files writes the same bytes
-    previous = None
-    if path.exists():
-        with contextlib.suppress(ValueError):
-            previous = json.loads(path.read_text("utf-8"))
     record = {
         "secateur": __version__,
         "torch": torch.__version__,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
 from secateur.coupling import Axis, Branch, Coupling, Group, Kept, find_coupling
 from secateur.criteria import magnitude
@@ -56,8 +57,8 @@ def shrink(
     example_inputs: Any,
     sparsity: float | None = None,
     *,
-    criterion: Callable[..., Tensor] = magnitude,
-    allocate: Allocation | None = None,
+    criterion: str | Callable[..., Tensor] = magnitude,
+    allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
     keep: str | Iterable[str] | None = None,
     round_to: int | None = None,
@@ -83,10 +84,11 @@ def shrink(
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave,
             or, with ``branches``, nothing but these.
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; see `secateur.criteria`.
-        allocate: how many units each group keeps; names are groups'. By default the same fraction of each, but where
-            units of two groups multiply, as heads and what is within a head, only the inner ones leave as long as that
-            is enough. An allocation that is given, such as `uniform`, decides about all groups.
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
+        allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
+            same fraction of each, but where units of two groups multiply, as heads and what is within a head, only the
+            inner ones leave as long as that is enough. An allocation that is given, such as `uniform`, decides about
+            all groups.
         include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
             64 units or more, since other counts run no faster; 1 leaves them as they are.
@@ -118,6 +120,8 @@ def shrink(
       (2): Linear(in_features=7, out_features=3, bias=True)
     )
     """
+    criterion = criteria.parse(criterion)
+    allocate = None if allocate is None else allocation.parse(allocate)
     if target not in TARGETS:
         raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
     if sparsity is not None:
@@ -141,7 +145,7 @@ def shrink(
     every, known, work = coupling.branches, names_of(coupling), coupling.multiply_adds({})
     plans: list[Plan] = []
     stayed: dict[str, str] = {}
-    undo: Callable[[], None] | None = None
+    undo: list[Callable[[], None]] = []
     rest = sparsity
     if branches:
         known |= {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
@@ -158,7 +162,7 @@ def shrink(
         )
         share_left = _share_left(model, coupling, example_inputs, target)
         plans.append(plan_without(chosen))
-        undo = carry_out(model, plans[0], optimizer)
+        undo.append(carry_out(model, plans[0], optimizer))
     kept: dict[Axis, npt.NDArray[np.bool_]] = {}
     configured: Configured | None = None
     try:
@@ -199,16 +203,16 @@ def shrink(
             counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
             changes = None if configured is None else configured.fields(counts)
             plans.append(plan_of(model, coupling, kept))
-            carry_out(model, plans[-1], optimizer)
+            undo.append(carry_out(model, plans[-1], optimizer))
             if configured is not None and changes is not None:
-                configured.adopt(model, changes)
+                undo.append(configured.adopt(model, changes))
+        if report is not None:
+            counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+            report(Shrunk(every, stayed, coupling, kept, plans, (work, coupling.multiply_adds(counts))))
     except BaseException:
-        if undo is not None:
-            undo()
+        for each in reversed(undo):
+            each()
         raise
-    if report is not None:
-        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
-        report(Shrunk(every, stayed, coupling, kept, plans, (work, coupling.multiply_adds(counts))))
     return model_given
 
 

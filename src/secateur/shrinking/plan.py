@@ -189,30 +189,18 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape
     torch.Size([7, 4])
     """
-    from safetensors import safe_open
-    from safetensors.torch import load_file
-
     directory = Path(directory)
-    try:
-        read = json.loads((directory / "plan.json").read_text(encoding="utf-8"))
-        if read.get("format") != _FORMAT or read.get("version") not in _VERSIONS:
-            raise ValueError(f"it is {read.get('format')!r} version {read.get('version')!r}")
-        plans = [Plan.from_json(each) for each in read["plans"]]
-        if read.get("fingerprint", _fingerprint(plans)) != _fingerprint(plans):
-            raise ValueError("it was changed after it was written")
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{directory / 'plan.json'} is no plan that this version of secateur reads: {error}."
-        ) from error
-    with safe_open(directory / "model.safetensors", framework="pt") as file:
-        of = (file.metadata() or {}).get("plan")
+    plans = _read_plans(directory / "plan.json")
+    tensors, of = _read_weights(directory / "model.safetensors")
     if of is not None and of != _fingerprint(plans):
         raise ValueError(f"plan.json and model.safetensors in {directory} are not of one save; save the model again.")
-    tensors = load_file(directory / "model.safetensors")
     undo: list[Callable[[], None]] = []
     try:
         for plan in plans:
-            undo += [carry_out(model, plan, None)]
+            try:
+                undo += [carry_out(model, plan, None)]
+            except ValueError as error:
+                raise ValueError(f"{directory / 'plan.json'} does not fit the model: {error}") from error
         mine = tensors_of(model)
         if mine.keys() != tensors.keys():
             other = sorted(mine.keys() ^ tensors.keys())
@@ -221,16 +209,51 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
             if tensor.shape != tensors[name].shape:
                 shapes = f"{tuple(tensors[name].shape)}, in the model {tuple(tensor.shape)}"
                 raise ValueError(f"{name} has in {directory} shape {shapes} once the plan is carried out.")
+            if _kind(tensor) != _kind(tensors[name]):
+                dtypes = f"{tensors[name].dtype}, in the model {tensor.dtype}"
+                raise ValueError(f"{directory / 'model.safetensors'}: {name} is of dtype {dtypes}.")
+        for name, tensor in mine.items():
+            undo += [_put(model, tensor, tensors.pop(name))]
     except BaseException:
         for each in reversed(undo):
             each()
         raise
-    for name, tensor in mine.items():
-        if tensor.is_meta:
-            _replace(model, name, tensors[name])
-        else:
-            tensor.data.copy_(tensors[name])
     return model
+
+
+def _read_plans(path: Path) -> list[Plan]:
+    def refused(word: str) -> None:
+        raise ValueError(f"{word} is no number")
+
+    try:
+        # a number that is too large for its kind, and what is nested deeper than Python goes, are no ValueErrors
+        read = json.loads(path.read_text(encoding="utf-8"), parse_constant=refused)
+        if read.get("format") != _FORMAT or read.get("version") not in _VERSIONS:
+            raise ValueError(f"it is {str(read.get('format'))[:100]!r} version {str(read.get('version'))[:100]}")
+        plans = [Plan.from_json(each) for each in read["plans"]]
+        if read.get("fingerprint", _fingerprint(plans)) != _fingerprint(plans):
+            raise ValueError("it was changed after it was written")
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{path} is no plan that this version of secateur reads: {error}.") from error
+    return plans
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The tensors, and the fingerprint of the plans that they were saved with."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get("plan")  # noqa: SIM118
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} holds no whole tensors: {error}.") from error
+
+
+def _kind(tensor: Tensor) -> str:
+    """Numbers of one kind become each other with a rounding at most."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return "real" if tensor.is_floating_point() else "complex"
+    return "truth" if tensor.dtype == torch.bool else "integer"
 
 
 def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
@@ -292,19 +315,21 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     states_before = [(state, key, state[key]) for state, key, _ in states]
     history = plans_of(model)
     groups = [] if optimizer is None else [(group, group["params"]) for group in optimizer.param_groups]
-    let_go: dict[Tensor, Any] = {}
+    known = {} if optimizer is None or not places else dict(optimizer.state)
+    written = [_written(model, place) for place, _, _ in plan.numbers]
 
     def undo() -> None:
         for parent, key, old_module, _ in places:
             parent._modules[key] = old_module
         for group, members in groups:
             group["params"] = members
-        if optimizer is not None:
-            optimizer.state.update(let_go)
+        if optimizer is not None and known:
+            optimizer.state.clear()
+            optimizer.state.update(known)  # in their order
         for name, (value, grad) in before.items():
             _set_data(tensors[name], value, grad)
-        for place, old, _ in plan.numbers:
-            _set(model, place, old)
+        for held, key, old in written:
+            held[key] = old
         for module, key, old, _ in printed:
             vars(module)[key] = old
         for state, key, value in states_before:
@@ -331,18 +356,15 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
         if optimizer is not None and places:
             left = {id(each) for each in tensors.values()} - {id(each) for each in tensors_of(model).values()}
             for group, members in groups:
-                let_go |= {each: optimizer.state.pop(each) for each in members if id(each) in left & _ids(optimizer)}
+                for each in members:
+                    if id(each) in left and each in optimizer.state:
+                        del optimizer.state[each]
                 group["params"] = [each for each in members if id(each) not in left]
         vars(model)[_ATTRIBUTE] = [*history, plan]
     except BaseException:
         undo()
         raise
     return undo
-
-
-def _ids(optimizer: torch.optim.Optimizer) -> set[int]:
-    """The tensors that it has a state for."""
-    return {id(each) for each in optimizer.state}
 
 
 def _places(
@@ -431,6 +453,19 @@ def _set(model: nn.Module, place: Sequence[str | int], value: int) -> None:
     _with(model.get_submodule(str(place[0])), place[1:], value)
 
 
+def _written(model: nn.Module, place: Sequence[str | int]) -> tuple[dict[Any, Any], Any, Any]:
+    """Where `_set` writes, and what is there: the innermost that is no tuple or list, which are made anew."""
+    held: Any = model.get_submodule(str(place[0]))
+    found: tuple[dict[Any, Any], Any, Any] | None = None
+    for key in place[1:]:
+        inside = _inside(held)
+        if isinstance(inside, dict):
+            found = inside, key, inside[key]
+        held = inside[key]
+    assert found is not None  # a module comes first
+    return found
+
+
 def _with(held: Any, keys: Sequence[str | int], value: int) -> Any:
     """The same with a number at the place of these keys replaced: in place, but for tuples and lists.
 
@@ -454,16 +489,40 @@ def _spelled(place: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in place if part != "")
 
 
-def _replace(model: nn.Module, name: str, value: Tensor) -> None:
-    """A tensor on meta becomes a real one, wherever the model has it."""
-    old = tensors_of(model)[name]
+def _put(model: nn.Module, tensor: Tensor, value: Tensor) -> Callable[[], None]:
+    """Gives a tensor its values; one on meta becomes real, wherever the model has it. Returns what takes it back."""
+    if not tensor.is_meta:
+        before = tensor.detach().clone()
+
+        def undo() -> None:
+            tensor.data.copy_(before)
+
+        try:
+            tensor.data.copy_(value)
+        except BaseException:
+            undo()
+            raise
+        return undo
+    new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+    places: list[tuple[Any, Any]] = []
     for module in model.modules():
-        for key, parameter in list(module._parameters.items()):
-            if parameter is old:
-                module._parameters[key] = nn.Parameter(value, requires_grad=old.requires_grad)
-        for key, buffer in list(module._buffers.items()):
-            if buffer is old:
-                module._buffers[key] = value
+        flat = vars(module).get("_flat_weights")  # where torch's recurrent modules have their parameters once more
+        held_by: list[Any] = [module._parameters, module._buffers, *([flat] if isinstance(flat, list) else [])]
+        for held in held_by:
+            items = enumerate(held) if isinstance(held, list) else held.items()
+            places += [(held, key) for key, each in items if each is tensor]
+
+    def back() -> None:
+        for held, key in places:
+            held[key] = tensor
+
+    try:
+        for held, key in places:
+            held[key] = new
+    except BaseException:
+        back()
+        raise
+    return back
 
 
 def zero(tensor: Tensor, at: int, gone: Tensor) -> None:

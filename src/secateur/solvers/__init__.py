@@ -2,7 +2,7 @@
 
 from secateur.solvers.layerwise import Solver, best_mask, check_pattern, dsnot, from_criterion, sparsegpt, with_refit
 from secateur.solvers.least_squares import SolverWarning, output_error, refit, scale_of
-from secateur.solvers.mask_search import admm, alps
+from secateur.solvers.mask_search import admm, alps, parse
 
 __all__ = [
     "Solver",
@@ -14,6 +14,7 @@ __all__ = [
     "dsnot",
     "from_criterion",
     "output_error",
+    "parse",
     "refit",
     "scale_of",
     "sparsegpt",

@@ -1,7 +1,8 @@
 """Solvers: prune one weight and repair what is left, ``(weight, sparsity, pattern, *, gram, …) -> (new_weight, mask)``.
 
 Law: exactly as many units are kept as the pattern and the sparsity say; a new weight is of the old one's dtype and
-exactly 0 where its mask is False; what is passed in is never written to. Sums are taken in float32 or wider.
+exactly 0 where its mask is False; what is passed in is never written to, and its strides do not matter. Sums are taken
+in float32 or wider.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import check_sparsity
+from secateur.criteria import Scope, compares, scope_of
 from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 from secateur.solvers.least_squares import BLOCK, DEAD, checked, factor, finished, inverse_of_triangle, once_for, refit
@@ -50,11 +52,12 @@ def from_criterion(criterion: Callable[..., Tensor]) -> Solver:
 
     def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
         checked(weight)
-        mask = best_mask(criterion(weight.detach(), **evidence), sparsity, pattern)
+        laid_out = {word: value.contiguous() for word, value in evidence.items()}
+        mask = best_mask(criterion(weight.detach().contiguous(), **laid_out), sparsity, pattern)
         return finished(weight.detach(), mask, weight), mask
 
     asked = [p for p in _parameters(criterion) if p.kind is p.KEYWORD_ONLY]
-    return _named(solve, f"from_criterion({_name(criterion)})", asked)
+    return _named(solve, f"from_criterion({_name(criterion)})", asked, scope_of(criterion, "layer"))
 
 
 def sparsegpt(
@@ -127,6 +130,7 @@ def sparsegpt(
     return finished(W.T, None, weight), kept.T.contiguous()
 
 
+@compares("row")
 def dsnot(
     weight: Tensor,
     sparsity: float | None,
@@ -179,6 +183,8 @@ def dsnot(
                 f"{word} has shape {tuple(evidence.shape)}; a weight of shape {tuple(weight.shape)} needs "
                 f"(1, {dense.shape[1]})."
             )
+    for evidence in (input_norm, input_mean, input_var):  # float64 where float32 does not hold it
+        dense = dense.to(torch.promote_types(dense.dtype, evidence.dtype))
     scores = dense.abs() * input_norm.to(dense.dtype)
     mask = best_mask(scores, sparsity, pattern)
     if dense.numel():
@@ -209,7 +215,7 @@ def with_refit(solver: Solver, *, iterations: int = 20, tolerance: float = 1e-3)
         return refit(weight, mask, gram=gram, start=new, iterations=iterations, tolerance=tolerance), mask
 
     gram = [] if uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
-    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram])
+    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram], scope_of(solver, "layer"))
 
 
 def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:
@@ -388,12 +394,15 @@ def _exchange(
         error = torch.where(active, after, error)
 
 
-def _named(solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter]) -> Solver:
-    """The function under a name, with a signature that shows which evidence it asks for."""
+def _named(
+    solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter], scope: Scope
+) -> Solver:
+    """The function under a name, with a signature that shows which evidence it asks for, and its scope."""
     own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
     shown: Any = solve
     shown.__signature__ = inspect.Signature([*own, *asked])
     shown.__name__ = shown.__qualname__ = name
+    shown.compares = scope
     named: Solver = shown
     return named
 

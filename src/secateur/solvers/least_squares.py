@@ -42,7 +42,7 @@ class SolverWarning(UserWarning):
 
 
 def checked(weight: Tensor, gram: Tensor | None = None) -> Tensor:
-    """The weight as float32 or wider, after the checks that every solver makes at the door.
+    """The weight as float32 or wider and contiguous, after the checks that every solver makes at the door.
 
     Args:
         weight: (outputs, inputs), a real floating dtype, finite.
@@ -68,8 +68,18 @@ def checked(weight: Tensor, gram: Tensor | None = None) -> Tensor:
         raise ValueError(f"the weight of shape {tuple(weight.shape)} has entries that are NaN or infinite.")
     if gram is not None:
         _check_gram(weight, gram)
-    wide = weight.detach()
-    return wide if wide.dtype in (torch.float32, torch.float64) else wide.float()
+    return _laid_out(weight, torch.promote_types(weight.dtype, torch.float32))
+
+
+def _laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In one order of memory, whatever strides it came with: a BLAS sums in another order for other strides."""
+    return tensor.detach().to(dtype).contiguous()
+
+
+def _over_scale(gram: Tensor, dtype: torch.dtype) -> Tensor:
+    """A new tensor of ``gram / scale_of(gram)``; divided first, as one of float64 may be too large for the dtype."""
+    wide = _laid_out(gram, torch.promote_types(gram.dtype, dtype))
+    return (wide / scale_of(wide)).to(dtype)
 
 
 def scale_of(gram: Tensor) -> Tensor:
@@ -109,7 +119,7 @@ def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
             [0.5000, 1.0000]])
     """
     _check_damping(damping)
-    wide = gram.detach() if gram.dtype in (torch.float32, torch.float64) else gram.detach().float()
+    wide = _laid_out(gram, torch.promote_types(gram.dtype, torch.float32))
     diagonal = wide.diagonal() / scale_of(wide)
     dead = diagonal == 0
     asked = damping
@@ -181,8 +191,7 @@ def correlation(gram: Tensor, damping: float, dtype: torch.dtype = torch.float32
             [0.2500, 1.0000]]), tensor([1., 1.]))
     """
     _check_damping(damping)
-    H = gram.detach().to(dtype)
-    H = H / scale_of(H)
+    H = _over_scale(gram, dtype)
     dead = H.diagonal() == 0
     H.diagonal().add_(damping)
     scale = torch.where(dead, 1.0, H.diagonal()).sqrt()
@@ -216,8 +225,7 @@ def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
     """
     old = checked(weight, gram)
     change = old - checked(new_weight)
-    wide = gram.to(old.dtype)
-    wide = wide / scale_of(wide)
+    wide = _over_scale(gram, old.dtype)
     return (change @ wide).mul_(change).sum().clamp_(min=0) / (old @ wide).mul_(old).sum().clamp_(min=0)
 
 
@@ -267,8 +275,7 @@ def refit(
         raise ValueError(f"iterations is how many steps to take at most, 0 or more; got {iterations}.")
     if not dense.numel():
         return weight.detach().clone()
-    H = gram.detach().to(dense.dtype)
-    H = H / scale_of(H)
+    H = _over_scale(gram, dense.dtype)
     scale = H.diagonal().sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     H /= scale

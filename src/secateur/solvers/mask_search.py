@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from secateur import criteria
 from secateur.patterns import Pattern, Unstructured
-from secateur.solvers.layerwise import best_mask, check_pattern
+from secateur.solvers.layerwise import best_mask, check_pattern, dsnot, from_criterion, sparsegpt
 from secateur.solvers.least_squares import checked, conjugate_gradients, correlation, finished, not_a_gram, once_for
+from secateur.support import function_of
 
-__all__ = ["admm", "alps"]
+__all__ = ["admm", "alps", "parse"]
 
 RELAXATION = 1.3
 TOLERANCE = 1e-3
@@ -191,6 +194,30 @@ def _step(split: Tensor, kept: Tensor, target: Tensor, spread: Tensor, relaxatio
     away = masked - target
     source = masked.sub_(split).add_(away)
     split.sub_(away, alpha=relaxation).addmm_(source, spread, alpha=relaxation)
+
+
+def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The solver that a word means: admm, alps, sparsegpt, dsnot; wanda, ria and magnitude stand for `from_criterion`
+    of them. A function is returned as it is.
+
+    Raises:
+        ValueError: no solver is called so. TypeError: it is neither a word nor a function.
+
+    >>> parse("alps") is alps
+    True
+    >>> parse("wanda").__name__
+    'from_criterion(wanda)'
+    """
+    known: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+        "admm": admm,
+        "alps": alps,
+        "sparsegpt": sparsegpt,
+        "dsnot": dsnot,
+        "wanda": from_criterion(criteria.wanda),
+        "ria": from_criterion(criteria.ria),
+        "magnitude": from_criterion(criteria.magnitude),
+    }
+    return function_of(word, known, "solver")
 
 
 def _near_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:

@@ -38,7 +38,7 @@ from secateur.checkpoints import (
     printable,
     read_header,
 )
-from secateur.pipeline import attached_masks
+from secateur.pipeline import attached_masks, check_mask
 from secateur.storage.compressed_files import (
     Read,
     StoredTensor,
@@ -107,7 +107,7 @@ def save_compressed(
         masks: ``{name: bool mask}`` to keep beside the weights: a kept weight that happens to be zero stays kept. What
             a mask removes must be zero; -0.0 will do and comes back. Without one the zeros say what is stored.
         zstd: compress what was encoded, too: a sixth smaller for float32 at 50 %, nearly half for bfloat16 at 90 %, and
-            slower to load (benchmarks/storage.py). Needs the package zstandard.
+            slower to load (benchmarks/storage/run.py). Needs the package zstandard.
 
     Raises:
         CheckpointError: a damaged checkpoint, one that is compressed already, or a place that cannot be.
@@ -321,14 +321,14 @@ def _check_masks(masks: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ..
     for name in masks:
         if name not in shapes:
             raise KeyError(f"there is no tensor {name}, but a mask of it.")
-        if isinstance(masks, Checkpoint):  # read from disk, one at a time, when its weight is
-            shape, dtype = masks.entries[name].shape, masks.entries[name].torch_dtype
-        else:
-            shape, dtype = tuple(masks[name].shape), masks[name].dtype
-        if dtype != torch.bool:
-            raise TypeError(f"{name}: a mask is a bool tensor, not {dtype}.")
-        if shape != shapes[name]:
-            raise ValueError(f"{name}: a mask of shape {shape} for a tensor of shape {shapes[name]}.")
+        if not isinstance(masks, Checkpoint):
+            check_mask(name, masks[name], shapes[name], also_numbers=False)
+            continue
+        entry = masks.entries[name]  # read from disk, one at a time, when its weight is
+        if entry.torch_dtype != torch.bool:
+            raise TypeError(f"{name}: a mask is a bool tensor, not {entry.torch_dtype}.")
+        if entry.shape != shapes[name]:
+            raise ValueError(f"{name}: a mask of shape {entry.shape} for a weight of shape {shapes[name]}.")
 
 
 def _check_outside(source: Path, out: Path) -> None:

@@ -1,8 +1,11 @@
 """What every room uses, each once: files, sharding, ownership, running a model, progress."""
 
+from secateur.support import records
 from secateur.support.files import naming, whole_file, write_whole
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
+from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
+from secateur.support.records import Fields, open_regular, printable
 from secateur.support.running import (
     Forward,
     Loss,
@@ -16,13 +19,21 @@ from secateur.support.running import (
     unwrapped,
 )
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
+from secateur.support.undo import Undo
+from secateur.support.words import function_of, unknown
 
 __all__ = [
+    "Fields",
     "Forward",
     "Loss",
+    "NewTensors",
+    "ONE_AT_A_TIME",
     "PATIENCE",
+    "Undo",
     "count_nonzero",
     "device_of",
+    "function_of",
+    "in_dtype",
     "is_sharded",
     "laid_out",
     "local",
@@ -30,13 +41,17 @@ __all__ = [
     "mapped",
     "moved",
     "naming",
+    "open_regular",
     "other_owners",
+    "printable",
+    "records",
     "repeatable",
     "replicating_group",
     "run",
     "sharded_parameter",
     "track",
     "unchanged",
+    "unknown",
     "unwrapped",
     "whole",
     "whole_file",

@@ -6,29 +6,31 @@ schedule exactly the target is removed. The same seed and state give the same ru
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
+import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.allocation import Allocation, Tables, everywhere
+from secateur.allocation import Allocation, Tables, check_sparsity, settled
 from secateur.criteria import lamp
 from secateur.evidence import collect, needs
 from secateur.patterns import NM, Pattern, Unstructured
-from secateur.pipeline import apply_, make_masks
+from secateur.pipeline import apply_, check_mask, choose_masks
 from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
-from secateur.support import Forward, Loss, count_nonzero, is_sharded, laid_out, local, repeatable, unwrapped, whole
+from secateur.support import Forward, Loss, Undo, count_nonzero, is_sharded, local, repeatable, unwrapped
 from secateur.targets import find_layers, left_alone, stored_inputs_first, turned, turned_evidence
 from secateur.training.regularization import Penalty, Regularization
+from secateur.training.state import Memory, factor, read, removed_by, written
 
 __all__ = ["Pruner"]
 
@@ -54,7 +56,7 @@ class Pruner:
         criterion: ``(weight, *, <evidence>) -> scores``. ``grad`` is the gradient of the step, ``grad_sq`` its mean
             square since the last update, ``movement`` (which makes ``regrow=regrowth.held()`` the default)
             ``-Σ w·∂L/∂w`` over all steps so far; whatever else is collected from ``batches``.
-        pattern, allocate: as in `make_masks`.
+        pattern, allocate: as in `make_masks`. Words are taken here, too.
         include, exclude: globs over parameter names. Default: weights of linear layers and convolutions.
         regrow: how removed weights return: `regrowth.rigl`, `sparse_evolutionary_training`, `sr_ste`, `held`. None:
             never, so that masks nest.
@@ -71,7 +73,8 @@ class Pruner:
 
     Raises:
         ValueError: there is nothing to prune, a moment can't be resolved, the target lies beyond the end of the run,
-            masks are attached to the model, or no unit can leave. The model is unchanged then.
+            masks are attached to the model, or no unit can leave. Then, and if the schedule or a criterion of one's own
+            raises, model and optimizer are unchanged. A timetable that can't be printed is no error.
 
     >>> from secateur import schedules
     >>> model = nn.Linear(8, 8)
@@ -90,9 +93,9 @@ class Pruner:
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         schedule: Schedule | float | None = None,
         *,
-        criterion: Callable[..., Tensor] = lamp,
-        pattern: Pattern | None = None,
-        allocate: Allocation = everywhere,
+        criterion: str | Callable[..., Tensor] = lamp,
+        pattern: str | Pattern | None = None,
+        allocate: str | Allocation | None = None,
         include: str | Iterable[str] | None = None,
         exclude: str | Iterable[str] | None = None,
         regrow: Regrowth | None = None,
@@ -108,6 +111,7 @@ class Pruner:
         seed: int = 0,
         verbose: bool = True,
     ) -> None:
+        criterion, self._pattern, self._allocate = settled(criterion, pattern, allocate)
         self._given = model  # DistributedDataParallel tells collect to average over the ranks
         self._model = unwrapped(model)
         self._weights = find_layers(self._model, include=include, exclude=exclude)
@@ -117,22 +121,19 @@ class Pruner:
             raise ValueError(f"{meta[0]} is on the meta device, where there are no values; load the weights first.")
         self._optimizers = [_inner_optimizer(each) for each in _listed(optimizer)]
         self._warn_of_other_weights()
-        self._pattern: Pattern = Unstructured() if pattern is None else pattern
         # an unstructured mask is the same either way, but for the order of ties
         unstructured = self._pattern == Unstructured()
         self._inputs_first = [] if unstructured else stored_inputs_first(self._model, self._weights)
         self._criterion = criterion
-        self._allocate = allocate
         self._collected: dict[str, Any] = {
             "batches": None if batches is None else repeatable(batches),
             "loss": loss,
             "forward": forward,
         }
-        self._seed = seed
+        self._memory = Memory(operator.index(seed))
         if total_steps is None and epochs is not None and steps_per_epoch is not None:
             total_steps = round(epochs * steps_per_epoch)
-        self._total_steps = total_steps
-        self.schedule = resolve(
+        resolved = resolve(
             _schedule(schedule, self._pattern, regularize), total_steps=total_steps, steps_per_epoch=steps_per_epoch
         )
         self._regrow = regrow
@@ -143,43 +144,52 @@ class Pruner:
         self._check_evidence()
         if self._trains_removed and len(self._optimizers) > 1:
             raise ValueError("training removed weights straight through works with one optimizer, not several.")
-        self._until = 0
+        until = 0
         if isinstance(self._regrow, DropAndGrow):
             if self._pattern.density is not None:
                 raise ValueError(f"{self._pattern} says how much each group keeps: use sr_ste() to let weights return.")
-            self._until = step_of(self._regrow.until, total_steps, steps_per_epoch)
-        self._every = self._interval(every, total_steps, steps_per_epoch)
+            until = step_of(self._regrow.until, total_steps, steps_per_epoch)
+        interval = None if every is None else max(1, step_of(every, total_steps, steps_per_epoch))
+        if interval is None and self._trains_removed:
+            interval = 1
+        self._timetable = _Timetable(resolved, until, total_steps, interval)
         self._penalty: Penalty | None = None
         if regularize is not None:
             moment = functools.partial(step_of, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
             self._penalty = Penalty(regularize, self._model, self._optimizers, moment, total_steps)
 
-        self.step = 0  # optimizer steps so far
-        self._target = 0.0  # the sparsity last brought about
-        self._masks: dict[str, Tensor] = {}  # of the weight's dtype: what is multiplied. Weights without one are dense
-        self._held: dict[str, Tensor] = {}  # values of removed weights, 0 elsewhere
-        self._movement: dict[str, Tensor] = {}
-        self._grad_sq: dict[str, Tensor] = {}
-        self._grad_sq_steps = 0
-        self._removed: dict[str, int] = dict.fromkeys(self._weights, 0)
-        self._churn = 0.0
         self._places = [_Place(self._weights)]
-        self._undo: dict[str, tuple[Tensor, int]] = {}
+        self._start: dict[str, tuple[Tensor, int]] = {}  # weights before the start removed some, and their versions
         self._opened = False
-        self._begin(within)
-        self._hooks = [each.register_step_post_hook(self._after_step) for each in self._optimizers]
-        if self._holds or "grad_sq" in set(needs(criterion)) & self._gathered:
-            self._hooks += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
-        if verbose and _is_first_rank():
-            print(self)
+        told = str(self) if verbose and _is_first_rank() else None  # asks the schedule, before anything is changed
+        with Undo() as undo:
+            undo.optimizers(self._optimizers)
+            self._begin(within, undo)
+            self._hooks = [each.register_step_post_hook(self._after_step) for each in self._optimizers]
+            if self._holds or "grad_sq" in set(needs(criterion)) & self._gathered:
+                self._hooks += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
+            if told is not None:
+                with suppress(OSError, ValueError):  # a closed pipe, file or character set is no reason not to prune
+                    print(told)
 
     # What is asked of it from outside
 
     @property
+    def step(self) -> int:
+        """Optimizer steps so far."""
+        return self._memory.step
+
+    @property
+    def schedule(self) -> Schedule:
+        """``step -> sparsity``, every moment of it in steps."""
+        return self._timetable.schedule
+
+    @property
     def masks(self) -> dict[str, Tensor]:
         """``{name: bool tensor, True = kept}`` of all pruned weights, as they are now."""
+        masks = self._memory.masks
         return {
-            name: self._masks[name].ne(0) if name in self._masks else torch.ones_like(weight, dtype=torch.bool)
+            name: masks[name].ne(0) if name in masks else torch.ones_like(weight, dtype=torch.bool)
             for name, weight in self._weights.items()
         }
 
@@ -197,14 +207,14 @@ class Pruner:
         {'step': 0, 'target': 0.5, 'sparsity': 0.5, 'churn': 0.5, 'sparsity/weight': 0.5}
         """
         sizes = {name: weight.numel() for name, weight in self._weights.items()}
-        penalty = self._penalty
+        penalty, removed = self._penalty, self._memory.removed
         return {
             "step": self.step,
             "target": float(self.schedule(self.step)),
-            "sparsity": sum(self._removed.values()) / max(sum(sizes.values()), 1),
-            "churn": self._churn,
+            "sparsity": sum(removed.values()) / max(sum(sizes.values()), 1),
+            "churn": self._memory.churn,
             **({} if penalty is None else {"penalty": penalty.strength(self.step), "leaving": penalty.leaving}),
-            **{f"sparsity/{name}": self._removed[name] / max(size, 1) for name, size in sizes.items()},
+            **{f"sparsity/{name}": removed.get(name, 0) / max(size, 1) for name, size in sizes.items()},
         }
 
     def prune(self, sparsity: float | None = None) -> None:
@@ -213,8 +223,10 @@ class Pruner:
         For rounds of one's own, as lottery tickets are found. From the next step on the schedule holds again, but
         never below what is removed.
         """
+        if sparsity is not None:
+            check_sparsity(sparsity)
         with torch.no_grad():
-            self._update(float(self.schedule(self.step)) if sparsity is None else sparsity)
+            self._update(float(self.schedule(self.step)) if sparsity is None else float(sparsity))
 
     def rewind(self, model_state: Mapping[str, Any], optimizer_state: Mapping[str, Any] | None = None) -> None:
         """Put back saved weights, and the optimizer's state, but keep the masks: lottery tickets (arXiv:1803.03635).
@@ -224,19 +236,44 @@ class Pruner:
             optimizer_state: likewise; where it is None, the optimizer's state is emptied. With several optimizers,
                 that of the first.
 
-        The schedule goes on from where it is; what was held of removed weights is forgotten.
+        The schedule goes on from where it is; what was held of removed weights is forgotten. The states given are not
+        changed, so that they serve again and again.
+
+        Raises:
+            ValueError: a state does not fit the model or the optimizer. Nothing is changed then.
         """
-        if optimizer_state is None and any(each.state for each in self._optimizers):
-            for each in self._optimizers:
-                each.state.clear()
-        self._model.load_state_dict(model_state)
-        if optimizer_state is not None:
-            self._optimizers[0].load_state_dict(dict(optimizer_state))
-        self._held = {name: torch.zeros_like(value) for name, value in self._held.items()}
-        self._zero()
-        if self._penalty is not None:
-            self._penalty.after_step(self.step, counted=False)
-        self._zero_state(self._masks)
+        tensors = {
+            id(each): each for each in self._model.state_dict(keep_vars=True).values() if isinstance(each, Tensor)
+        }
+        first, *others = self._optimizers
+        before = {weight: dict(remembered) for weight, remembered in first.state.items()}
+        with Undo() as undo, torch.no_grad():
+            undo.attributes(self, "_memory")
+            undo.call(self._keep_start, self._untouched_start())
+            undo.values(
+                *tensors.values(),
+                *(value for each in others for value in _remembered_of(each, *self._weights.values())),
+            )
+            undo.optimizers(self._optimizers)
+            try:
+                self._model.load_state_dict(model_state)
+            except Exception as error:
+                raise ValueError(f"the weights to go back to don't fit the model: {error}") from error
+            if optimizer_state is None:
+                for each in self._optimizers:
+                    each.state.clear()
+            else:
+                try:
+                    first.load_state_dict(copy.deepcopy(dict(optimizer_state)))
+                except Exception as error:
+                    raise ValueError(f"the state to go back to doesn't fit the optimizer: {error!r}") from error
+                _check_state_goes_on(before, first.state, {each: name for name, each in self._model.named_parameters()})
+            zeros = {name: torch.zeros_like(value) for name, value in self._memory.held.items()}
+            self._memory = replace(self._memory, held=zeros)
+            self._zero()
+            if self._penalty is not None:
+                self._penalty.after_step(self.step, counted=False)
+            self._zero_state(self._memory.masks)
 
     def follow(self, model: nn.Module) -> None:
         """Keep the same zeros in another model: the average of `torch.optim.swa_utils.AveragedModel`, or a copy.
@@ -248,6 +285,10 @@ class Pruner:
         >>> pruner.follow(average)
         >>> int((average.module.weight == 0).sum())
         4
+
+        Raises:
+            KeyError, ValueError: it lacks a weight, or has one of another shape or without values. Nothing is changed
+                then.
         """
         inside = unwrapped(model)
         parameters = dict(inside.named_parameters())
@@ -255,10 +296,21 @@ class Pruner:
             parameters = dict(averaged.named_parameters()) | parameters
         if missing := [name for name in self._weights if name not in parameters]:
             raise KeyError(f"{type(model).__name__} has no weight {missing[0]!r}; follow takes a copy of the model.")
+        followers = {name: parameters[name] for name in self._weights}
+        for name, weight in followers.items():
+            _check_follower(name, weight, self._weights[name])
+        changing = {id(each): each for each in followers.values()}
         if self._penalty is not None:
-            self._penalty.follow(parameters, self.step)
-        self._places.append(_Place({name: parameters[name] for name in self._weights}))
-        self._zero()
+            self._penalty.check_follower(parameters)
+            changing |= {id(each): each for each in parameters.values()}
+        with Undo() as undo, torch.no_grad():
+            undo.attributes(self, "_places")
+            undo.values(*changing.values())
+            if self._penalty is not None:
+                undo.attributes(self._penalty, "_places")
+                self._penalty.follow(parameters, self.step)
+            self._places = [*self._places, _Place(followers)]
+            self._zero(self._places[-1:])  # to write to the model's own weights would lose what the start removed
 
     def finish(self) -> dict[str, Tensor]:
         """End pruning and return the masks: the schedule's last sparsity is reached now if the run was shorter.
@@ -266,15 +318,16 @@ class Pruner:
         The zeros stay; but the optimizer is let go, and a step after this may change them.
         """
         with torch.no_grad():
-            moments = getattr(self.schedule, "moments", None)
-            last = max(moments) if moments else self._total_steps or self.step
-            if self.step < last:
+            last = self._timetable.target_at
+            if last is not None and self.step < last:
                 self._update(float(self.schedule(last)), regrow=False)
             if self._penalty is not None:
                 self._penalty.hold()
             for hook in self._hooks:
                 hook.remove()
-            apply_({**self._weights}, {name: mask.ne(0) for name, mask in self._masks.items()})  # no negative zeros
+            apply_(
+                {**self._weights}, {name: mask.ne(0) for name, mask in self._memory.masks.items()}
+            )  # no negative zeros
         return self.masks
 
     def state_dict(self) -> dict[str, Any]:
@@ -283,66 +336,38 @@ class Pruner:
         Plain values and tensors, which ``torch.load(weights_only=True)`` reads. A sharded model's masks are gathered
         (never its weights), so that the state fits any number of ranks.
         """
-        state: dict[str, Any] = {
-            "version": 1,
-            "seed": self._seed,
-            "step": self.step,
-            "target": self._target,
-            "churn": self._churn,
-            "names": list(self._masks),
-            "shapes": [tuple(mask.shape) for mask in self._masks.values()],
-            "masks": _packed(whole(mask.ne(0)).cpu() for mask in self._masks.values()),
-        }
-        for word in ("_held", "_movement", "_grad_sq"):
-            if values := getattr(self, word):
-                state[word.removeprefix("_")] = {name: whole(value).cpu().clone() for name, value in values.items()}
-        if self._grad_sq:
-            state["grad_sq_steps"] = self._grad_sq_steps
-        if self._penalty is not None:
-            state["regularize"] = self._penalty.state_dict()
-        return state
+        return written(self._memory, None if self._penalty is None else self._penalty.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where `state_dict` was taken; load the model's and the optimizer's own states too, in any order.
 
         Raises:
-            ValueError: the state is of another model or from a newer version. Nothing is changed then.
+            ValueError: the state is of another model or Pruner, of a newer version, or damaged. Nothing is changed
+                then.
         """
-        if state.get("version") != 1:
-            raise ValueError(f"this is no Pruner's state of version 1: {sorted(map(str, state))[:8]}.")
-        shapes = dict(zip(state["names"], map(tuple, state["shapes"]), strict=True))
-        for name, shape in shapes.items():
-            if name not in self._weights or tuple(self._weights[name].shape) != shape:
-                has = tuple(self._weights[name].shape) if name in self._weights else "no such weight"
-                raise ValueError(f"{name}: the state has a mask of shape {shape}, the model has {has}.")
-        remembered = {word: state.get(word, {}) for word in ("held", "movement", "grad_sq")}
-        for word, values in remembered.items():
-            for name, value in values.items():
-                if name not in self._weights or value.shape != self._weights[name].shape:
-                    raise ValueError(f"{name}: the state's {word} does not fit the model.")
-        masks = _unpacked(state["masks"], shapes)
+        memory = read(state, self._weights, self._remembered)
         if ("regularize" in state) != (self._penalty is not None):
             with_it, without = ("state", "Pruner") if self._penalty is None else ("Pruner", "state")
             raise ValueError(f"the {with_it} has regularize, the {without} has not: make the Pruner as it was saved.")
         leaving = None if self._penalty is None else self._penalty.read(state["regularize"])
-        with torch.no_grad():
+        try:
+            self.schedule(memory.step)
+        except Exception as error:
+            raise ValueError(f"the schedule has no sparsity for the state's step, {memory.step}: {error!r}") from error
+        untouched = self._untouched_start()
+        with Undo() as undo, torch.no_grad():
+            undo.attributes(self, "_memory", "_opened")
+            undo.call(self._keep_start, untouched)
+            undo.values(*(weight for place in self._places for weight in place.weights.values()))
+            for name, value in untouched.items():  # what the start removed comes back
+                self._weights[name].copy_(value)
+            self._start = {}
             if self._penalty is not None and leaving is not None:
+                undo.attributes(self._penalty, "_leaving")
                 self._penalty.take(leaving)
-            self._put_back()
-            for word, values in remembered.items():
-                mine = {name: laid_out(value, self._weights[name]) for name, value in values.items()}
-                setattr(self, f"_{word}", mine)
-            self._grad_sq_steps = state.get("grad_sq_steps", 0)
-            self._masks = {
-                name: _factor(mask, weight)
-                for name, weight in self._weights.items()
-                if (mask := masks.get(name)) is not None
-            }
-            self._count()
-            self._zero()
             self._opened = False
-        self.step, self._target, self._churn = state["step"], state["target"], state["churn"]
-        self._seed = state["seed"]
+            self._memory = memory
+            self._zero()
 
     def __str__(self) -> str:
         weights = sum(weight.numel() for weight in self._weights.values())
@@ -352,13 +377,7 @@ class Pruner:
             f"{_name(self._criterion)}, {self._pattern}, {_name(self._allocate)}"
             + (f", {self._regrow}" if self._regrow else "")
         ]
-        moments = list(getattr(self.schedule, "moments", ()))
-        last = max([*moments, self._until]) or self._total_steps or 0
-        steps = sorted({*moments, *(round(last * part / 4) for part in range(5))})
-        lines.append(f"  schedule: {self.schedule if hasattr(self.schedule, 'moments') else _name(self.schedule)}")
-        lines += [f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]]
-        end = f"then recovery until step {self._total_steps:,}" if self._total_steps else "then it stays there"
-        lines.append(f"  an update every {self._every:,} step{'s' * (self._every > 1)}; {end}")
+        lines += self._timetable.lines()
         if self._penalty is not None:
             lines.append(f"  {self._penalty}")
         reasons = Counter(left_alone(self._model, self._weights).values())
@@ -376,28 +395,30 @@ class Pruner:
         gradients = self._gradients()
         asked = set(needs(self._criterion)) & self._gathered
         if "movement" in asked:
-            for name, grad in gradients.items():
-                self._movement[name] = self._moved(name, grad)
+            moved = {name: self._moved(name, grad) for name, grad in gradients.items()}
+            self._memory = replace(self._memory, movement=moved)
         if "grad_sq" in asked:
+            before, squares = self._memory.grad_sq, {}
             for name, grad in gradients.items():
                 square = grad.float().square() if grad.dtype != torch.float64 else grad.square()
-                self._grad_sq[name] = self._grad_sq[name].add_(square) if name in self._grad_sq else square
-            self._grad_sq_steps += 1
-        if self._trains_removed and self._held:
+                squares[name] = before[name].add_(square) if name in before else square
+            self._memory = replace(self._memory, grad_sq=squares, grad_sq_steps=self._memory.grad_sq_steps + 1)
+        held = self._memory.held
+        if self._trains_removed and held:
             self._opened = True
-            torch._foreach_add_(_locals(self._weights[name] for name in self._held), _locals(self._held.values()))
-            trained = [name for name in self._held if self._weights[name].grad is not None]
+            torch._foreach_add_(_locals(self._weights[name] for name in held), _locals(held.values()))
+            trained = [name for name in held if self._weights[name].grad is not None]
             if isinstance(self._regrow, Held) and self._regrow.decay and trained:
                 grads = _locals(gradients[name] for name in trained)
-                torch._foreach_add_(grads, _locals(self._held[name] for name in trained), alpha=self._regrow.decay)
+                torch._foreach_add_(grads, _locals(held[name] for name in trained), alpha=self._regrow.decay)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        self._undo = {}
+        self._start = {}
         if self.step == 0 and not self._trains_removed:
-            self._zero_state(self._masks)
+            self._zero_state(self._memory.masks)
         counted = optimizer is self._optimizers[0] and not self._is_skipped(optimizer)
         if counted:
-            self.step += 1
+            self._memory = replace(self._memory, step=self.step + 1)
         if self._penalty is not None:
             self._penalty.after_step(self.step, counted=counted)
         if counted and self._is_due(self.step):
@@ -405,8 +426,9 @@ class Pruner:
                 self._update(float(self.schedule(self.step)))
             return
         if self._opened:
-            for name, mask in self._masks.items():
-                self._held[name] = self._weights[name].detach() * (1 - mask)
+            masks = self._memory.masks
+            held = {name: self._weights[name].detach() * (1 - mask) for name, mask in masks.items()}
+            self._memory = replace(self._memory, held=held)
             self._opened = False
         self._zero()
 
@@ -417,32 +439,37 @@ class Pruner:
 
     # Choosing
 
-    def _begin(self, within: Mapping[str, Tensor] | None) -> None:
+    def _begin(self, within: Mapping[str, Tensor] | None, undo: Undo) -> None:
         """Start from earlier masks, and prune at once where the schedule begins above zero."""
         before = {name: weight.detach() for name, weight in self._weights.items()}
+        start: dict[str, Tensor] = {}
         with torch.no_grad():
-            if within:
-                if unknown := [name for name in within if name not in self._weights]:
-                    raise ValueError(f"there is a mask for {unknown[0]!r}, but it is not among the pruned weights.")
-                for name, mask in within.items():
-                    if mask.shape != self._weights[name].shape:
-                        raise ValueError(
-                            f"{name}: a mask of shape {tuple(mask.shape)} for a weight of shape "
-                            f"{tuple(self._weights[name].shape)}."
-                        )
-            start = dict(within or {})
-            self._target = self._share_removed(start)
+            for name, mask in (within or {}).items():
+                if name not in self._weights:
+                    raise ValueError(f"there is a mask for {name!r}, but it is not among the pruned weights.")
+                check_mask(name, mask, self._weights[name].shape)
+                start[name] = mask.ne(0)
+            self._memory = replace(self._memory, target=self._share_removed(start))
             target = float(self.schedule(0))
             waits = bool(set(needs(self._criterion)) & self._gathered)
-            if target > self._target and not waits:
+            if target > self._memory.target and not waits:
                 start = self._chosen(before, target, start, regrow=False)
-                self._target = target
-            if not start:
-                return
-            # kept until the first step, so that a state loaded meanwhile finds the weights as they were
-            undo = {name: before[name].clone() for name in start}
-            self._install(start, before, zero_state=False)
-            self._undo = {name: (value, self._weights[name]._version) for name, value in undo.items()}
+                self._memory = replace(self._memory, target=target)
+            if start:
+                # kept until the first step, so that a state loaded meanwhile finds the weights as they were
+                values = dict(zip(start, undo.values(*(self._weights[name] for name in start)), strict=True))
+                self._install(start, before, zero_state=False)
+                self._keep_start(values)
+
+    def _keep_start(self, values: Mapping[str, Tensor]) -> None:
+        """Remember what weights were before the start removed some of their entries."""
+        self._start = {name: (value, self._weights[name]._version) for name, value in values.items()}
+
+    def _untouched_start(self) -> dict[str, Tensor]:
+        """Of these, the ones that nobody has written to since."""
+        return {
+            name: value for name, (value, version) in self._start.items() if self._weights[name]._version == version
+        }
 
     def _share_removed(self, masks: Mapping[str, Tensor]) -> float:
         """The fraction of all units that masks remove."""
@@ -456,24 +483,26 @@ class Pruner:
         kept += sum(int(_units_kept(mask.ne(0), self._pattern).sum()) for mask in masks.values())
         return 1 - kept / max(units, 1)
 
-    def _put_back(self) -> None:
-        """Undo what the start removed, where nobody has written to the weight since."""
-        for name, (value, version) in self._undo.items():
-            if self._weights[name]._version == version:
-                self._weights[name].copy_(value)
-        self._undo = {}
-
     def _update(self, target: float, *, regrow: bool = True) -> None:
-        for kept in (self._masks, self._held, self._movement, self._grad_sq):
-            for name in kept:  # where model.to has taken the weights meanwhile
-                kept[name] = kept[name].to(self._weights[name].device)
+        memory = self._memory
+        self._memory = replace(
+            memory,
+            masks=self._beside_weights(memory.masks),
+            held=self._beside_weights(memory.held),
+            movement=self._beside_weights(memory.movement),
+            grad_sq=self._beside_weights(memory.grad_sq),
+        )
         if not self._opened:
             self._zero()  # criteria such as LAMP's sums see what the step left in removed weights
         weights = {name: self._dense(name, weight.detach()) for name, weight in self._weights.items()}
-        masks = self._chosen(weights, target, self.masks if self._masks else {}, regrow=regrow)
+        masks = self._chosen(weights, target, self.masks if self._memory.masks else {}, regrow=regrow)
         self._install(masks, weights)
-        self._target = target if self._holds else max(target, self._target)
-        self._grad_sq, self._grad_sq_steps = {}, 0
+        reached = target if self._holds else max(self._memory.target, target)
+        self._memory = replace(self._memory, target=reached, grad_sq={}, grad_sq_steps=0)
+
+    def _beside_weights(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """On the weights' devices, where model.to has taken these meanwhile."""
+        return {name: value.to(self._weights[name].device) for name, value in values.items()}
 
     def _chosen(
         self, weights: Mapping[str, Tensor], target: float, old: Mapping[str, Tensor], *, regrow: bool
@@ -482,7 +511,7 @@ class Pruner:
         masks = turned(old, self._inputs_first)
         weights, old = turned(weights, self._inputs_first), masks
         with self._own_randomness():
-            if self._holds or target > self._target:
+            if self._holds or target > self._memory.target:
                 masks = self._removing(weights, target, None if self._holds else old or None)
             if regrow and masks and isinstance(self._regrow, DropAndGrow):
                 masks = self._dropped_and_grown(self._regrow, weights, masks)
@@ -494,13 +523,14 @@ class Pruner:
         target: float,
         within: Mapping[str, Tensor] | None,
     ) -> dict[str, Tensor]:
+        check_sparsity(target)
         pattern, sparsity = self._pattern, target
         if isinstance(pattern, NM):  # n:m goes from m:m down to n:m
             kept = max(pattern.n, math.ceil((1 - target) * pattern.m - 1e-9))
             pattern, sparsity = replace(pattern, n=kept), 1 - kept / pattern.m
         elif pattern.density is not None:
             sparsity = 1 - pattern.density
-        return make_masks(
+        return choose_masks(
             weights,
             sparsity,
             pattern=pattern,
@@ -513,12 +543,12 @@ class Pruner:
     def _dropped_and_grown(
         self, rule: DropAndGrow, weights: Mapping[str, Tensor], masks: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        share = rule.share(self.step, self._until)
+        share = rule.share(self.step, self._timetable.until)
         counts = {name: _units_kept(mask, self._pattern) for name, mask in masks.items()}
         left = {name: count - (count * share).round().to(torch.int64) for name, count in counts.items()}
         if share == 0 or all(torch.equal(left[name], counts[name]) for name in masks):
             return masks
-        choose = functools.partial(make_masks, sparsity=0.5, pattern=self._pattern)  # the counts say how much
+        choose = functools.partial(choose_masks, sparsity=0.5, pattern=self._pattern)  # the counts say how much
         remaining = choose(
             weights,
             criterion=rule.drop,
@@ -538,28 +568,36 @@ class Pruner:
 
     def _install(self, masks: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, zero_state: bool = True) -> None:
         """Make chosen masks the current ones: the weights, what is held of them, and the optimizer's state."""
+        memory, changed = self._memory, 0
         stays: dict[str, Tensor] = {}
-        changed, made = 0, dict(self._masks)
+        made, held = dict(memory.masks), dict(memory.held)
         for name, mask in masks.items():
-            weight = self._weights[name].detach()
-            new = _factor(mask, weight)
-            old = self._masks.get(name)
+            new = factor(mask, self._weights[name])
+            old = memory.masks.get(name)
             changed += count_nonzero(new.eq(0) if old is None else new.ne(old))
             stays[name] = new if old is None else new * old
             if self._holds:
-                self._held[name] = weights[name] * (1 - new)
-                if old is not None and weights[name] is not weight:
-                    weight.copy_(weights[name])
+                held[name] = weights[name] * (1 - new)
             made[name] = new
-        self._masks = made
+        entries = sum(weight.numel() for weight in self._weights.values())
+        removed = removed_by(made, self._weights)
+        # all is computed: from here on things change
+        for name in masks:
+            if name in memory.held and not self._opened:
+                self._weights[name].detach().copy_(weights[name])
+        self._memory = replace(memory, masks=made, held=held, removed=removed, churn=changed / max(entries, 1))
         self._opened = False
-        self._churn = changed / max(sum(weight.numel() for weight in self._weights.values()), 1)
-        self._count()
         self._zero()
         if zero_state and not self._trains_removed:
             self._zero_state(stays)
 
     # Small parts
+
+    @property
+    def _remembered(self) -> set[str]:
+        """Which values of the weights, beside masks, go from step to step."""
+        gathered = {"movement", "grad_sq"} & set(needs(self._criterion)) & self._gathered
+        return gathered | ({"held"} if self._holds else set())
 
     @property
     def _holds(self) -> bool:
@@ -597,23 +635,11 @@ class Pruner:
         if frozen and set(words) & self._gathered:
             raise ValueError(f"{frozen[0]} is frozen and has no gradient to score it by: exclude it.")
 
-    def _interval(self, every: Moment | None, total_steps: int | None, steps_per_epoch: float | None) -> int:
-        if every is not None:
-            return max(1, step_of(every, total_steps, steps_per_epoch))
-        if self._trains_removed:
-            return 1
-        if isinstance(self._regrow, DropAndGrow):
-            return max(1, min(100, self._until // _UPDATES))
-        moments: tuple[int, ...] | None = getattr(self.schedule, "moments", None)
-        if moments is None:  # a function of one's own: when its value changes
-            return max(1, total_steps // _UPDATES) if total_steps else 1
-        return max(1, (moments[-1] - moments[0] if len(moments) > 1 else moments[-1]) // _UPDATES)
-
     def _is_due(self, step: int) -> bool:
-        if isinstance(self._regrow, DropAndGrow) and step < self._until and step % self._every == 0:
+        if self._timetable.regrows_at(step):
             return True
-        on_time = step % self._every == 0 or step == self._total_steps or step in getattr(self.schedule, "moments", ())
-        return on_time and (self._holds or float(self.schedule(step)) > self._target)
+        more = self._holds or float(self.schedule(step)) > self._memory.target
+        return more and self._timetable.updates_at(step)
 
     def _evidence(self, weights: Mapping[str, Tensor], words: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         words = set(words)
@@ -628,12 +654,12 @@ class Pruner:
                 raise ValueError("there are no gradients: prune after backward and before zero_grad, or pass batches=.")
             for name, grad in self._gradients().items():
                 evidence[name]["grad"] = grad
-        for word, total in (("grad_sq", self._grad_sq), ("movement", self._movement)):
+        for word, total in (("grad_sq", self._memory.grad_sq), ("movement", self._memory.movement)):
             if word in words & self._gathered:
                 for name in weights:
                     evidence[name][word] = total.get(name, torch.zeros_like(self._weights[name]))
                     if word == "grad_sq":
-                        evidence[name][word] = evidence[name][word] / max(self._grad_sq_steps, 1)
+                        evidence[name][word] = evidence[name][word] / max(self._memory.grad_sq_steps, 1)
         return turned_evidence(evidence, self._inputs_first)
 
     def _gradients(self) -> dict[str, Tensor]:
@@ -648,7 +674,8 @@ class Pruner:
         weight = self._dense(name, self._weights[name].detach())
         wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
         step = grad.to(wide) * weight.to(wide)
-        total = self._movement[name].sub_(step) if name in self._movement else step.neg_()
+        before = self._memory.movement
+        total = before[name].sub_(step) if name in before else step.neg_()
         if self._regrow.penalty:
             risen = torch.sigmoid(total)
             total.sub_(self._regrow.penalty * risen * (1 - risen))
@@ -656,18 +683,17 @@ class Pruner:
 
     def _dense(self, name: str, weight: Tensor) -> Tensor:
         """The weight with the values that are held of it."""
-        if name not in self._held or self._opened:
-            return weight
-        return weight + self._held[name]
+        held = self._memory.held
+        return weight if name not in held or self._opened else weight + held[name]
 
-    def _zero(self) -> None:
+    def _zero(self, places: Sequence[_Place] | None = None) -> None:
         """Multiply the weights by their masks, in one call for all that lie in one place.
 
         What is handed to that call is kept from step to step: on a small network the rest would cost more than it.
         """
-        for place in self._places:
-            if place.masks is not self._masks or place.is_stale:
-                place.gather(self._masks)
+        for place in self._places if places is None else places:
+            if place.masks is not self._memory.masks or place.is_stale:
+                place.gather(self._memory.masks)
             if place.values:
                 torch._foreach_mul_(place.values, place.factors)
 
@@ -675,15 +701,8 @@ class Pruner:
         """Zero what optimizers remember of weights that are removed or have just returned."""
         for optimizer in self._optimizers:
             for name, mask in stays.items():
-                weight = self._weights[name]
-                for value in optimizer.state.get(weight, {}).values():
-                    if isinstance(value, Tensor) and value.shape == weight.shape and value.is_floating_point():
-                        local(value).mul_(local(mask))
-
-    def _count(self) -> None:
-        self._removed = {
-            name: count_nonzero(self._masks[name].eq(0)) if name in self._masks else 0 for name in self._weights
-        }
+                for value in _remembered_of(optimizer, self._weights[name]):
+                    local(value).mul_(local(mask))
 
     @contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -691,8 +710,55 @@ class Pruner:
         with torch.random.fork_rng(devices=[]):
             # the CPU's generator alone: torch.manual_seed would also reach those of devices. The first number keeps it
             # off the stream of manual_seed(0), which drew the weights of many a model
-            torch.default_generator.manual_seed((0x5EC8 << 32) + (self._seed * 1_000_003 + self.step) % 2**32)
+            torch.default_generator.manual_seed((0x5EC8 << 32) + (self._memory.seed * 1_000_003 + self.step) % 2**32)
             yield
+
+
+@dataclass(frozen=True)
+class _Timetable:
+    """When masks are chosen anew, all in steps."""
+
+    schedule: Schedule
+    until: int  # removed weights may return before it; 0 where they don't
+    total_steps: int | None
+    interval: int | None  # None: about a hundred updates
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """Where the schedule turns; a function of one's own does not say."""
+        return tuple(getattr(self.schedule, "moments", ()))
+
+    @property
+    def target_at(self) -> int | None:
+        """The step from which the sparsity stays, as far as is known."""
+        return max(self.moments) if self.moments else self.total_steps
+
+    @functools.cached_property
+    def every(self) -> int:
+        if self.interval is not None:
+            return self.interval
+        if self.until:
+            return max(1, min(100, self.until // _UPDATES))
+        if not self.moments:  # a function of one's own: when its value changes
+            return max(1, self.total_steps // _UPDATES) if self.total_steps else 1
+        begin = self.moments[0] if len(self.moments) > 1 else 0
+        return max(1, (self.moments[-1] - begin) // _UPDATES)
+
+    def regrows_at(self, step: int) -> bool:
+        return step < self.until and step % self.every == 0
+
+    def updates_at(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.total_steps or step in self.moments
+
+    def lines(self) -> list[str]:
+        last = max([*self.moments, self.until]) or self.total_steps or 0
+        steps = sorted({*self.moments, *(round(last * part / 4) for part in range(5))})
+        end = f"then recovery until step {self.total_steps:,}" if self.total_steps else "then it stays there"
+        return [
+            f"  schedule: {self.schedule if hasattr(self.schedule, 'moments') else _name(self.schedule)}",
+            *(f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]),
+            f"  an update every {self.every:,} step{'s' * (self.every > 1)}; {end}",
+        ]
 
 
 class _Place:
@@ -769,34 +835,48 @@ def _itself(scores: Tensor) -> Tensor:
     return scores
 
 
-def _factor(mask: Tensor, weight: Tensor) -> Tensor:
-    """A mask as what a weight is multiplied by: of its dtype, device, memory layout and shards."""
-    if is_sharded(weight):
-        return laid_out(mask, weight).to(weight.dtype)
-    return torch.empty_like(weight).copy_(mask)
+def _remembered_of(optimizer: torch.optim.Optimizer, *weights: Tensor) -> list[Tensor]:
+    """What an optimizer remembers of each entry of weights, such as momentum."""
+    return [
+        value
+        for weight in weights
+        for value in optimizer.state.get(weight, {}).values()
+        if isinstance(value, Tensor) and value.shape == weight.shape and value.is_floating_point()
+    ]
+
+
+def _check_follower(name: str, weight: Tensor, own: Tensor) -> None:
+    if weight.shape != own.shape:
+        raise ValueError(f"{name} has shape {tuple(weight.shape)} in the model that follows, {tuple(own.shape)} here.")
+    if weight.is_meta or not weight.is_floating_point():
+        raise ValueError(
+            f"{name} is of {weight.dtype} on {weight.device} in the model that follows: it can't be zeroed."
+        )
+    if is_sharded(weight) != is_sharded(own) or getattr(weight, "placements", None) != getattr(own, "placements", None):
+        raise ValueError(f"{name} is not sharded in the model that follows as it is here.")
+
+
+def _check_state_goes_on(
+    before: Mapping[Tensor, Any], after: Mapping[Tensor, Any], names: Mapping[Tensor, str]
+) -> None:
+    """``ValueError`` if an optimizer that had a state of a parameter could not go on with the one it has got."""
+    for parameter, old in before.items():
+        new = after.get(parameter)
+        if not old or not new:  # from before the first step
+            continue
+        where = names.get(parameter, "a parameter")
+        if missing := [key for key in old if key not in new]:
+            raise ValueError(f"{where}: the state to go back to has no {missing[0]} for the optimizer.")
+        for key, value in old.items():
+            if isinstance(value, Tensor) and isinstance(new[key], Tensor) and value.shape != new[key].shape:
+                raise ValueError(
+                    f"{where}: {key} has shape {tuple(new[key].shape)} in the state to go back to, the optimizer's has "
+                    f"{tuple(value.shape)}."
+                )
 
 
 def _locals(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [local(tensor.detach()) for tensor in tensors]
-
-
-def _packed(masks: Iterable[Tensor]) -> Tensor:
-    """Eight entries a byte, each mask from a byte of its own."""
-    parts = [torch.from_numpy(np.packbits(mask.reshape(-1).numpy())) for mask in masks]
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.uint8)
-
-
-def _unpacked(packed: Tensor, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    masks, at = {}, 0
-    needed = sum(-(-math.prod(shape) // 8) for shape in shapes.values())
-    if packed.dtype != torch.uint8 or packed.numel() != needed:
-        raise ValueError(f"the state's masks are {packed.numel()} bytes of {packed.dtype}, not {needed} of uint8.")
-    for name, shape in shapes.items():
-        size = math.prod(shape)
-        piece = packed[at : at + -(-size // 8)].numpy()
-        masks[name] = torch.from_numpy(np.unpackbits(piece, count=size).astype(bool)).reshape(shape)
-        at += -(-size // 8)
-    return masks
 
 
 def _is_first_rank() -> bool:

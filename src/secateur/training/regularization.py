@@ -146,6 +146,26 @@ def group_lasso(
     return GroupLasso(strength, example_inputs, begin, end, included, kept)
 
 
+def _each(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(type(each) is kind for each in value)
+
+
+def _are_masks(value: Any) -> bool:
+    return _each(Tensor)(value) and all(
+        mask.dtype == torch.bool and mask.dim() == 1 and mask.layout == torch.strided and not mask.is_meta
+        for mask in value
+    )
+
+
+# of the state: what each is, in words and as a check
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "kind": ("the name of a rule", lambda value: isinstance(value, str)),
+    "names": ("a list of names", _each(str)),
+    "dims": ("a list of integers", _each(int)),
+    "leaving": ("a list of dense bool vectors", _are_masks),
+}
+
+
 @dataclass(frozen=True)
 class _Slices:
     """A dimension of a parameter that takes part in a group.
@@ -257,12 +277,21 @@ class Penalty:
                 if len(indices):
                     parameters[name].index_fill_(dim, indices.to(parameters[name].device), 0)
 
-    def follow(self, parameters: Mapping[str, Tensor], step: int) -> None:
-        """Keep the same zeros in the parameters of another model."""
+    def check_follower(self, parameters: Mapping[str, Tensor]) -> None:
+        """``KeyError`` or ``ValueError`` unless the same slices can leave the parameters of another model."""
         names = {name for name, _ in self._leaving} | {each.name for group in self._groups for each in group}
-        if missing := sorted(names - parameters.keys()):
-            raise KeyError(f"the model that is to follow has no parameter {missing[0]!r}.")
-        self._places.append(parameters)
+        for name in sorted(names):
+            if name not in parameters:
+                raise KeyError(f"the model that is to follow has no parameter {name!r}.")
+            if parameters[name].shape != self._parameters[name].shape or parameters[name].is_meta:
+                raise ValueError(
+                    f"{name} is of shape {tuple(parameters[name].shape)} on {parameters[name].device} in the model "
+                    f"that is to follow, {tuple(self._parameters[name].shape)} in the Pruner's."
+                )
+
+    def follow(self, parameters: Mapping[str, Tensor], step: int) -> None:
+        """Keep the same zeros in the parameters of another model, which `check_follower` found to fit."""
+        self._places = [*self._places, parameters]
         if step >= self.end:
             self.hold()
 
@@ -281,14 +310,31 @@ class Penalty:
         Raises:
             ValueError: it is of another rule or another model.
         """
+        if state.keys() != _FIELDS.keys():
+            raise ValueError(f"the state's regularize has {', '.join(map(str, state))}, not {', '.join(_FIELDS)}.")
+        for field_name, (what, fits) in _FIELDS.items():
+            if not fits(state[field_name]):
+                raise ValueError(f"the state's regularize: its {field_name} is not {what}.")
         if state["kind"] != type(self._rule).__name__:
             raise ValueError(f"the state is of a run with {state['kind']}, the Pruner has {self._rule}.")
-        found = {}
-        for name, dim, mask in zip(state["names"], state["dims"], state["leaving"], strict=True):
+        names, dims, masks = state["names"], state["dims"], state["leaving"]
+        if not len(names) == len(dims) == len(masks):
+            raise ValueError(
+                f"the state has {len(names)} names, {len(dims)} dims and {len(masks)} masks of what leaves."
+            )
+        penalized = {(each.name, each.dim) for group in self._groups for each in group}
+        found: dict[tuple[str, int], Tensor] = {}
+        for name, dim, mask in zip(names, dims, masks, strict=True):
             shape = tuple(self._parameters[name].shape) if name in self._parameters else "no such parameter"
-            if isinstance(shape, str) or dim >= len(shape) or mask.shape != shape[dim : dim + 1]:
+            if isinstance(shape, str) or not 0 <= dim < len(shape) or mask.shape != shape[dim : dim + 1]:
                 raise ValueError(f"{name}: the state has {mask.numel()} slices of dimension {dim}, the model {shape}.")
-            found[name, dim] = mask.to(self._parameters[name].device, torch.bool)
+            if (name, dim) in found or (self._groups and (name, dim) not in penalized):
+                raise ValueError(f"{name}: the state lets slices of dimension {dim} leave twice, or the rule does not.")
+            if any(name not in parameters for parameters in self._places):
+                raise ValueError(
+                    f"{name}: the state lets slices of it leave, but a model that follows does not have it."
+                )
+            found[name, dim] = mask.to(self._parameters[name].device, copy=True)
         return found
 
     def take(self, leaving: dict[tuple[str, int], Tensor]) -> None:

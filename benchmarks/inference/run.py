@@ -1,0 +1,45 @@
+"""What zeros are worth at inference: kernels beside the best dense product and their floors, and whole models.
+
+    python benchmarks/inference/run.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
+    python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
+    python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
+    python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
+
+Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. On a
+busy machine ``--clock cpu`` with one thread is steadier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.inference.onnx_layers import bench_onnx
+from benchmarks.inference.products import bench_kernels, bench_threads
+from benchmarks.inference.whole_models import bench_models
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda text: [int(word) for word in text.split(",")]  # noqa: E731
+    parser.add_argument("what", choices=COMMANDS)
+    parser.add_argument("--threads", type=numbers, default=[1, 2])
+    parser.add_argument("--batches", type=numbers, default=[1, 16, 256])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
+    parser.add_argument("--only", default="*", help="which models: mlp, cnn, bottlenecks, minilm, llama; globs, commas")
+    parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2; left out without")
+    parser.add_argument("--cache", type=Path, default=Path("inference-cache"), help="trained and pruned models")
+    parser.add_argument("--gpt-steps", type=int, default=500)
+    parser.add_argument("--repair-steps", type=int, default=200)
+    options = parser.parse_args()
+    COMMANDS[options.what](options)
+
+
+COMMANDS = {"kernels": bench_kernels, "threads": bench_threads, "models": bench_models, "onnx": bench_onnx}
+
+if __name__ == "__main__":
+    main()

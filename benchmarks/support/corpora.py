@@ -1,0 +1,85 @@
+"""Text that is on every machine: the docstrings of installed packages, and Python's own language reference.
+
+Law: what is calibrated or trained on and what is measured on share no text, because each text is there once and the
+order, which has no meaning, is the same on every run.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def docstrings(root: str, packages: tuple[str, ...] | None = None) -> Iterator[str]:
+    folders = [Path(root)] if packages is None else [Path(root, package) for package in packages]
+    for path in (path for folder in folders for path in sorted(folder.rglob("*.py"))):
+        inside = path.relative_to(root).parts
+        if "tests" in inside or "test" in inside or (packages is None and "site-packages" in inside):
+            continue
+        try:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError):
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                text = ast.get_docstring(node)
+                if text and len(text) > 120:
+                    yield text
+
+
+def shuffled(texts: Iterable[str]) -> list[str]:
+    """Each text once, in an order of no meaning."""
+    return sorted(set(texts), key=lambda text: hashlib.sha256(text.encode()).digest())
+
+
+def of_the_standard_library() -> list[str]:
+    """Its docstrings."""
+    return shuffled(docstrings(sysconfig.get_path("stdlib")))
+
+
+@functools.cache
+def of_packages() -> tuple[list[str], list[str]]:
+    """Docstrings of the standard library, NumPy, scikit-learn and torch, and a twentieth of them held out."""
+    texts = list(docstrings(sysconfig.get_path("stdlib")))
+    texts += docstrings(sysconfig.get_path("purelib"), ("numpy", "sklearn", "torch"))
+    texts = shuffled(texts)
+    held_out = len(texts) // 20
+    return texts[held_out:], texts[:held_out]
+
+
+@functools.cache
+def sentences() -> list[str]:
+    """Sentences of the standard library's docstrings."""
+    found: dict[str, None] = {}
+    for text in docstrings(sysconfig.get_path("stdlib")):
+        for paragraph in re.split(r"\n\s*\n", text):
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
+                letters = sum(c.isalpha() or c == " " for c in sentence)
+                if 50 <= len(sentence) <= 300 and letters > 0.88 * len(sentence):
+                    found[sentence] = None
+    return shuffled(found)
+
+
+@functools.cache
+def language_reference() -> str:
+    """The language reference that Python carries for ``help()``, 0.4 million characters, each paragraph once."""
+    from pydoc_data.topics import topics
+
+    paragraphs = dict.fromkeys(part for name in sorted(topics) for part in topics[name].split("\n\n"))
+    return "\n\n".join(paragraphs)
+
+
+def packed(tokenizer: Any, texts: list[str], length: int) -> Tensor:
+    """The texts' tokens, an end after each, in rows of so many; what fills no row is left out."""
+    end = tokenizer.token_to_id("<end>")
+    tokens = [token for encoded in tokenizer.encode_batch(texts) for token in [*encoded.ids, end]]
+    return torch.tensor(tokens[: len(tokens) // length * length]).view(-1, length)

@@ -1,0 +1,223 @@
+"""Records: JSON that some program wrote, perhaps another one, perhaps only in part.
+
+Law: nothing that a record says is believed before it is held to its type; whatever is wrong is one line that names the
+file, the field and what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar
+
+__all__ = ["Fields", "open_regular", "parse_json", "printable", "read_json"]
+
+MAX_JSON = 100_000_000  # bytes of a file
+MAX_DEPTH = 200  # objects and lists in each other: Python's own reader and writer call themselves for each
+
+T = TypeVar("T")
+
+_WORDS = {
+    str: "a string",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "a list",
+}
+
+
+class _WrongError(Exception):
+    """What the reader of JSON is stopped with."""
+
+
+def read_json(
+    path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True
+) -> dict[str, Any]:
+    """The JSON object in a file of at most 100 MB, as `parse_json` reads it.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: it is not one, of the class ``error``; ``hint`` says what to do.
+    """
+    with open_regular(path, error=error) as file:
+        text = file.read(MAX_JSON + 1)
+    if len(text) > MAX_JSON:
+        raise error(f"{path}: more than {MAX_JSON} bytes of JSON.{hint}")
+    return parse_json(text, path, error=error, hint=hint, finite=finite)
+
+
+def parse_json(
+    text: bytes, path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True
+) -> dict[str, Any]:
+    """The JSON object in ``text``: no key twice, no half characters, not nested endlessly, and, where ``finite``, no
+    NaN or infinity, which Python writes though JSON has none.
+
+    >>> parse_json(b'{"a": 1, "a": 2}', Path("record.json"))
+    Traceback (most recent call last):
+    ValueError: record.json: damaged: a is there twice.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+            raise _WrongError(f"{printable(twice)} is there twice")
+        return found
+
+    def number(word: str) -> float:
+        value = float(word)
+        if finite and not math.isfinite(value):
+            raise _WrongError(f"{printable(word, 40)} is not a finite number")
+        return value
+
+    try:
+        parsed = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_float=number, parse_constant=number)
+        if not isinstance(parsed, dict):
+            raise _WrongError("not a JSON object")
+        if _is_deep(parsed):
+            raise RecursionError
+        if b"\\u" in text:
+            json.dumps(parsed, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no name
+    except _WrongError as fault:
+        raise error(f"{path}: damaged: {fault}.{hint}") from None
+    except RecursionError:
+        raise error(f"{path}: damaged: not valid JSON (nested too deeply).{hint}") from None
+    except ValueError as fault:  # UnicodeError and JSONDecodeError are ValueErrors
+        raise error(f"{path}: damaged: not valid JSON ({_one_line(fault)}).{hint}") from None
+    return parsed
+
+
+def _is_deep(parsed: Any) -> bool:
+    """Level by level, so that the check itself does not nest."""
+    level = [parsed]
+    for _ in range(MAX_DEPTH):
+        level = [
+            below
+            for each in level
+            for below in (each.values() if isinstance(each, dict) else each)
+            if isinstance(below, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+class Fields:
+    """The fields of a record, or of an object in it, each held to its type where it is taken.
+
+    Args:
+        values: the object.
+        path: the file, for messages.
+        error: the class of what is raised.
+        hint: what to do about it, the end of each message.
+        place: where in the file this object is, such as ``blocks[2]``.
+
+    >>> record = Fields({"name": "fc", "sizes": [3, -1]}, Path("record.json"), hint=" Delete it.")
+    >>> record.take("name", str)
+    'fc'
+    >>> record.each("sizes", int, least=0)
+    Traceback (most recent call last):
+    ValueError: record.json: damaged: sizes[1] must be a whole number of at least 0, not -1. Delete it.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        path: Path,
+        *,
+        error: type[ValueError] = ValueError,
+        hint: str = "",
+        place: str = "",
+    ) -> None:
+        self.values, self.path, self.error, self.hint, self.place = values, path, error, hint, place
+
+    @classmethod
+    def read(cls, path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True) -> Fields:
+        """Of a file; raises what `read_json` does."""
+        return cls(read_json(path, error=error, hint=hint, finite=finite), path, error=error, hint=hint)
+
+    def take(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> T:
+        """The value of a field."""
+        if key not in self.values:
+            raise self.wrong(key, "is missing")
+        return self._held(self.values[key], key, kind, least, most)
+
+    def maybe(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> T | None:
+        """The value of a field that must be there, and may be null."""
+        if self.values.get(key, 0) is None:
+            return None
+        return self.take(key, kind, least=least, most=most)
+
+    def each(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> list[T]:
+        """The values of a list."""
+        found = self.take(key, list)
+        return [self._held(one, f"{key}[{at}]", kind, least, most) for at, one in enumerate(found)]
+
+    def inner(self, key: str) -> Fields:
+        """The fields of an object in this one."""
+        return self._of(self.take(key, dict), key)
+
+    def inners(self, key: str) -> Iterator[Fields]:
+        """The fields of each object in a list."""
+        for at, one in enumerate(self.each(key, dict)):
+            yield self._of(one, f"{key}[{at}]")
+
+    def only(self, *keys: str) -> None:
+        """Refuses fields of other names: who wrote them meant something by them."""
+        for key in self.values:
+            if key not in keys:
+                raise self.wrong(key, "is not known")
+
+    def wrong(self, key: str, what: str) -> ValueError:
+        """The error to raise about a field, in the one form that all have."""
+        return self.error(f"{self.path}: damaged: {printable(self._name(key), 120)} {what}.{self.hint}")
+
+    def _name(self, key: str) -> str:
+        return f"{self.place}.{key}" if self.place else key
+
+    def _of(self, values: Mapping[str, Any], key: str) -> Fields:
+        return Fields(values, self.path, error=self.error, hint=self.hint, place=self._name(key))
+
+    def _held(self, value: Any, key: str, kind: type[T], least: float | None, most: float | None) -> T:
+        fits = type(value) is kind or (kind is float and type(value) is int)  # true is an int to Python
+        if fits and (least is None or value >= least) and (most is None or value <= most):
+            held: T = value
+            return held
+        bounds = [f"at {word} {bound:g}" for word, bound in (("least", least), ("most", most)) if bound is not None]
+        wanted = _WORDS[kind] + (f" of {' and '.join(bounds)}" if bounds else "")
+        raise self.wrong(key, f"must be {wanted}, not {_short(value)}")
+
+
+def open_regular(path: Path, *, error: type[ValueError] = ValueError) -> BinaryIO:
+    """A file to read, if it is one."""
+    # A named pipe would wait for ever, a device has no size: look before opening.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise error(f"{path}: not a regular file.")
+    return open(path, "rb")
+
+
+def printable(text: str, limit: int = 200) -> str:
+    r"""``text`` for one line of a terminal: control characters escaped, the middle of a long one cut out.
+
+    >>> printable("a\x1b[2Jb")
+    'a\\x1b[2Jb'
+    """
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}...{text[-limit // 2 :]}"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict | list):
+        return f"{_WORDS[type(value)]} of {len(value)}"
+    return printable(json.dumps(value, ensure_ascii=False), 60)
+
+
+def _one_line(error: BaseException) -> str:
+    return printable(str(error).splitlines()[0] if str(error) else type(error).__name__, 120)

@@ -1,0 +1,181 @@
+"""Laws of the proof: what is wrong is refused on any model, and rounding is not taken for it."""
+
+import copy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secateur import shrink, verify_shrunken
+from secateur.coupling import find_coupling
+from secateur.shrinking import proof
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.proof import IncomparableError, outputs, probe_of, wrong_groups
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import zoo
+from support.unchanged import is_unchanged, state_of
+
+# hand-written models whose every slice has an effect; those of attention have a bias of keys that has none
+SPOILT = [
+    "mlp",
+    "resnet_basic",
+    "mobilenet_v2",
+    "unet_bilinear",
+    "lstm_two_layers",
+    "gru_by_hand",
+    "gqa_interleave",
+    "res2net",
+    "layer_norm_mlp",
+]
+
+
+class Encoder(nn.Module):
+    """An LSTM over many steps, then a direction. With weights this large one unit in the last place becomes all."""
+
+    def __init__(self, *, larger=1.0, width=24, steps=100):
+        super().__init__()
+        self.lstm, self.linear = nn.LSTM(8, width, 2, batch_first=True), nn.Linear(width, width)
+        self.x = 0.1 * torch.randn(4, steps, 8)
+        with torch.no_grad():
+            for parameter in self.lstm.parameters():
+                parameter.mul_(larger)
+
+    def forward(self, x):
+        _, (hidden, _) = self.lstm(x)
+        found = self.linear(hidden[-1]).relu()
+        return found / found.norm(dim=1, keepdim=True)
+
+
+def chaotic():
+    torch.manual_seed(0)
+    model = Encoder(larger=24.0)
+    return model, model.x
+
+
+class Map(nn.Module):
+    """``x -> 4 x (1 - x)``, which doubles what is rounded in every step, on weights of any size."""
+
+    def __init__(self, steps=200):
+        super().__init__()
+        self.steps, self.up, self.down = steps, nn.Linear(4, 96), nn.Parameter(torch.randn(96) / 10)
+
+    def forward(self, x):
+        x = (self.up(x).tanh() * self.down).sum(-1).square()
+        x = x / (1 + x)
+        for _ in range(self.steps):
+            x = 4 * x * (1 - x)
+        return x
+
+
+def half(coupling):
+    return {group.axis: np.arange(group.size) % 2 == 0 for group in coupling.groups}
+
+
+# ---- rounding -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chaotic_model_is_proved_on_smaller_weights():
+    model, x = chaotic()
+    probe = probe_of(model)
+    expected = outputs(probe, x)
+    (move,) = proof._moves(probe, expected, [lambda: outputs(probe, x)])
+    assert move > 1e-3  # it is chaotic indeed
+    original = copy.deepcopy(model)
+    shrink(model, x, 0.2)
+    assert model.lstm.hidden_size < original.lstm.hidden_size
+    verify_shrunken(original, model, x)
+
+
+def test_what_can_be_compared_on_no_weights_is_said_to_be_so():
+    torch.manual_seed(0)
+    model, x = Map(), torch.randn(16, 4)
+    state = state_of(model)
+    with pytest.raises(IncomparableError, match="could not be compared with the original, which is no proof that"):
+        shrink(model, x, 0.5)
+    assert is_unchanged(model, state)
+    small = shrink(copy.deepcopy(model), x, 0.5, verify=False)
+    with pytest.raises(IncomparableError, match="weights do by one unit in the last place"):
+        verify_shrunken(model, small, x)
+    calm = Map(steps=3)
+    shrink(calm, x, 0.5)
+    assert calm.up.out_features < 96
+
+
+def test_what_rounding_moves_from_one_whole_number_to_another_is_no_difference():
+    class Last(nn.Module):
+        """The last bits of what is computed, as numbers."""
+
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(4, 12), nn.Tanh(), nn.Linear(12, 3))
+
+        def forward(self, x):
+            x = self.body(x)
+            return x, (x * 2.0**58).long() % 64
+
+    with pytest.raises(IncomparableError, match="output 1 differs"):
+        shrink(Last(), torch.randn(8, 4), 0.5)
+
+
+# ---- what is wrong --------------------------------------------------------------------------------------------------
+
+
+def wrong_slice(plan, tensors, draw):
+    """The plan with one kept slice of one parameter taken from beside it; None where all of a dimension stay."""
+    names = [name for name in plan.tensors if name in tensors]
+    name = names[int(draw.integers(len(names)))]
+    shape, cuts = plan.tensors[name]
+    at = list(cuts)[int(draw.integers(len(cuts)))]
+    gone = np.setdiff1d(np.arange(shape[at]), cuts[at])
+    indices = cuts[at].copy()
+    indices[int(draw.integers(len(indices)))] = draw.choice(gone)
+    spoilt = {**plan.tensors, name: (shape, {**cuts, at: np.sort(indices)})}
+    return Plan(spoilt, plan.numbers, plan.scales), f"{name}[{at}]"
+
+
+@pytest.mark.parametrize("name", ["chaotic", *(each for each in zoo.names("hand") if each in SPOILT)])
+def test_a_single_wrong_slice_is_refused(name, monkeypatch):
+    """Refused as wrong, or as what cannot be compared; never let pass."""
+    torch.manual_seed(0)
+    model, x = chaotic() if name == "chaotic" else zoo.ZOO[name]()
+    coupling = find_coupling(model, x)
+    kept = half(coupling)
+    draw = np.random.default_rng(0)
+    for _ in range(6):
+        spoilt, where = wrong_slice(plan_of(model, coupling, kept), dict(model.named_parameters()), draw)
+        monkeypatch.setattr(proof, "plan_of", lambda *_, spoilt=spoilt: spoilt)
+        try:
+            assert wrong_groups(model, coupling, coupling.groups, kept, [x]), where
+        except IncomparableError:
+            assert name == "chaotic", where
+
+
+def test_a_wrong_slice_of_a_chaotic_model_is_found_on_calmer_weights(monkeypatch):
+    """Not only not let pass: it is said that it is wrong, of every tensor."""
+    model, x = chaotic()
+    coupling = find_coupling(model, x)
+    kept = half(coupling)
+    right = plan_of(model, coupling, kept)
+    for name, (shape, cuts) in right.tensors.items():
+        for at, indices in cuts.items():
+            wrong = np.sort(np.r_[indices[:-1], np.setdiff1d(np.arange(shape[at]), indices)[-1]])
+            spoilt = Plan({**right.tensors, name: (shape, {**cuts, at: wrong})}, right.numbers)
+            monkeypatch.setattr(proof, "plan_of", lambda *_, spoilt=spoilt: spoilt)
+            assert wrong_groups(model, coupling, coupling.groups, kept, [x]), f"{name}[{at}]"
+
+
+def test_weights_on_which_nothing_wrong_would_show_prove_nothing():
+    """A long way through small weights: all that comes out is the last bias."""
+    torch.manual_seed(0)
+    layers = [part for _ in range(30) for part in (nn.Linear(8, 8), nn.Tanh())]
+    model, x = nn.Sequential(*layers, nn.Linear(8, 2)), torch.randn(4, 8)
+    coupling = find_coupling(model, x)
+    kept = half(coupling)
+    probe = probe_of(model, 0.02)
+    with pytest.raises(IncomparableError, match="would not show"):
+        proof.differs(probe, coupling, coupling.groups, kept, [x], 0.02)
+    assert proof.differs(probe_of(model), coupling, coupling.groups, kept, [x]) is None

@@ -1,0 +1,93 @@
+"""Records that other programs wrote: what is wrong is one line that names the file, the field and what to do."""
+
+import json
+import os
+
+import pytest
+
+from secateur.checkpoints import CheckpointError
+from secateur.support import Fields
+from secateur.support.records import MAX_DEPTH, parse_json, read_json
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff", "not valid JSON"),
+        (b"[1]", "not a JSON object"),
+        (b'{"a": 1, "a": 2}', "a is there twice"),
+        (b'{"a": {"b": 1, "b": 2}}', "b is there twice"),
+        (b'{"a": NaN}', "NaN is not a finite number"),
+        (b'{"a": -Infinity}', "-Infinity is not a finite number"),
+        (b'{"a": 1e999}', "1e999 is not a finite number"),
+        (b'{"a": "\\ud800"}', "not valid JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b'{"a": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested too deeply"),
+        (b'{"a": ' * 50_000 + b"1" + b"}" * 50_000, "nested too deeply"),
+        (b'{"a": ' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), "nested too deeply"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_what_is_no_record_is_refused(tmp_path, text, message):
+    path = tmp_path / "record.json"
+    path.write_bytes(text)
+    for kind in (ValueError, CheckpointError):
+        with pytest.raises(kind, match=message) as caught:
+            read_json(path, error=kind, hint=" Delete it.")
+        assert type(caught.value) is kind
+        assert str(caught.value).startswith(f"{path}: damaged: ")
+        assert str(caught.value).endswith(" Delete it.")
+        assert "\n" not in str(caught.value)
+
+
+def test_what_is_read_can_be_written_again(tmp_path):
+    text = b'{"a": ' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH
+    assert json.loads(json.dumps(parse_json(text, tmp_path), indent=2)) == json.loads(text)
+    assert parse_json(b'{"a": Infinity}', tmp_path, finite=False) == {"a": float("inf")}
+
+
+def test_no_file_and_no_regular_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "record.json")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="pipe: not a regular file"):
+        read_json(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda r: r.take("no", str), "no is missing"),
+        (lambda r: r.maybe("no", str), "no is missing"),
+        (lambda r: r.take("name", int), 'name must be a whole number, not "fc"'),
+        (lambda r: r.take("true", int), "true must be a whole number, not true"),
+        (lambda r: r.take("true", float), "true must be a number, not true"),
+        (lambda r: r.take("share", int), "share must be a whole number, not 0.5"),
+        (
+            lambda r: r.take("share", float, least=1, most=2),
+            "share must be a number of at least 1 and at most 2, not 0.5",
+        ),
+        (lambda r: r.take("nothing", str), "nothing must be a string, not null"),
+        (lambda r: r.take("list", dict), "list must be an object, not a list of 3"),
+        (lambda r: r.each("list", int), r"list\[1\] must be a whole number, not an object of 1"),
+        (lambda r: list(r.inners("list")), r"list\[0\] must be an object, not 1"),
+        (lambda r: r.inner("inner").inner("one").take("size", int, least=0), "inner.one.size must be .* not -1"),
+        (lambda r: r.only("name"), "true is not known"),
+    ],
+)
+def test_fields_are_held_to_their_types(tmp_path, ask, message):
+    values = {
+        "name": "fc",
+        "true": True,
+        "share": 0.5,
+        "nothing": None,
+        "list": [1, {"a": 2}, 3],
+        "inner": {"one": {"size": -1}},
+    }
+    record = Fields(values, tmp_path / "r.json", error=CheckpointError, hint=" Delete it.")
+    with pytest.raises(CheckpointError, match=rf"r\.json: damaged: {message}.* Delete it\.$"):
+        ask(record)
+    assert record.take("share", float, most=1) == 0.5
+    assert record.maybe("nothing", str) is None
