@@ -38,7 +38,7 @@ from secateur.cli.commands import app
 from secateur.solvers import alps, dsnot, from_criterion, sparsegpt, with_refit
 from support.families import make
 
-PATH = Path(__file__).parent.parent / "benchmarks" / "criteria.py"
+PATH = Path(__file__).parents[1] / "benchmarks" / "criteria" / "run.py"
 SCOPES = {
     "row": ("wanda",),
     "layer": ("ln_norm", "ria"),

@@ -15,9 +15,9 @@ from benchmarks.shrinking import peers
 from benchmarks.shrinking.sizes import bytes_of, count_of, multiply_adds
 from benchmarks.support.models import zoo
 from benchmarks.support.timing import alternating, ratios, timed
-from secateur.coupling import run
 from secateur.demo import story as demo
 from secateur.shrinking import shrink
+from secateur.support import run_example
 
 Smaller = Callable[[nn.Module, Tensor, float], nn.Module]  # (model, example, share of multiply-adds that leaves)
 
@@ -97,8 +97,8 @@ def depth(rounds: int = 25, **_: Any) -> dict[str, Any]:
             proof, _ = timed(functools.partial(shrink, smaller, example, branches=share))
             with torch.no_grad():
                 calls = {
-                    "smaller": functools.partial(run, smaller, example),
-                    "whole": functools.partial(run, model, example),
+                    "smaller": functools.partial(run_example, smaller, example),
+                    "whole": functools.partial(run_example, model, example),
                 }
                 times = alternating(calls, rounds, warm_up=2)
             low, middle, high = statistics.quantiles(ratios(times["whole"], times["smaller"]), n=4)

@@ -13,7 +13,7 @@ from secateur.blockwise.replay import Replay
 from secateur.blockwise.walk import find_next, prepared, store
 from secateur.checkpoints import open_checkpoint
 from secateur.solvers import from_criterion, sparsegpt
-from secateur.support import device_of, mapped, run
+from secateur.support import device_of, mapped, run_batch
 from support.families import ENCODER_DECODERS, FAMILIES, Encoder, batches, make
 
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
@@ -39,7 +39,7 @@ def test_replaying_all_blocks_is_the_full_forward_pass(family):
             block.register_forward_hook(lambda _, args, out, name=name: expected.setdefault(name, []).append(out))
             for name, block in blocks.items()
         ]
-        outputs = [run(model, batch) for batch in data]
+        outputs = [run_batch(model, batch) for batch in data]
         for hook in hooks:
             hook.remove()
         replay = Replay(model, blocks, device=device_of(model))
@@ -55,7 +55,7 @@ def test_replaying_all_blocks_is_the_full_forward_pass(family):
                     assert all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True))
         assert order == list(expected), "the blocks in the order of the forward pass"
         assert held == ({1, 2} if family in ENCODER_DECODERS else {1}), "one block's outputs, and an encoder's last"
-        assert torch.equal(run(model, data[0])[0], outputs[0][0]), "the stand-ins are gone"
+        assert torch.equal(run_batch(model, data[0])[0], outputs[0][0]), "the stand-ins are gone"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -8,7 +8,6 @@ import shutil
 import warnings
 
 import pytest
-from test_oneshot_command import write_tokenizer
 from transformers.utils import logging as their_logging
 from typer.testing import CliRunner
 
@@ -19,6 +18,7 @@ from secateur.criteria import magnitude
 from secateur.shrinking import shrink_checkpoint
 from secateur.solvers import from_criterion
 from support.families import FAMILIES, batches, make
+from support.tokenizers_of_words import write_tokenizer
 
 HOSTILE = [
     *(None, True, "x", "", "__class__", "code/elsewhere", [], [1], {}, {"a": 1}),

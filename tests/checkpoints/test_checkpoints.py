@@ -16,10 +16,10 @@ from secateur.checkpoints import (
     inspect_checkpoint,
     new_directory,
     open_checkpoint,
-    printable,
     read_header,
     write_tensor,
 )
+from secateur.support import printable
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "F8_E4M3": torch.float8_e4m3fn,

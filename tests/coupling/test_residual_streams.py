@@ -11,13 +11,14 @@ from torch import nn
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
-from secateur.coupling import SameDraws, find_coupling, replacement, run, tensors_in
+from secateur.coupling import SameDraws, find_coupling, replacement
 from secateur.coupling.residual_streams import Removed
 from secateur.shrinking import KEPT, choosing, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.plan import Plan, carry_out, plan_without
 from secateur.shrinking.proof import right_branches
+from secateur.support import run_example, tensors_in
 from support.unchanged import is_unchanged, state_of
 
 # what makes a branch zero by hand, such that the proof is not its own judge; how many branches there are
@@ -97,7 +98,7 @@ class Stack(nn.Sequential):
 
 def outputs(model, inputs):
     with torch.no_grad():
-        return list(tensors_in(run(model, inputs)))
+        return list(tensors_in(run_example(model, inputs)))
 
 
 def assert_same(one, other, **tolerance):

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 import secateur.prune as prune
 from secateur import attach, criteria, sparsify
 from secateur.evidence import VOCABULARY, collect
-from secateur.support import loss_of, moved, repeatable, run, unchanged, unwrapped
+from secateur.support import loss_of, moved, repeatable, run_batch, unchanged, unwrapped
 from secateur.targets import find_targets
 from support.forks import on_ranks
 
@@ -611,11 +611,11 @@ def test_batches_of_every_kind():
     x = torch.ones(2, 3)
     model = nn.Linear(3, 1)
     for batch in (x, (x, "target"), [x], {"input": x}):
-        assert torch.equal(run(model, batch), model(x))
-    assert torch.equal(run(model, 5, lambda m, b: m(x) * b), model(x) * 5)
+        assert torch.equal(run_batch(model, batch), model(x))
+    assert torch.equal(run_batch(model, 5, lambda m, b: m(x) * b), model(x) * 5)
     for batch, what in ((3, "not a int"), ((), "not an empty tuple"), ("x", "not a str")):
         with pytest.raises(TypeError, match=f"a batch is a tensor.*{what}; pass forward="):
-            run(model, batch)
+            run_batch(model, batch)
 
 
 def test_losses_of_every_kind():

@@ -23,13 +23,13 @@ from secateur import (
     attach,
     criteria,
     detach,
+    prune,
     sparsify,
     sparsity_of,
 )
 from secateur.allocation import erk, uniform
 from secateur.pipeline import iterate_masks, make_masks, masks
 from secateur.pipeline.masks import load, save
-from secateur.prune import drop_in as prune  # fmt: skip
 from secateur.storage import save_compressed
 from secateur.targets import find_targets
 

@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_map_only
 
 import zoo
 from secateur import shrink
-from secateur.coupling import find_coupling, tensors_in
+from secateur.coupling import find_coupling
 from secateur.shrinking import Configured
 from secateur.shrinking.configuration import _power, _reduced, tie_roles
+from secateur.support import tensors_in
 from support.unchanged import is_unchanged, state_of
 
 # of each what its configuration can say, found by experiment; the widths of T5 and Gemma 2 have to stay

@@ -15,13 +15,14 @@ from torch.utils._pytree import tree_map_only
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.allocation import by_name, everywhere
-from secateur.coupling import find_coupling, run, tensors_in, tensors_of
+from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking import module as shrinking
 from secateur.shrinking import plan as plans
 from secateur.shrinking.choosing import by_cost
 from secateur.shrinking.plan import Plan, carry_out, plan_of, zero
 from secateur.shrinking.proof import difference, differs, outputs, probe_of
+from secateur.support import run_example, tensors_in, tensors_of
 from support.unchanged import is_unchanged, state_of
 
 NOTHING_LEAVES = {"shufflenet_v1", "unfold_attention"}  # their code fixes every width by a number or by neighbours
@@ -69,9 +70,9 @@ def built(name):
     assert all(tensor.shape[0] == 2 for tensor in tensors_in(inputs))
     wide = tree_map_only(torch.Tensor, lambda each: each.double() if each.is_floating_point() else each, inputs)
     with torch.no_grad():
-        singles = [*tensors_in(run(model, inputs))]
-        assert same(singles, tensors_in(run(again, inputs)))
-        doubles = [*tensors_in(run(again.double(), wide))]
+        singles = [*tensors_in(run_example(model, inputs))]
+        assert same(singles, tensors_in(run_example(again, inputs)))
+        doubles = [*tensors_in(run_example(again.double(), wide))]
     assert any(tensor.is_floating_point() and tensor.dim() > 0 for tensor in doubles)
     for single, double in zip(singles, doubles, strict=True):
         if double.is_floating_point():
@@ -746,9 +747,9 @@ def test_run_takes_tensors_tuples_and_keywords():
         def forward(self, a, b=1):
             return a + b
 
-    assert run(Sum(), torch.ones(1)) == 2
-    assert run(Sum(), (torch.ones(1), 2)) == 3
-    assert run(Sum(), {"a": torch.ones(1), "b": 4}) == 5
+    assert run_example(Sum(), torch.ones(1)) == 2
+    assert run_example(Sum(), (torch.ones(1), 2)) == 3
+    assert run_example(Sum(), {"a": torch.ones(1), "b": 4}) == 5
     assert list(tensors_of(small())) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert magnitude(torch.tensor(-1.0)) == 1
 

@@ -21,8 +21,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from secateur.checkpoints import CheckpointError, printable, read_json
-from secateur.support import track
+from secateur.checkpoints import CheckpointError, read_json
+from secateur.support import printable, track
 
 __all__ = ["Batch", "longest_sequence", "read_calibration"]
 

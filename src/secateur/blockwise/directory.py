@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from secateur.checkpoints import Checkpoint, CheckpointError, printable, write_tensor
-from secateur.support import ONE_AT_A_TIME, NewTensors
+from secateur.checkpoints import Checkpoint, CheckpointError, write_tensor
+from secateur.support import ONE_AT_A_TIME, NewTensors, printable
 
 __all__ = ["BlockFiles", "Group", "Written", "blaming_config", "build_on_meta", "family_of", "groups_of"]
 

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, files_below, printable
-from secateur.support import Fields, track, write_whole
+from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, files_below
+from secateur.support import Fields, printable, track, write_whole
 
 __all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy", "unfinished_folder"]
 

@@ -35,12 +35,11 @@ from secateur.checkpoints import (
     inspect_checkpoint,
     open_checkpoint,
     previous_record,
-    printable,
 )
 from secateur.evidence import needs
 from secateur.patterns import NM, Pattern, Rows, Unstructured, word_of
 from secateur.solvers import admm
-from secateur.support import Fields, Forward, device_of, moved, run, unchanged, unwrapped
+from secateur.support import Fields, Forward, device_of, moved, printable, run_batch, unchanged, unwrapped
 from secateur.version import __version__
 
 __all__ = ["Layer", "OneShot", "oneshot"]
@@ -295,7 +294,7 @@ def _prune_directory(
 def _run_of_directory(root: Path, model: nn.Module, batch: Any) -> Any:
     """`run`; what a model raises that can't compute with what its configuration says is an error of that."""
     try:
-        return run(model, batch)
+        return run_batch(model, batch)
     except (CheckpointError, LostOutputError, OSError, MemoryError):
         raise
     except Exception as error:
@@ -533,7 +532,7 @@ def _refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: A
     ]
     try:
         with torch.no_grad():
-            run(model, moved(batch, device_of(model)), forward)
+            run_batch(model, moved(batch, device_of(model)), forward)
     finally:
         for hook in hooks:
             hook.remove()

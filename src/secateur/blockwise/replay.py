@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, run
+from secateur.support import Forward, mapped, moved, run_batch
 
 __all__ = ["LostOutputError", "Outputs", "RUNS_AGAIN", "Replay"]
 
@@ -180,7 +180,7 @@ class Replay:
         self._at, self._handler, self._reached, self._used_poison = number, handler, None, False
         self._calls.clear()
         with contextlib.suppress(_Stop), torch.no_grad():
-            run(self.model, moved(batch, self.device), self.how)
+            run_batch(self.model, moved(batch, self.device), self.how)
         return self._reached
 
     def store(self, name: str, batches: Iterable[Any]) -> None:

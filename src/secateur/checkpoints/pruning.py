@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,13 +31,12 @@ from secateur.checkpoints.reading import (
     copy_tree,
     new_directory,
     open_checkpoint,
-    printable,
     write_tensor,
 )
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import records, track
+from secateur.support import printable, records, track
 from secateur.version import __version__
 
 __all__ = [
@@ -289,12 +289,22 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
 
 
 def previous_record(source: Path) -> dict[str, Any] | None:
-    """What ``secateur.json`` says of a source that was pruned before, which the next one carries on."""
+    """What ``secateur.json`` says of a source that was pruned before, which the next one carries on; NaN, which is no
+    JSON, as None."""
     path = source / RECORD
     if not path.exists():
         return None
     hint = " It is not the record of a pruned model; remove it, or put the right one there."
-    return records.read_json(path, error=CheckpointError, hint=hint, finite=False)
+    found = records.read_json(path, error=CheckpointError, hint=hint, finite=False)
+    return {key: _finite(value) for key, value in found.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
 
 
 def check_places(source: Path, out: Path) -> None:

@@ -34,7 +34,6 @@ __all__ = [
     "open_checkpoint",
     "parse_header",
     "parse_json",
-    "printable",
     "read_header",
     "read_json",
     "write_header",

@@ -43,9 +43,9 @@ from torch import Tensor
 from secateur.checkpoints.inspection import zero_pieces
 from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.pruning import RECORD
-from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint, printable, read_json
+from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint, read_json
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
-from secateur.support import track
+from secateur.support import printable, track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 

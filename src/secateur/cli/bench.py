@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from secateur import native, patterns
 from secateur.allocation import uniform
 from secateur.blockwise import blaming_config, build_on_meta
-from secateur.checkpoints import CheckpointError, open_checkpoint, printable
+from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.cli.factories import inputs_of, model_of
-from secateur.cli.terminal import bytes_text, clear_errors, printing, table_of, terminable, waiting
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable, waiting
 from secateur.inference import Packing, pack
 from secateur.pipeline import sparsify
 from secateur.shrinking import shrink
-from secateur.support import run, track
+from secateur.support import bytes_text, printable, run_batch, track
 
 __all__ = ["bench"]
 
@@ -190,7 +190,7 @@ def _rows(
         try:
             quantized = _int8(row.model)
             with torch.no_grad():
-                run(quantized, inputs)
+                run_batch(quantized, inputs)
             rows.append(_Row(name, None, quantized))
         except Exception as error:  # as above
             missing[name] = _line(error)
@@ -212,7 +212,7 @@ def _line(error: Exception) -> str:
 
 
 def _call(model: nn.Module, inputs: Any) -> Callable[[], Any]:
-    return lambda: run(model, inputs)
+    return lambda: run_batch(model, inputs)
 
 
 def _times(calls: list[Callable[[], Any]]) -> list[list[float]]:

@@ -24,7 +24,6 @@ from secateur.checkpoints import (
     TensorInspection,
     Verification,
     inspect_checkpoint,
-    printable,
     sparsify_checkpoint,
     verify_checkpoint,
 )
@@ -32,9 +31,10 @@ from secateur.cli.bench import bench
 from secateur.cli.oneshot import oneshot
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
-from secateur.cli.terminal import bytes_text, clear_errors, percent, percents, printing, table_of, terminable
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable
 from secateur.evidence import needs
 from secateur.patterns import word_of
+from secateur.support import bytes_text, percent, percents, printable
 from secateur.version import __version__
 
 __all__ = ["app", "main"]

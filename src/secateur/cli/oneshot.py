@@ -23,8 +23,8 @@ from secateur import allocation, patterns, solvers
 from secateur.allocation import narrowest
 from secateur.blockwise import Layer, OneShot, read_calibration
 from secateur.blockwise import oneshot as prune_blocks
-from secateur.checkpoints import printable
 from secateur.cli.terminal import clear_errors, fail, printing, terminable
+from secateur.support import printable
 
 __all__ = ["oneshot"]
 

@@ -21,12 +21,13 @@ from rich.markup import escape
 from rich.text import Text
 from torch import nn
 
-from secateur.checkpoints import new_directory, printable
+from secateur.checkpoints import new_directory
 from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
-from secateur.cli.terminal import bytes_text, clear_errors, percent, printing, table_of, terminable, waiting
-from secateur.coupling import Group, in_mode, run, tensors_of
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable, waiting
+from secateur.coupling import Group
 from secateur.shrinking import KEPT, CheckpointShrinking, Shrunk, save_shrunken, shrink_checkpoint
 from secateur.shrinking import shrink as shrink_model
+from secateur.support import bytes_text, in_mode, percent, printable, run_example, tensors_of
 
 __all__ = ["Target", "shrink"]
 
@@ -141,7 +142,7 @@ def shrink(
             started = time.monotonic()
             ran = blamed(f"{factory}, run on {example},")
             with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
-                run(model, inputs)
+                run_example(model, inputs)
             dense = _totals(model)
             told: list[Shrunk] = []
             with waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):

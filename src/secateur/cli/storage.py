@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from secateur.checkpoints import open_checkpoint, printable
-from secateur.cli.terminal import bytes_text, clear_errors, percent, printing, table_of, terminable
+from secateur.checkpoints import open_checkpoint
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable
 from secateur.storage import Compression, expand_checkpoint, save_compressed
+from secateur.support import bytes_text, percent, printable
 
 __all__ = ["compress", "expand"]
 

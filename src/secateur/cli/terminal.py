@@ -17,10 +17,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from secateur.checkpoints import printable
-from secateur.support import PATIENCE
+from secateur.support import PATIENCE, printable
 
-__all__ = ["bytes_text", "clear_errors", "fail", "percent", "percents", "printing", "table_of", "terminable", "waiting"]
+__all__ = ["clear_errors", "fail", "printing", "table_of", "terminable", "waiting"]
 
 
 @contextlib.contextmanager
@@ -129,39 +128,3 @@ def printing() -> Iterator[Console]:
     with where.capture() as captured:
         yield where
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
-
-
-def bytes_text(count: int) -> str:
-    if count < 1000:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-    return f"{size / 1000:.3g} TB"
-
-
-def percent(fraction: float | None) -> str:
-    """A share that reads 0% or 100% only where it is.
-
-    >>> [percent(share) for share in (0.0, 1e-6, 0.5, 0.99999, 1.0, None)]
-    ['0%', '<0.1%', '50.0%', '>99.9%', '100%', '-']
-    """
-    if fraction is None:
-        return "-"
-    if fraction in (0, 1):
-        return f"{fraction:.0%}"
-    if fraction < 0.001:
-        return "<0.1%"
-    return ">99.9%" if fraction > 0.999 else f"{fraction:.1%}"
-
-
-def percents(fractions: list[float | None], *, opaque: bool) -> str:
-    if opaque:
-        return "?"
-    known = [fraction for fraction in fractions if fraction is not None]
-    if not known:
-        return "-"
-    low, high = percent(min(known)), percent(max(known))
-    return low if low == high else f"{low} to {high}"

@@ -6,12 +6,6 @@ from secateur.coupling.groups import (
     Group,
     Kept,
     find_coupling,
-    in_mode,
-    restored,
-    run,
-    seeded,
-    tensors_in,
-    tensors_of,
 )
 from secateur.coupling.numbers import Polynomial, counted, evaluated, representative
 from secateur.coupling.residual_streams import Branch, SameDraws, replacement
@@ -31,19 +25,13 @@ __all__ = [
     "counted",
     "evaluated",
     "find_coupling",
-    "in_mode",
     "leaves",
     "name_of",
     "replacement",
     "representative",
     "resolved",
-    "restored",
     "rule",
-    "run",
-    "seeded",
     "size_of",
-    "tensors_in",
-    "tensors_of",
     "tensors_of_tree",
     "written_in_others",
 ]

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -46,20 +45,9 @@ from secateur.coupling.numbers import (
 )
 from secateur.coupling.residual_streams import Branch, Flow, in_all
 from secateur.coupling.trace import Trace, Unseen, numbers_that_remember
-from secateur.support import ONE_AT_A_TIME
+from secateur.support import in_mode, restored, run_example, seeded, tensors_in, tensors_of
 
-__all__ = [
-    "Coupling",
-    "Group",
-    "Kept",
-    "find_coupling",
-    "in_mode",
-    "restored",
-    "run",
-    "seeded",
-    "tensors_in",
-    "tensors_of",
-]
+__all__ = ["Coupling", "Group", "Kept", "find_coupling"]
 
 Kept = Mapping[Axis, npt.NDArray[np.bool_]]
 
@@ -319,7 +307,7 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
             trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
         flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
         with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
-            out = run(model, inputs)
+            out = run_example(model, inputs)
         for each in tensors_in(out):
             trace.freeze_pooled(each, "a statistic over it is an output of the model")
             for dim in trace.dims(each):
@@ -329,45 +317,6 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     branches = flow.found(tensors_in(out))
     trace.forget(tensors.values())
     return branches
-
-
-def run(model: nn.Module, inputs: Any) -> Any:
-    """The model's output for inputs as they are given to `find_coupling`."""
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
-
-
-def tensors_of(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, each once."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            found[name] = tensor
-    return found
-
-
-def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
-    """All tensors in nested containers and objects."""
-    seen = set() if seen is None else seen
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, str | bytes | int | float | bool | type(None)) or id(value) in seen:
-        return
-    else:
-        seen.add(id(value))
-        if isinstance(value, Mapping):
-            parts: Iterable[Any] = value.values()
-        elif isinstance(value, tuple | list | set | frozenset):
-            parts = value
-        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
-            parts = vars(value).values()
-        else:
-            return
-        for part in parts:
-            yield from tensors_in(part, seen)
 
 
 def _frozen(size: int, why: str) -> Axis:
@@ -383,18 +332,6 @@ def _count(dim: Expression, counts: Mapping[Axis, int]) -> int:
     return sum(_count(segment, counts) for segment in whole.segments)
 
 
-@contextlib.contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
-    """All modules in training or evaluation mode within; afterwards each as it was."""
-    modes = {module: module.training for module in model.modules()}
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
-
-
 def _without_values(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
     """For a model on meta: code that asks for values sees that there are none, as while it is exported."""
     if not any(tensor.is_meta for tensor in tensors.values()):
@@ -402,32 +339,3 @@ def _without_values(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContext
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
-
-
-@contextlib.contextmanager
-def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Those of the tensors that are buffers are afterwards as before."""
-    saved = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
-    try:
-        yield
-    finally:
-        for name, value in saved.items():
-            if tensors[name].shape == value.shape and not value.is_meta:
-                tensors[name].data.copy_(value)
-
-
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """The same random numbers each time within, so that each pass takes the same way; generators as before after.
-
-    In one thread at a time: the generators are the process's.
-    """
-    with ONE_AT_A_TIME, torch.random.fork_rng():
-        before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
-        try:
-            for seed in (torch.manual_seed, random.seed, np.random.seed):
-                seed(20_000)
-            yield
-        finally:
-            random.setstate(before[0])
-            np.random.set_state(before[1])  # noqa: NPY002

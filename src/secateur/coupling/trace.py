@@ -69,7 +69,7 @@ class Flag:
 class Trace(TorchFunctionMode):
     """Follows axes through every call of a torch function while it is active.
 
-    >>> import secateur.axis_rules  # the rules
+    >>> import secateur.coupling  # with its rules
     >>> from secateur.coupling import resolved
     >>> weight, x = torch.randn(4, 3), torch.randn(2, 3)
     >>> with Trace() as trace:

@@ -26,7 +26,7 @@ from secateur.support import (
     moved,
     repeatable,
     replicating_group,
-    run,
+    run_batch,
     track,
     unchanged,
     unwrapped,
@@ -160,7 +160,7 @@ def collect(
                 break  # flow looks at the first batch's shapes
             with torch.set_grad_enabled(bool(gradients.words)):
                 with statistics.listening(batch):
-                    outputs = run(inner, batch, forward)
+                    outputs = run_batch(inner, batch, forward)
                 if gradients.words:
                     loss_of(outputs, batch, loss, count - 1).backward()  # type: ignore[no-untyped-call]
                     gradients.end_batch()
@@ -335,7 +335,7 @@ def _hessian_product(
     # neither the fused attention kernels nor cuDNN's recurrent ones have a second derivative
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH), torch.backends.cudnn.flags(enabled=not recurrent):
         for number, batch in enumerate(track(batches, "gathering evidence, second pass")):
-            value = loss_of(run(model, batch, forward), batch, loss, number)
+            value = loss_of(run_batch(model, batch, forward), batch, loss, number)
             gradients = torch.autograd.grad(value, parameters, create_graph=True, allow_unused=True)
             terms = [
                 (slopes[name].to(gradient.dtype) * gradient).sum()
@@ -362,7 +362,7 @@ class _Runner(nn.Module):
         self.how = how
 
     def forward(self, batch: Any) -> Any:
-        return run(self.model, batch, self.how)
+        return run_batch(self.model, batch, self.how)
 
 
 def _flow(

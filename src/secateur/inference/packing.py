@@ -28,7 +28,7 @@ from secateur.inference.semi_structured import (
     why_no_semi_structured_device,
     why_not_semi_structured,
 )
-from secateur.support import Forward, device_of, moved, run, track, unchanged, write_whole
+from secateur.support import Forward, device_of, moved, run_batch, track, unchanged, write_whole
 
 __all__ = [
     "BlockLinear",
@@ -753,7 +753,7 @@ def _inputs_of(
         handles = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in layers.items()]
         try:
             model.eval()
-            run(model, moved(example, device_of(model)), forward)
+            run_batch(model, moved(example, device_of(model)), forward)
         finally:
             for handle in handles:
                 handle.remove()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, device_of, moved, replicating_group, run, track, unchanged, unwrapped
+from secateur.support import Forward, device_of, moved, replicating_group, run_batch, track, unchanged, unwrapped
 
 __all__ = ["batchnorms", "reestimate_batchnorm"]
 
@@ -61,7 +61,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
                 module.momentum = None  # the cumulative average
                 module.training = True
             for batch in track(batches, "re-estimating batch normalization"):
-                run(inner, moved(batch, device), forward)
+                run_batch(inner, moved(batch, device), forward)
                 count += 1
         finally:
             for module, momentum in momenta.items():

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Branch, Coupling, SameDraws, in_mode, restored, run, seeded, tensors_of
+from secateur.coupling import Branch, Coupling, SameDraws
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
-from secateur.support import track
+from secateur.support import in_mode, restored, run_example, seeded, tensors_of, track
 
 __all__ = ["KEPT", "choose_branches", "influences"]
 
@@ -71,7 +71,7 @@ def influences(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> d
 
         watched = in_mode(model, training=training), restored(tensors_of(model))
         with watched[0], watched[1], seeded(), torch.no_grad(), SameDraws(seen=seen):
-            run(model, inputs[number])
+            run_example(model, inputs[number])
     return totals
 
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation, Counts, everywhere, uniform
-from secateur.coupling import Axis, Coupling, Expression, Group, Kept, Product, leaves, resolved, run, size_of
+from secateur.coupling import Axis, Coupling, Expression, Group, Kept, Product, leaves, resolved, size_of
 from secateur.patterns import Pattern
 from secateur.pipeline import make_masks
 from secateur.selection import keep_largest
 from secateur.shrinking.plan import carry_out, plan_of
-from secateur.support import track
+from secateur.support import run_example, track
 
 __all__ = [
     "TARGETS",
@@ -364,7 +364,7 @@ def ratio_of_times(smaller: nn.Module, dense: nn.Module, example_inputs: Any) ->
 
     def seconds(module: nn.Module) -> float:
         begin = time.perf_counter()
-        run(module, example_inputs)
+        run_example(module, example_inputs)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return time.perf_counter() - begin

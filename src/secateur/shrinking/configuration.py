@@ -22,10 +22,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative, tensors_of
+from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
 from secateur.shrinking.plan import carry_out, number_at, plan_of
 from secateur.shrinking.proof import difference, outputs, probe_of
-from secateur.support import ONE_AT_A_TIME, track
+from secateur.support import ONE_AT_A_TIME, tensors_of, track
 
 __all__ = ["Configured", "Place", "role_of", "tie_roles", "with_fields"]
 

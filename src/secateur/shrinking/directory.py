@@ -35,17 +35,16 @@ from secateur.checkpoints import (
     new_directory,
     open_checkpoint,
     previous_record,
-    printable,
     read_json,
     write_header,
 )
-from secateur.coupling import Coupling, Group, Kept, find_coupling, tensors_of
+from secateur.coupling import Coupling, Group, Kept, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.choosing import TARGETS, choose, rows_at_once
 from secateur.shrinking.configuration import Configured, Place, role_of, with_fields
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied, plan_of, text_of
 from secateur.shrinking.proof import wrong_groups
-from secateur.support import track
+from secateur.support import printable, tensors_of, track
 from secateur.version import __version__
 
 __all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]

@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Branch, Coupling, Kept, replacement, tensors_of
-from secateur.support import write_whole
+from secateur.coupling import Branch, Coupling, Kept, replacement
+from secateur.support import tensors_of, write_whole
 
 __all__ = [
     "Factors",

@@ -38,18 +38,12 @@ from secateur.coupling import (
     Kept,
     SameDraws,
     find_coupling,
-    in_mode,
     name_of,
-    restored,
-    run,
-    seeded,
-    tensors_in,
-    tensors_of,
     tensors_of_tree,
     written_in_others,
 )
 from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without, plans_of, zero
-from secateur.support import in_dtype, track
+from secateur.support import in_dtype, in_mode, restored, run_example, seeded, tensors_in, tensors_of, track
 
 __all__ = [
     "IncomparableError",
@@ -225,7 +219,7 @@ def outputs(
         contextlib.nullcontext() if zeroed is None else SameDraws(zeroed),
         torch.set_grad_enabled(backward),
     ):
-        found = list(tensors_in(run(model, inputs)))
+        found = list(tensors_in(run_example(model, inputs)))
         if backward and (real := [each for each in found if each.is_floating_point() and each.requires_grad]):
             torch.stack([each.sum() for each in real]).sum().backward()  # type: ignore[no-untyped-call]
     return [each.detach() for each in found]

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from secateur.checkpoints import MAX_HEADER, CheckpointError, TensorEntry, parse_header, parse_json, printable
+from secateur.checkpoints import MAX_HEADER, CheckpointError, TensorEntry, parse_header, parse_json
 from secateur.storage.encodings import (
     BITMASK,
     CSR8,
@@ -45,6 +45,7 @@ from secateur.storage.encodings import (
     put_plane,
     select,
 )
+from secateur.support import printable
 
 __all__ = [
     "EncodedTensor",

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from secateur.checkpoints import CheckpointError, TensorEntry, printable
+from secateur.checkpoints import CheckpointError, TensorEntry
 from secateur.storage.compressed_files import Read, StoredTensor, bits_of, file_stream, read_whole
 from secateur.storage.encodings import BITMASK, PIECE, Array, Bools, EncodingError, pack_bits, pieces
+from secateur.support import printable
 
 __all__ = ["BitmaskTensor", "bitmask_tensors", "without_sparsity"]
 

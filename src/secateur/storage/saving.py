@@ -35,7 +35,6 @@ from secateur.checkpoints import (
     open_checkpoint,
     parse_header,
     parse_json,
-    printable,
     read_header,
 )
 from secateur.pipeline import attached_masks, check_mask
@@ -50,7 +49,7 @@ from secateur.storage.compressed_files import (
 )
 from secateur.storage.compressed_tensors_layout import BitmaskTensor, bitmask_tensors, without_sparsity
 from secateur.storage.encodings import Array, Bools
-from secateur.support import is_sharded, laid_out, track, whole, whole_file
+from secateur.support import is_sharded, laid_out, printable, track, whole, whole_file
 
 __all__ = [
     "CompressedCheckpoint",

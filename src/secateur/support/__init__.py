@@ -5,20 +5,27 @@ from secateur.support.files import naming, whole_file, write_whole
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
-from secateur.support.records import Fields, open_regular, printable
+from secateur.support.records import Fields, open_regular
 from secateur.support.running import (
     Forward,
     Loss,
     device_of,
+    in_mode,
     loss_of,
     mapped,
     moved,
     repeatable,
-    run,
+    restored,
+    run_batch,
+    run_example,
+    seeded,
+    tensors_in,
+    tensors_of,
     unchanged,
     unwrapped,
 )
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
+from secateur.support.text import bytes_text, percent, percents, printable
 from secateur.support.undo import Undo
 from secateur.support.words import function_of, unknown
 
@@ -30,10 +37,12 @@ __all__ = [
     "ONE_AT_A_TIME",
     "PATIENCE",
     "Undo",
+    "bytes_text",
     "count_nonzero",
     "device_of",
     "function_of",
     "in_dtype",
+    "in_mode",
     "is_sharded",
     "laid_out",
     "local",
@@ -43,12 +52,19 @@ __all__ = [
     "naming",
     "open_regular",
     "other_owners",
+    "percent",
+    "percents",
     "printable",
     "records",
     "repeatable",
     "replicating_group",
-    "run",
+    "restored",
+    "run_batch",
+    "run_example",
+    "seeded",
     "sharded_parameter",
+    "tensors_in",
+    "tensors_of",
     "track",
     "unchanged",
     "unknown",

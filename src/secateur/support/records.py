@@ -15,7 +15,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-__all__ = ["Fields", "open_regular", "parse_json", "printable", "read_json"]
+from secateur.support.text import printable
+
+__all__ = ["Fields", "open_regular", "parse_json", "read_json"]
 
 MAX_JSON = 100_000_000  # bytes of a file
 MAX_DEPTH = 200  # objects and lists in each other: Python's own reader and writer call themselves for each
@@ -200,17 +202,6 @@ def open_regular(path: Path, *, error: type[ValueError] = ValueError) -> BinaryI
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise error(f"{path}: not a regular file.")
     return open(path, "rb")
-
-
-def printable(text: str, limit: int = 200) -> str:
-    r"""``text`` for one line of a terminal: control characters escaped, the middle of a long one cut out.
-
-    >>> printable("a\x1b[2Jb")
-    'a\\x1b[2Jb'
-    """
-    if len(text) > limit:
-        text = f"{text[: limit // 2]}...{text[-limit // 2 :]}"
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def _short(value: Any) -> str:

@@ -18,13 +18,32 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Forward", "Loss", "device_of", "loss_of", "mapped", "moved", "repeatable", "run", "unchanged", "unwrapped"]
+from secateur.support.per_thread import ONE_AT_A_TIME
+
+__all__ = [
+    "Forward",
+    "Loss",
+    "device_of",
+    "in_mode",
+    "loss_of",
+    "mapped",
+    "moved",
+    "repeatable",
+    "restored",
+    "run_batch",
+    "run_example",
+    "seeded",
+    "tensors_in",
+    "tensors_of",
+    "unchanged",
+    "unwrapped",
+]
 
 Forward = Callable[[nn.Module, Any], Any]
 Loss = Callable[..., Tensor]
 
 
-def run(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
+def run_batch(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     """The model's outputs on a batch.
 
     A tensor is the input; of a tuple or list the first entry is the input and the others are targets, as in
@@ -34,7 +53,7 @@ def run(model: nn.Module, batch: Any, forward: Forward | None = None) -> Any:
     Raises:
         TypeError: a batch of another kind, without ``forward``.
 
-    >>> run(nn.Identity(), (torch.ones(2), "targets"))
+    >>> run_batch(nn.Identity(), (torch.ones(2), "targets"))
     tensor([1., 1.])
     """
     if forward is not None:
@@ -261,3 +280,88 @@ def _uncompiled() -> Iterator[None]:
         return
     with torch.compiler.set_stance("force_eager"):
         yield
+
+
+def run_example(model: nn.Module, example_inputs: Any) -> Any:
+    """What the model returns for example inputs, what it is called with, as in `torch.export`: a tuple or list
+    holds positional arguments, a mapping keyword arguments, and anything else is the only argument.
+
+    >>> run_example(torch.add, (torch.ones(2), torch.ones(2)))
+    tensor([2., 2.])
+    """
+    if isinstance(example_inputs, Mapping):
+        return model(**example_inputs)
+    return model(*example_inputs) if isinstance(example_inputs, tuple | list) else model(example_inputs)
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, each once."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[name] = tensor
+    return found
+
+
+def tensors_in(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
+    """All tensors in nested containers and objects."""
+    seen = set() if seen is None else seen
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, str | bytes | int | float | bool | type(None)) or id(value) in seen:
+        return
+    else:
+        seen.add(id(value))
+        if isinstance(value, Mapping):
+            parts: Iterable[Any] = value.values()
+        elif isinstance(value, tuple | list | set | frozenset):
+            parts = value
+        elif hasattr(value, "__dict__") and not isinstance(value, nn.Module | type):
+            parts = vars(value).values()
+        else:
+            return
+        for part in parts:
+            yield from tensors_in(part, seen)
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """All modules in training or evaluation mode within; afterwards each as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+@contextlib.contextmanager
+def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Those of the tensors that are buffers are afterwards as before."""
+    saved = {name: tensor.clone() for name, tensor in tensors.items() if not isinstance(tensor, nn.Parameter)}
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if tensors[name].shape == value.shape and not value.is_meta:
+                tensors[name].data.copy_(value)
+
+
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """The same random numbers each time within, so that each pass takes the same way; generators as before after.
+
+    In one thread at a time: the generators are the process's.
+    """
+    with ONE_AT_A_TIME, torch.random.fork_rng():
+        before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
+        try:
+            for seed in (torch.manual_seed, random.seed, np.random.seed):
+                seed(20_000)
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])  # noqa: NPY002

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Group, find_coupling, seeded
+from secateur.coupling import Coupling, Group, find_coupling
 from secateur.schedules import Moment
 from secateur.shrinking import plans_of, shrink
-from secateur.support import is_sharded
+from secateur.support import is_sharded, seeded
 
 __all__ = ["GroupLasso", "Growing", "Penalty", "Regularization", "group_lasso", "growing"]
 

@@ -1,0 +1,1 @@
+"""What tests share: laws, families of models, whether a call changed anything, processes."""
