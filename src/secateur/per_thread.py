@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-__all__ = ["ONE_AT_A_TIME", "NewTensors", "in_dtype"]
+__all__ = ["NewTensors", "ONE_AT_A_TIME", "in_dtype"]
 
 # Random generators, and what is patched in a class, are the whole process's: who seeds or patches holds this.
 ONE_AT_A_TIME = threading.RLock()

@@ -109,8 +109,8 @@ def shrink(
 
     What leaves together is found by watching the model run on the example; units are ranked by the magnitude of their
     weights, whole branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first, and importing one runs its code: name only what you trust. DIR appears complete or not at all, with plan.json and model.safetensors; load_shrunken reads
-    it into a model that the factory made.
+    this directory first, and importing one runs its code: name only what you trust. DIR appears complete or not at all,
+    with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
     Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads DIR.
     """
