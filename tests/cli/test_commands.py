@@ -59,6 +59,13 @@ def test_help_and_version():
     assert run().exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["shrink", "bench"])
+def test_help_says_that_code_is_run(command):
+    text = " ".join(re.sub("[^a-z:. ]", " ", run(command, "--help").stdout).split())
+    assert "the module is imported and its code is run" in text
+    assert "name only what you trust" in text
+
+
 def test_python_m_secateur():
     done = subprocess.run([sys.executable, "-m", "secateur", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"secateur {__version__}\n{kernels.describe()}\n"

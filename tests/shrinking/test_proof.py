@@ -59,7 +59,7 @@ def chaotic():
 class Map(nn.Module):
     """``x -> 4 x (1 - x)``, which doubles what is rounded in every step, on weights of any size."""
 
-    def __init__(self, steps=200):
+    def __init__(self, steps=70):
         super().__init__()
         self.steps, self.up, self.down = steps, nn.Linear(4, 96), nn.Parameter(torch.randn(96) / 10)
 

@@ -49,7 +49,8 @@ def bench(
         str,
         typer.Argument(
             metavar="DIR_OR_FACTORY",
-            help="A Hugging Face directory, or module:factory: what makes the model, called without arguments.",
+            help="A Hugging Face directory, of which no code is run; or module:factory, what makes the model, called "
+            "without arguments: the module is imported, and its code is run.",
         ),
     ],
     example: Annotated[
@@ -57,7 +58,7 @@ def bench(
         typer.Option(
             metavar="MODULE:INPUTS",
             help="A tensor or a dict of keyword arguments, or a function that makes one; of the size to be served. "
-            "A directory needs none.",
+            "Its module is imported and run, too. A directory needs none.",
         ),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Of a directory: how many texts or images at once.")] = 1,
@@ -79,7 +80,7 @@ def bench(
 
     Beside them: the model as it is with its own zeros packed, if it has any; half of its work removed as whole channels
     (shrink); and int8, dense and shrunken. Accuracy is not looked at: what the zeros cost, only training and validation
-    tell.
+    tell. Importing a module runs its code: name only what you trust.
     """
     with clear_errors(), terminable():
         chosen = {word: patterns.parse(word) for word in pattern or ("unstructured", "16x1", "columns:64")}

@@ -45,7 +45,8 @@ def shrink(
         str,
         typer.Argument(
             metavar="MODULE:FACTORY",
-            help="What makes the model, called without arguments; or a Hugging Face directory.",
+            help="What makes the model, called without arguments: the module is imported, and its code is run. Or a "
+            "Hugging Face directory, of which no code is run.",
         ),
     ],
     sparsity: Annotated[float, typer.Option("--sparsity", "-s", help="Fraction of the target that leaves, in [0, 1).")],
@@ -54,7 +55,7 @@ def shrink(
         typer.Option(
             metavar="MODULE:INPUTS",
             help="A tensor, a tuple of arguments or a dict of keyword arguments, or a function that makes one. "
-            "A directory needs none.",
+            "Its module is imported and run, too. A directory needs none.",
             show_default=False,
         ),
     ] = None,
@@ -106,8 +107,8 @@ def shrink(
 
     What leaves together is found by watching the model run on the example; units are ranked by the magnitude of their
     weights, whole branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first. DIR appears complete or not at all, with plan.json and model.safetensors; load_shrunken reads
-    it into a model that the factory made.
+    this directory first, and importing one runs its code: name only what you trust. DIR appears complete or not at all,
+    with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
     Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads DIR.
     """

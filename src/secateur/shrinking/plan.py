@@ -112,17 +112,17 @@ class Plan:
         """What `to_json` made."""
         tensors = {
             str(name): (
-                tuple(int(size) for size in entry["shape"]),
-                {int(at): np.asarray(kept, dtype=np.int64) for at, kept in entry["kept"].items()},
+                tuple(_integer(size) for size in entry["shape"]),
+                {int(at): _integers(kept) for at, kept in entry["kept"].items()},
             )
             for name, entry in values["tensors"].items()
         }
-        numbers = [(tuple(each["place"]), int(each["from"]), int(each["to"])) for each in values["numbers"]]
+        numbers = [(_place(each["place"]), _integer(each["from"]), _integer(each["to"])) for each in values["numbers"]]
         scales = [
             (
                 str(each["tensor"]),
-                int(each["dimension"]),
-                np.asarray(each["indices"], dtype=np.int64),
+                _integer(each["dimension"]),
+                _integers(each["indices"]),
                 float(each["by"]),
             )
             for each in values.get("scales", ())
@@ -131,6 +131,22 @@ class Plan:
         for form in modules.values():
             replacement(form)  # one that cannot be made is no plan
         return Plan(tensors, numbers, scales, modules)
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{str(value)[:100]} is no integer")
+    return value
+
+
+def _integers(values: Any) -> npt.NDArray[np.int64]:
+    return np.asarray([_integer(each) for each in values], dtype=np.int64)
+
+
+def _place(values: Any) -> tuple[str | int, ...]:
+    if not isinstance(values, list) or not all(type(each) in (str, int) for each in values) or len(values) < 2:
+        raise TypeError(f"{str(values)[:100]} is no place of a number")
+    return tuple(values)
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
@@ -197,10 +213,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     undo: list[Callable[[], None]] = []
     try:
         for plan in plans:
-            try:
-                undo += [carry_out(model, plan, None)]
-            except ValueError as error:
-                raise ValueError(f"{directory / 'plan.json'} does not fit the model: {error}") from error
+            undo += [_carry_out_of(directory / "plan.json", model, plan)]
         mine = tensors_of(model)
         if mine.keys() != tensors.keys():
             other = sorted(mine.keys() ^ tensors.keys())
@@ -214,11 +227,18 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
                 raise ValueError(f"{directory / 'model.safetensors'}: {name} is of dtype {dtypes}.")
         for name, tensor in mine.items():
             undo += [_put(model, tensor, tensors.pop(name))]
+        return model
     except BaseException:
         for each in reversed(undo):
             each()
         raise
-    return model
+
+
+def _carry_out_of(path: Path, model: nn.Module, plan: Plan) -> Callable[[], None]:
+    try:
+        return carry_out(model, plan, None)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit the model: {error}") from error
 
 
 def _read_plans(path: Path) -> list[Plan]:
@@ -361,10 +381,10 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
                         del optimizer.state[each]
                 group["params"] = [each for each in members if id(each) not in left]
         vars(model)[_ATTRIBUTE] = [*history, plan]
+        return undo
     except BaseException:
         undo()
         raise
-    return undo
 
 
 def _places(
@@ -392,7 +412,11 @@ def _places(
 
 def _fits(indices: npt.NDArray[np.int64], size: int) -> bool:
     return bool(
-        indices.ndim == 1 and len(indices) and indices[0] >= 0 and indices[-1] < size and (np.diff(indices) > 0).all()
+        indices.ndim == 1
+        and len(indices)
+        and indices[0] >= 0
+        and indices[-1] < size
+        and (indices[1:] > indices[:-1]).all()  # a difference could wrap around
     )
 
 
@@ -499,10 +523,10 @@ def _put(model: nn.Module, tensor: Tensor, value: Tensor) -> Callable[[], None]:
 
         try:
             tensor.data.copy_(value)
+            return undo
         except BaseException:
             undo()
             raise
-        return undo
     new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     places: list[tuple[Any, Any]] = []
     for module in model.modules():
@@ -519,10 +543,10 @@ def _put(model: nn.Module, tensor: Tensor, value: Tensor) -> Callable[[], None]:
     try:
         for held, key in places:
             held[key] = new
+        return back
     except BaseException:
         back()
         raise
-    return back
 
 
 def zero(tensor: Tensor, at: int, gone: Tensor) -> None:
