@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from secateur.plans import carry_out, plans_of
 from torch import nn
-from unchanged import is_unchanged, state_of
 
-from secateur import load_shrunken, plans, save_shrunken, shrink
+from secateur import load_shrunken, save_shrunken, shrink
+from secateur.shrinking import plan as plans
+from secateur.shrinking.plan import carry_out, plans_of
+from support.unchanged import is_unchanged, state_of
 
 X = torch.linspace(-1, 1, 2 * 5 * 8).reshape(2, 5, 8)
 
