@@ -22,34 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from secateur.coupling.axes import Axis, Expression, leaves, size_of
-from secateur.coupling.trace import Trace, name_of, tensors_of_tree
+from secateur.coupling.operations import name_of, operation
+from secateur.coupling.trace import Trace, tensors_of_tree
+from secateur.support import private
 
 __all__ = ["Branch", "Flow", "Removed", "SameDraws", "Term", "in_all", "replacement"]
 
-_SUMS = {"add", "iadd", "radd", "sub", "isub"}
-_CONTRACTIONS = {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)}
-_CONTRACTIONS |= {"linear", "bilinear", "matmul", "bmm", "mm", "mv", "imatmul", "rmatmul", "einsum", "tensordot", "dot"}
-_CONTRACTIONS |= {"addmm", "baddbmm", "addbmm", "addmv", "scaled_dot_product_attention", "multi_head_attention_forward"}
-_CONTRACTIONS |= {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
-_PASS_ZERO = {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"}  # a number stays one
-# questions that do not ask for values
-_SIZES = {"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "len", "stride", "is_contiguous"}
-_SHAPES = _SIZES | {
-    "dtype",
-    "device",
-    "layout",
-    "type",
-    "names",
-    "requires_grad",
-    "grad",
-    "grad_fn",
-    "is_leaf",
-    "version",
-}
-_SHAPES |= {"is_cuda", "is_cpu", "is_mps", "is_xpu", "is_meta", "is_sparse", "is_nested", "is_quantized", "is_mkldnn"}
-_SHAPES |= {"is_floating_point", "is_complex", "is_inference", "is_same_size", "result_type", "element_size"}
-_SHAPES |= {"get_device", "data_ptr", "version"}
-_RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "uniform", "normal", "randint", "randperm"}
 _CACHES = ("past_key_values", "past_key_value")  # how transformers' attention modules are handed their cache
 
 
@@ -264,9 +242,10 @@ class SameDraws(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
-        if name in _RANDOM:
+        known = operation(name)
+        if known.draws:
             torch.manual_seed(20_000)
-        if name not in _SUMS or not _is_real(given := _operands(args, kwargs)):
+        if known.stream != "sum" or not _is_real(given := _operands(args, kwargs)):
             return func(*args, **kwargs)
         number, self.sums = self.sums, self.sums + 1
         for position in (0, 1):
@@ -299,7 +278,7 @@ def in_all(passes: Sequence[Sequence[Branch]]) -> list[Branch]:
 
 def _is_real(sides: Sequence[Any]) -> bool:
     """Sums of integers are not counted: code that keeps tables of places takes them once only."""
-    with torch._C.DisableTorchFunction():
+    with private.unwatched():
         return any(isinstance(each, Tensor) and each.is_floating_point() for each in sides)
 
 
@@ -326,26 +305,27 @@ class Flow(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
-        if name in _RANDOM:
+        known = operation(name)
+        if known.draws:
             torch.manual_seed(20_000)
-        if name in _SHAPES:
-            if name in _SIZES:
-                with torch._C.DisableTorchFunction():
+        if known.asks is not None:
+            if known.asks == "sizes":
+                with private.unwatched():
                     self.values[self._value(args[0])].asked.add(self._stack[-1])
             return func(*args, **kwargs)
         given = tensors_of_tree((args, kwargs))
-        with torch._C.DisableTorchFunction():
-            before = [_version(each) for each in given]
+        with private.unwatched():
+            before = [private.version_of(each) for each in given]
             inputs: list[tuple[int | None, int]] = [(None, self._value(each)) for each in given]
-        if name in _SUMS and _is_real(sides := _operands(args, kwargs)):
+        if known.stream == "sum" and _is_real(sides := _operands(args, kwargs)):
             number, self.sums = self.sums, self.sums + 1
             inputs = [(at, self._value(side)) for at, side in enumerate(sides) if isinstance(side, Tensor)]
         else:
             number = -1
         out = func(*args, **kwargs)
         outs = tensors_of_tree(out)
-        with torch._C.DisableTorchFunction():
-            written = [each for each, old in zip(given, before, strict=True) if _version(each) != old]
+        with private.unwatched():
+            written = [each for each, old in zip(given, before, strict=True) if private.version_of(each) != old]
             self._note(name, inputs, number, written, outs)
         return out
 
@@ -382,7 +362,7 @@ class Flow(TorchFunctionMode):
 
     def _value(self, tensor: Tensor) -> int:
         if id(tensor) not in self._now:
-            with torch._C.DisableTorchFunction():
+            with private.unwatched():
                 real = tensor.is_floating_point() or tensor.is_complex()
                 self._sharing.setdefault(_memory(tensor), []).append(id(tensor))
             made = _Value(-1, id(tensor) in self._inputs, real, self.trace.dims(tensor))
@@ -529,7 +509,7 @@ class Flow(TorchFunctionMode):
         found, waiting = [value], [value]
         while waiting and found[-1] != other:
             producer = self.values[waiting.pop()].producer
-            if producer < 0 or self.calls[producer].number >= 0 or self.calls[producer].name in _CONTRACTIONS:
+            if producer < 0 or self.calls[producer].number >= 0 or _contracts(self.calls[producer]):
                 continue
             for _, before in self.calls[producer].inputs:
                 if self.values[before].follows and self.values[before].real and before not in found:
@@ -574,7 +554,7 @@ class Flow(TorchFunctionMode):
             ways = [depth[value] for _, value in self.calls[each].inputs if value in depth]
             if ways:
                 call = self.calls[each]
-                depth.update(dict.fromkeys(call.outputs, max(ways) + (call.name in _CONTRACTIONS)))
+                depth.update(dict.fromkeys(call.outputs, max(ways) + _contracts(call)))
         return depth.get(end)
 
     # -- what stays in place of its modules
@@ -591,7 +571,12 @@ class Flow(TorchFunctionMode):
             }
             tail, last, asked = self._tail(cone, owner, term)
             same_shape = _same(self.values[term].dims, self.values[stream].dims)
-            scalar = tail <= _PASS_ZERO and same_shape and not asked and term not in self.calls[index].mutated
+            scalar = (
+                all(operation(name).zero for name in tail)
+                and same_shape
+                and not asked
+                and term not in self.calls[index].mutated
+            )
             forms = {path: self._form(path, owner, scalar=scalar and path in last, last=last) for path in chosen}
             strange = {path for path, form in forms.items() if form is None}
             if not strange:
@@ -703,6 +688,10 @@ def _strange(returns: Any) -> bool:
     return returns is _Strange
 
 
+def _contracts(call: _Call) -> bool:
+    return operation(call.name).stream == "contraction"
+
+
 def _holds(outer: str, inner: str) -> bool:
     return inner.startswith(f"{outer}.")
 
@@ -727,7 +716,7 @@ def _explained(
 ) -> tuple[int, int, int, int, int] | None:
     """How a dimension of a result follows from the input's; see `_Zeros`."""
     plain = (1, 0, 1)
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if private.is_convolution(module):
         spatial = place - (len(dims) - len(module.kernel_size))
         if spatial >= 0:
             return _convolved(module, spatial, place)
@@ -760,11 +749,7 @@ def _convolved(module: nn.modules.conv._ConvNd, spatial: int, place: int) -> tup
     return place, 0, 1, 2 * padding - reach - 1 + stride, stride
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else int(tensor._version)
-
-
 def _memory(tensor: Tensor) -> int:
-    if tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if tensor.layout != torch.strided or private.is_wrapped(tensor):
         return -id(tensor)
-    return int(tensor.untyped_storage()._cdata)
+    return private.memory_of(tensor)
