@@ -77,6 +77,7 @@ Log = list[Equation | Outcome]
 class Known(int):
     """An integer with the formula that it follows; ``log`` collects the equations that its use asks for.
 
+    >>> from secateur.coupling import Axis
     >>> width = Known(6, Axis(6), [])
     >>> half = width // 2
     >>> half, half.formula

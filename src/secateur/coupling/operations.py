@@ -101,7 +101,7 @@ def declare(*names: str, **facets: Any) -> None:
     Names are without leading or trailing underscores.
 
     Raises:
-        ValueError: there is no such facet, or it has no such value.
+        TypeError: a name is none. ValueError: there is no such facet, or it has no such value.
 
     >>> declare("thrice", values="kept", rows="same", zero=True)
     >>> operation("thrice").rows
@@ -113,6 +113,7 @@ def declare(*names: str, **facets: Any) -> None:
 proved, rows, steady, stream, uncounted, values and zero.
     >>> del OPERATIONS["thrice"]
     """
+    _check(names)
     for facet in facets:
         if facet not in _FACETS:
             raise unknown(facet, _FACETS, "facet of an operation")
@@ -131,11 +132,18 @@ def rule(*names: str, **facets: Any) -> Callable[[Rule], Rule]:
     >>> del OPERATIONS["twice_as_wide"]
     """
 
+    _check(names)
+
     def register(function: Rule) -> Rule:
         declare(*names, axes=function, **facets)
         return function
 
     return register
+
+
+def _check(names: tuple[Any, ...]) -> None:
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f'say the names of functions of torch that it is for, as in rule("relu"), not {names!r}.')
 
 
 def name_of(func: Any) -> str:
