@@ -28,6 +28,7 @@ define("copied(Tensor x) -> Tensor", lambda x: x.clone())
 define("joined(Tensor x, Tensor y) -> Tensor", lambda x, y: x + y)
 define("times(Tensor x, Tensor w) -> Tensor", lambda x, w: x @ w.t())
 define("width(Tensor x) -> int", lambda x: x.shape[-1])
+define("filled(Tensor(a!) x) -> ()", lambda x: (x.fill_(1.0), None)[1])
 define("noise(Tensor x) -> Tensor", torch.randn_like)
 define("dropped(Tensor x) -> Tensor", lambda x: x * (torch.rand_like(x) > 0.5))
 define("directions(Tensor x) -> Tensor", lambda x: x / x.square().sum(1, keepdim=True).sqrt())
@@ -177,17 +178,21 @@ def test_values_reach_the_trace():
     assert free(model) == [8]
 
 
+class Attention(nn.Module):
+    """With a function between the queries and their use."""
+
+    def __init__(self, between):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(5, 8) for _ in range(3))
+        self.between = between
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(self.between(self.q(x)), self.k(x), self.v(x))
+
+
 @pytest.mark.parametrize(("name", "rows"), [("doubled", "same"), ("doubled", "product"), ("copied", "moved")])
 def test_rows_reach_the_origins(name, rows):
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.q, self.k, self.v = (nn.Linear(5, 8) for _ in range(3))
-
-        def forward(self, x):
-            return F.scaled_dot_product_attention(getattr(OPS, name)(self.q(x)), self.k(x), self.v(x))
-
-    model, x = Attention(), torch.randn(2, 4, 5)
+    model, x = Attention(getattr(OPS, name)), torch.randn(2, 4, 5)
     rule(name)(value_by_value)
     assert "attention is scaled by the width of a head" in find_coupling(model, x).frozen["q.weight", 0]
     declare(name, rows=rows)
@@ -195,6 +200,14 @@ def test_rows_reach_the_origins(name, rows):
     scaled = coupling.scales({coupling.groups[0].axis: 2})
     assert [(tensor, factor) for tensor, _, _, factor in scaled] == [("q.weight", 0.5), ("q.bias", 0.5)]
     assert shrink(model, x, 0.5, target="units").q.out_features == 4
+
+
+def test_what_writes_reaches_the_origins():
+    model, x = Attention(lambda query: (OPS.filled(query), query)[1]), torch.randn(2, 4, 5)
+    rule("filled")(lambda call: None)
+    assert ("q.weight", 0) not in find_coupling(model, x).frozen
+    declare("filled", writes=True)
+    assert "attention is scaled by the width of a head" in find_coupling(model, x).frozen["q.weight", 0]
 
 
 def test_a_sum_reaches_the_residual_streams_and_the_proof():

@@ -54,6 +54,7 @@ class Operation:
         zero: whether it makes a 0 of a single 0, so that this may stand for a tensor of zeros.
         asks: a question that is not about values: for "sizes", or for other "facts" such as a dtype.
         draws: whether it draws random numbers.
+        writes: whether it writes into its first argument, and returns nothing.
         steady: ``(function, *arguments)``: how it is called where passes are compared number by number, for one that
             draws as many random numbers as there are entries.
         proved: ``(function, *arguments)``: how the proof calls it, where what it computes would hide something.
@@ -69,6 +70,7 @@ class Operation:
     zero: bool = False
     asks: str | None = None
     draws: bool = False
+    writes: bool = False
     steady: Callable[..., Any] | None = None
     proved: Callable[..., Any] | None = None
     uncounted: Callable[..., Any] | None = None
@@ -110,7 +112,7 @@ def declare(*names: str, **facets: Any) -> None:
     Traceback (most recent call last):
     ...
     ValueError: no facet of an operation is called 'value'; did you mean values? There are asks, axes, draws, instead, \
-proved, rows, steady, stream, uncounted, values and zero.
+proved, rows, steady, stream, uncounted, values, writes and zero.
     >>> del OPERATIONS["thrice"]
     """
     _check(names)

@@ -147,11 +147,11 @@ class _Way:
 
             def marked(each: Tensor, number: int = number) -> Tensor:
                 its = marks.get(id(each))
-                return each if its is None else its[min(number, len(its) - 1)]
+                # marks stretch without memory, so that a view may need a copy where the tensor's did not
+                return each if its is None else its[min(number, len(its) - 1)].contiguous()
 
             args, kwargs = private.tree_map_only(Tensor, marked, (origin.args, dict(origin.kwargs)))
-            # marks stretch without memory, so that a view may need a copy where the tensor's did not
-            out = (Tensor.reshape if origin.name == "view" else origin.func)(*args, **kwargs)
+            out = origin.func(*args, **kwargs)
             found.append(out if origin.number is None else out[origin.number])
         return found
 

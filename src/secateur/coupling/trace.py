@@ -175,7 +175,7 @@ class Trace(TorchFunctionMode):
         """Where the results came from; a tensor that was changed in place came from what it was, too."""
         results = [out] if isinstance(out, Tensor) else tensors_of_tree(out)
         given = {id(each) for each in tensors_of_tree((args, kwargs))}
-        if name == "setitem":
+        if operation(name).writes:
             results = [args[0]]
         for number, each in enumerate(results):
             if id(each) in given:

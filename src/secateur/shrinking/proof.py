@@ -581,7 +581,7 @@ def _called_in_double(func: Any, name: str, args: tuple[Any, ...], kwargs: Mappi
         # products take one dtype only, and a tensor may be of another that no function of torch made: torch.Tensor(3)
         wide_args, wide_kwargs = private.tree_map_only(Tensor, _wide, (args, dict(kwargs)))
         pairs = zip(tensors_of_tree((args, kwargs)), tensors_of_tree((wide_args, wide_kwargs)), strict=True)
-        if name == "setitem" or func.__name__.endswith("_") or all(one is other for one, other in pairs):
+        if operation(name).writes or func.__name__.endswith("_") or all(one is other for one, other in pairs):
             raise
         return func(*wide_args, **wide_kwargs)
 

@@ -29,7 +29,7 @@ def _getitem(call: Call) -> None:
         call.returns(dims)
 
 
-@rule("setitem")
+@rule("setitem", writes=True)
 def _setitem(call: Call) -> None:
     target = _indexed(call, call.dims(call.args[0]), call.args[1])
     value = call.args[2]
