@@ -15,9 +15,11 @@ from secateur.coupling.axes import (
 )
 from secateur.coupling.equations import Polynomial, counted, evaluated, representative
 from secateur.coupling.finding import find_coupling
+from secateur.coupling.flow import SameDraws
 from secateur.coupling.groups import Coupling, Group, Kept
 from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
-from secateur.coupling.residual_streams import Branch, SameDraws, replacement
+from secateur.coupling.removed import Removed, replacement
+from secateur.coupling.residual_streams import Branch
 from secateur.coupling.trace import Call, tensors_of_tree
 
 __all__ = [
@@ -31,6 +33,7 @@ __all__ = [
     "Operation",
     "Polynomial",
     "Product",
+    "Removed",
     "SameDraws",
     "Weight",
     "concatenated",

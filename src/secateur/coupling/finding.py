@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 import secateur.coupling.rules  # noqa: F401  they register themselves
 from secateur.coupling.axes import Axis, freeze, leaves
+from secateur.coupling.flow import Flow
 from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
-from secateur.coupling.residual_streams import Branch, Flow, in_all
+from secateur.coupling.residual_streams import Branch, branches_of, in_all
 from secateur.coupling.trace import Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
@@ -98,7 +99,7 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
                 freeze(dim, "an output of the model")
     if any(first):
         trace.products, trace.made = first  # the cost is that of the first pass
-    branches = flow.found(tensors_in(out))
+    branches = branches_of(flow, tensors_in(out))
     trace.forget(tensors.values())
     return branches
 
