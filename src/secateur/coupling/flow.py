@@ -20,11 +20,13 @@ from secateur.coupling.operations import name_of, operation
 from secateur.coupling.trace import Trace, tensors_of_tree
 from secateur.support import private
 
-__all__ = ["Call", "Flow", "SameDraws", "Strange", "Value", "Visit"]
+__all__ = ["Flow", "SameDraws", "Step", "Strange", "Value", "Visit"]
 
 
 @dataclass
-class Call:
+class Step:
+    """A call of a function of torch: what it took, made and wrote over."""
+
     name: str
     inputs: list[tuple[int | None, int]]  # (position among the arguments, value)
     outputs: list[int]
@@ -36,6 +38,8 @@ class Call:
 
 @dataclass
 class Value:
+    """What a tensor holds, from one write to the next."""
+
     producer: int  # number of the call, -1 for what was there before
     follows: bool  # the model's inputs
     real: bool
@@ -117,7 +121,7 @@ class Flow(TorchFunctionMode):
         super().__init__()
         self.model, self.trace, self.in_pass = model, trace, in_pass
         self.paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
-        self.calls: list[Call] = []
+        self.calls: list[Step] = []
         self.values: list[Value] = []
         self.visits = [Visit(None, frozenset())]
         self.sums = 0
@@ -168,7 +172,7 @@ class Flow(TorchFunctionMode):
             over |= set(self._sharing.get(_memory(tensor), ()))
         inputs += [(None, self._now[each]) for each in over if self._now[each] not in {value for _, value in inputs}]
         follows = any(self.values[value].follows for _, value in inputs)
-        call = Call(name, inputs, [], self._stack[-1], mutated, number)
+        call = Step(name, inputs, [], self._stack[-1], mutated, number)
         for each in over:
             old = self.values[self._now[each]]
             self._now[each] = self._made(Value(index, follows, old.real, old.dims))

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from secateur.coupling.flow import Call, Flow
+from secateur.coupling.flow import Flow, Step
 from secateur.coupling.forms import Forms, axes_of
 from secateur.coupling.operations import operation
 
@@ -114,7 +114,7 @@ class _Streams:
                     branches += [branch] if branch is not None else []
         return branches
 
-    def _joins(self, call: Call) -> int | None:
+    def _joins(self, call: Step) -> int | None:
         """The sum that is the only one to take the result of a sum."""
         consumers = {each for value in call.outputs for each in self.values[value].consumers}
         if len(consumers) != 1 or any(self.values[value].escapes for value in call.outputs):
@@ -229,5 +229,5 @@ class _Streams:
         return depth.get(end)
 
 
-def _contracts(call: Call) -> bool:
+def _contracts(call: Step) -> bool:
     return operation(call.name).stream == "contraction"

@@ -17,6 +17,9 @@ from secateur.coupling.trace import Call
 __all__: list[str] = []
 
 
+# ---- in a form that does not count -----------------------------------------------------------------------------------
+
+
 def _scaled(out: Tensor, weight: Any, bias: Any, shape: Sequence[int]) -> Tensor:
     out = out * weight.reshape(shape) if weight is not None else out
     return out + bias.reshape(shape) if bias is not None else out
@@ -57,6 +60,9 @@ def _zero_for_nothing(func: Any, *args: Any, **kwargs: Any) -> Tensor:
     """A direction of length zero, normalized, is zero: the weight that was removed."""
     out: Tensor = func(*args, **kwargs)
     return out.nan_to_num(0.0)
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
 
 
 @rule("batch_norm", "instance_norm", uncounted=_of_batch)

@@ -19,6 +19,9 @@ from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
 __all__: list[str] = []
 
 
+# ---- in a form that does not count -----------------------------------------------------------------------------------
+
+
 def _mean(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
     dims, keepdim = _reduction(x, *args, **kwargs)
     total = x.double().sum(dims, keepdim=keepdim) / 64
@@ -40,6 +43,9 @@ def _reduction(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
     rest = [each for each in args[1:] if isinstance(each, bool)]
     keepdim = bool(kwargs.get("keepdim", rest[-1] if rest else False))
     return (tuple(range(x.dim())) if given is None else given), keepdim
+
+
+# ---- rules -----------------------------------------------------------------------------------------------------------
 
 
 @rule("sum", "norm", "vector_norm", "linalg_vector_norm", "nansum", "count_nonzero")
