@@ -80,6 +80,7 @@ NOTHING = {
     "bent": lambda: functional.linear(X, W).relu(),
     "divided by": lambda: torch.div(torch.ones(1), functional.linear(X, W)),
     "an input": lambda: X * 2,
+    "changed in place, and viewed": lambda: functional.linear(X, W).mul_(2).view(-1),
     "changed in place": lambda: functional.linear(X, W).add_(1),
     "written into": lambda: (lambda q: (q.__setitem__((0, 0), 1.0), q.view(-1))[1])(functional.linear(X, W)),
     "on meta": lambda: functional.linear(X.to("meta"), W.to("meta")),

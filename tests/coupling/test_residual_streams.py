@@ -12,7 +12,7 @@ from torch import nn
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import SameDraws, find_coupling, replacement
-from secateur.coupling.residual_streams import Removed
+from secateur.coupling.removed import Removed
 from secateur.shrinking import KEPT, choosing, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences

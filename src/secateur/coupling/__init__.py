@@ -1,37 +1,58 @@
 """Which slices of which tensors live and die together: `find_coupling`."""
 
-from secateur.coupling.axes import Axis, Expression, Product, leaves, resolved, size_of
-from secateur.coupling.groups import (
-    Coupling,
-    Group,
-    Kept,
-    find_coupling,
+from secateur.coupling.axes import (
+    Axis,
+    Expression,
+    Product,
+    concatenated,
+    cut,
+    factored,
+    leaves,
+    multiplied,
+    resolved,
+    size_of,
+    unify,
 )
-from secateur.coupling.numbers import Polynomial, counted, evaluated, representative
-from secateur.coupling.residual_streams import Branch, SameDraws, replacement
-from secateur.coupling.trace import WITHOUT_DROPOUT, name_of, rule, tensors_of_tree, written_in_others
+from secateur.coupling.equations import Polynomial, counted, evaluated, representative
+from secateur.coupling.finding import find_coupling
+from secateur.coupling.flow import SameDraws
+from secateur.coupling.groups import Coupling, Group, Kept
+from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
+from secateur.coupling.removed import Removed, replacement
+from secateur.coupling.residual_streams import Branch
+from secateur.coupling.trace import Call, tensors_of_tree
 
 __all__ = [
     "Axis",
     "Branch",
+    "Call",
     "Coupling",
     "Expression",
     "Group",
     "Kept",
+    "Operation",
     "Polynomial",
     "Product",
+    "Removed",
     "SameDraws",
-    "WITHOUT_DROPOUT",
+    "Weight",
+    "concatenated",
     "counted",
+    "cut",
+    "declare",
     "evaluated",
+    "factored",
     "find_coupling",
     "leaves",
+    "multiplied",
     "name_of",
+    "operation",
     "replacement",
     "representative",
     "resolved",
     "rule",
     "size_of",
     "tensors_of_tree",
+    "unify",
     "written_in_others",
 ]

@@ -16,29 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from secateur.coupling.operations import Weight, operation
+from secateur.support import private
 
 __all__ = ["Origin", "Rows", "depends_on", "overlap", "rows_of", "same"]
 
 Rows = dict[tuple[int, int], npt.NDArray[np.int64]]  # (id of a parameter, dimension) -> sorted indices
 _Marks = list[Tensor]  # integers in the tensor's shape: what it is the sum of
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_MOVES = _names(
-    """cat chunk clone concat concatenate contiguous expand expand_as flatten flip getitem index_select movedim moveaxis
-    narrow permute repeat repeat_interleave reshape reshape_as roll select split split_with_sizes squeeze stack swapaxes
-    swapdims t tensor_split transpose unbind unflatten unsqueeze view view_as T mT"""
-)
-_SAME = _names("bfloat16 detach double dropout float half neg negative pos to type type_as")
-_SUMS = _names("add sub subtract")
-_QUOTIENTS = _names("div divide true_divide truediv")
-_PRODUCTS = _names("mul multiply rmul") | _QUOTIENTS
-_CONVOLUTIONS = _names("conv1d conv2d conv3d")
-_BY_WEIGHT = _names("linear addmm matmul mm layer_norm rms_norm") | _CONVOLUTIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +42,7 @@ class Origin:
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return [each for each in tree_leaves((self.args, dict(self.kwargs))) if isinstance(each, Tensor)]
+        return [each for each in private.tree_leaves((self.args, dict(self.kwargs))) if isinstance(each, Tensor)]
 
 
 def rows_of(tensor: Tensor, origins: Mapping[int, Origin]) -> Rows | None:
@@ -133,7 +118,7 @@ class _Way:
         origin = self.origins.get(id(tensor))
         if origin is None:
             return None
-        if origin.name in _MOVES:
+        if operation(origin.name).rows == "moved":
             return self._moved(origin, dim)
         found = self._computed(origin, dim)
         return None if found is None else [each.expand(tensor.shape) for each in found]
@@ -162,24 +147,28 @@ class _Way:
 
             def marked(each: Tensor, number: int = number) -> Tensor:
                 its = marks.get(id(each))
-                return each if its is None else its[min(number, len(its) - 1)]
+                # marks stretch without memory, so that a view may need a copy where the tensor's did not
+                return each if its is None else its[min(number, len(its) - 1)].contiguous()
 
-            args, kwargs = tree_map_only(Tensor, marked, (origin.args, dict(origin.kwargs)))
-            # marks stretch without memory, so that a view may need a copy where the tensor's did not
-            out = (Tensor.reshape if origin.name == "view" else origin.func)(*args, **kwargs)
+            args, kwargs = private.tree_map_only(Tensor, marked, (origin.args, dict(origin.kwargs)))
+            out = origin.func(*args, **kwargs)
             found.append(out if origin.number is None else out[origin.number])
         return found
 
     def _computed(self, origin: Origin, dim: int) -> _Marks | None:
-        name = origin.name
         tensors = origin.tensors()
-        if name in _SAME:
-            return self.marks(tensors[0], dim)
-        if name in _SUMS:  # of two tensors: a number that is added is proportional to nothing
-            return self._all(self.marks(each, dim) for each in tensors) if len(tensors) == 2 else None
-        if name in _PRODUCTS:
-            return self._multiplied(tensors, dim, divided=name in _QUOTIENTS)
-        return self._by_weight(origin) if name in _BY_WEIGHT else None
+        match operation(origin.name).rows:
+            case "same":
+                return self.marks(tensors[0], dim)
+            case "sum":  # of two tensors: a number that is added is proportional to nothing
+                return self._all(self.marks(each, dim) for each in tensors) if len(tensors) == 2 else None
+            case "product":
+                return self._multiplied(tensors, dim, divided=False)
+            case "quotient":
+                return self._multiplied(tensors, dim, divided=True)
+            case Weight() as weight:
+                return self._by_weight(origin, weight)
+        return None
 
     def _multiplied(self, tensors: list[Tensor], dim: int, *, divided: bool) -> _Marks | None:
         for at, each in enumerate(tensors[:1] if divided else tensors):
@@ -192,19 +181,16 @@ class _Way:
             return marks
         return None
 
-    def _by_weight(self, origin: Origin) -> _Marks | None:
+    def _by_weight(self, origin: Origin, said: Weight) -> _Marks | None:
         """Functions of a weight and a bias, to which their result is proportional."""
-        name = origin.name
-        at, bias_at = {"addmm": (2, 0), "layer_norm": (2, 3), "rms_norm": (2, 9)}.get(name, (1, 2))
-        weight = origin.get(at, {"addmm": "mat2", "matmul": "other", "mm": "mat2"}.get(name, "weight"))
-        bias = None if name in ("matmul", "mm") else origin.get(bias_at, "input" if name == "addmm" else "bias")
+        weight = origin.get(*said.at)
+        bias = None if said.bias is None else origin.get(*said.bias)
         if not isinstance(weight, Tensor):
             return None
-        own = 0 if name == "linear" or name in _CONVOLUTIONS else weight.dim() - 1
-        rows = self._along(weight, own)
+        rows = self._along(weight, said.dim if said.dim >= 0 else weight.dim() + said.dim)
         its = [] if bias is None else self._along(bias, 0)
         both = self._all([rows, its])
-        if name in _CONVOLUTIONS and both is not None:
+        if said.dim == 0 and both is not None:  # behind it are the dimensions that a kernel moves over
             return [each.reshape(-1, *(1 for _ in weight.shape[2:])) for each in both]
         return both
 

@@ -3,165 +3,26 @@
 Law: a branch is a cone of the data flow. Whatever is in it reaches the model's outputs through one term of one sum, so
 a model in which that term is zero does not need the modules that lie in it whole.
 
-`Flow` watches passes, beside the trace of axes: which call took which tensors, in which modules. `branches` reads the
-sums off it: ``x + f(x)``, ``x + attention(x) + mlp(x)``, ``shortcut(x) + f(x)`` where the shortcut is the shorter way.
+`Flow` watches passes, beside the trace of axes: which call took which tensors, in which modules. `branches_of` reads
+the sums off it: ``x + f(x)``, ``x + attention(x) + mlp(x)``, ``shortcut(x) + f(x)`` where the shortcut is the shorter
+way.
 """
 
 from __future__ import annotations
 
 import heapq
-import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor
 
-from secateur.coupling.axes import Axis, Expression, leaves, size_of
-from secateur.coupling.trace import Trace, name_of, tensors_of_tree
+from secateur.coupling.flow import Flow, Step
+from secateur.coupling.forms import Forms, axes_of
+from secateur.coupling.operations import operation
 
-__all__ = ["Branch", "Flow", "Removed", "SameDraws", "Term", "in_all", "replacement"]
-
-_SUMS = {"add", "iadd", "radd", "sub", "isub"}
-_CONTRACTIONS = {f"conv{kind}{rank}d" for kind in ("", "_transpose") for rank in (1, 2, 3)}
-_CONTRACTIONS |= {"linear", "bilinear", "matmul", "bmm", "mm", "mv", "imatmul", "rmatmul", "einsum", "tensordot", "dot"}
-_CONTRACTIONS |= {"addmm", "baddbmm", "addbmm", "addmv", "scaled_dot_product_attention", "multi_head_attention_forward"}
-_CONTRACTIONS |= {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
-_PASS_ZERO = {"dropout", "dropout1d", "dropout2d", "dropout3d", "feature_dropout"}  # a number stays one
-# questions that do not ask for values
-_SIZES = {"shape", "size", "numel", "nelement", "dim", "ndim", "ndimension", "len", "stride", "is_contiguous"}
-_SHAPES = _SIZES | {
-    "dtype",
-    "device",
-    "layout",
-    "type",
-    "names",
-    "requires_grad",
-    "grad",
-    "grad_fn",
-    "is_leaf",
-    "version",
-}
-_SHAPES |= {"is_cuda", "is_cpu", "is_mps", "is_xpu", "is_meta", "is_sparse", "is_nested", "is_quantized", "is_mkldnn"}
-_SHAPES |= {"is_floating_point", "is_complex", "is_inference", "is_same_size", "result_type", "element_size"}
-_SHAPES |= {"get_device", "data_ptr", "version"}
-_RANDOM = {"rand", "rand_like", "randn", "randn_like", "bernoulli", "uniform", "normal", "randint", "randperm"}
-_CACHES = ("past_key_values", "past_key_value")  # how transformers' attention modules are handed their cache
-
-
-# ---- what stays in place of a module --------------------------------------------------------------------------------
-
-
-@dataclass
-class _Zeros:
-    """Zeros of a shape: dimension d is ``(times * the input's at + plus) // over``, or ``sizes`` where ``at`` is -1."""
-
-    at: tuple[int, ...]
-    sizes: tuple[int, ...]
-    times: tuple[int, ...]
-    plus: tuple[int, ...]
-    over: tuple[int, ...]
-    whole: bool  # in memory of their own, for code that writes into them
-
-    def like(self, x: Tensor) -> Tensor:
-        shape = []
-        for at, size, times, plus, over in zip(self.at, self.sizes, self.times, self.plus, self.over, strict=True):
-            if at < 0:
-                shape.append(size)
-            else:
-                given = x.shape[at]
-                shape.append(given if (times, plus, over) == (1, 0, 1) else (given * times + plus) // over)
-        dtype = x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype()
-        if self.whole:
-            return x.new_zeros(shape, dtype=dtype)
-        return x.new_zeros((), dtype=dtype).expand(shape)
-
-
-class Removed(nn.Module):
-    """What stays in place of a module of a residual branch that left: it returns zeros, and holds nothing.
-
-    They have the structure of what the module returned, and its shapes only where the code around asks for them:
-    otherwise a single 0, which adds at no cost. ``form`` is what a plan holds; see `secateur.shrinking`.
-
-    >>> gone = Removed({"was": "Linear", "input": 0, "returns": ["tuple", {"zeros": None}, None]})
-    >>> gone
-    Removed(Linear)
-    >>> gone(torch.ones(2, 3))
-    (tensor(0.), None)
-    """
-
-    def __init__(self, form: Mapping[str, Any]) -> None:
-        super().__init__()
-        self.was = str(form["was"])
-        self.input: int | str = form["input"]
-        self.cache: str | None = form.get("cache")
-        self.layer_idx = int(form.get("layer", 0))
-        self.returns: Any = self._held(form["returns"])
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Zeros; a cache of keys and values that is handed in gets as many as there are new words."""
-        x = kwargs[self.input] if isinstance(self.input, str) else args[self.input]
-        if self.cache is not None and kwargs.get(self.cache) is not None:
-            _fill(kwargs[self.cache], x, self.layer_idx, crossed=_crossed(kwargs))
-        return self._zeros(self.returns, x)
-
-    def extra_repr(self) -> str:
-        """The class that it stands for."""
-        return self.was
-
-    def _held(self, returns: Any) -> Any:
-        """The form, with its shapes as attributes of this module, such that their numbers follow what leaves."""
-        if isinstance(returns, Mapping) and "zeros" in returns:
-            if returns["zeros"] is None:
-                return None, None
-            name = f"zeros_{sum(key.startswith('zeros_') for key in vars(self))}"
-            at, sizes, times, plus, over = (tuple(int(row[n]) for row in returns["zeros"]) for n in range(5))
-            setattr(self, name, _Zeros(at, sizes, times, plus, over, bool(returns["whole"])))
-            return None, name
-        if isinstance(returns, Mapping):
-            return {key: self._held(each) for key, each in returns["dict"].items()}
-        return [returns[0], *map(self._held, returns[1:])] if isinstance(returns, list) else returns
-
-    def _zeros(self, returns: Any, x: Tensor) -> Any:
-        if isinstance(returns, tuple):
-            if returns[1] is not None:
-                return getattr(self, returns[1]).like(x)
-            return x.new_zeros((), dtype=x.dtype if x.is_floating_point() else torch.get_default_dtype())
-        if isinstance(returns, dict):
-            return {key: self._zeros(each, x) for key, each in returns.items()}
-        if isinstance(returns, list):
-            parts = [self._zeros(each, x) for each in returns[1:]]
-            return tuple(parts) if returns[0] == "tuple" else parts
-        return returns
-
-
-def _crossed(kwargs: Mapping[str, Any]) -> bool:
-    """Whether an attention looks at another sequence, whose keys no one counts."""
-    return any(kwargs.get(key) is not None for key in ("key_value_states", "encoder_hidden_states"))
-
-
-def _fill(cache: Any, x: Tensor, layer: int, *, crossed: bool) -> None:
-    """Keys and values of width one: a decoder asks its first layers how many words there were."""
-    cache = getattr(cache, "self_attention_cache", cache)
-    if not crossed:
-        zeros = x.new_zeros((x.shape[0], 1, x.shape[1], 1))
-        cache.update(zeros, zeros, layer)
-
-
-def replacement(form: Mapping[str, Any]) -> nn.Module:
-    """The module that a plan's words describe.
-
-    >>> replacement({"was": "LayerNorm", "returns": "input"})
-    Identity()
-    """
-    return nn.Identity() if form["returns"] == "input" else Removed(form)
-
-
-# ---- what was watched -----------------------------------------------------------------------------------------------
+__all__ = ["Branch", "Term", "branches_of", "in_all"]
 
 
 @dataclass(frozen=True)
@@ -210,82 +71,6 @@ class Branch:
         return f"Branch({self.name!r}, modules={len(self.modules)}, entries={self.entries})"
 
 
-@dataclass
-class _Call:
-    name: str
-    inputs: list[tuple[int | None, int]]  # (position among the arguments, value)
-    outputs: list[int]
-    visit: int  # the innermost call of a module
-    mutated: set[int]  # values that it wrote over
-    number: int = -1  # of a sum
-    alive: bool = False
-
-
-@dataclass
-class _Value:
-    producer: int  # number of the call, -1 for what was there before
-    follows: bool  # the model's inputs
-    real: bool
-    dims: list[Expression]
-    consumers: list[int] = field(default_factory=list)
-    asked: set[int] = field(default_factory=set)  # the calls of modules in which the code asked for its shape
-    escapes: bool = False
-
-
-@dataclass
-class _Visit:
-    """One call of a module."""
-
-    module: nn.Module | None
-    inside: frozenset[str]  # the paths of modules that it belongs to: those running, and those that hold them
-    tensors: list[tuple[int | str, int, list[Expression]]] = field(default_factory=list)  # (argument, value, dims)
-    arguments: int = 0
-    returns: Any = None  # the structure, with values for tensors
-
-
-class SameDraws(TorchFunctionMode):
-    """Random numbers that do not depend on how many were drawn before, such as by branches that are not there.
-
-    ``zeroed`` are ``(number of a sum, position)`` of the terms that become zero. ``seen`` is called with the number
-    and both sides of every sum, before it is taken; what it returns is called with the result.
-    """
-
-    def __init__(
-        self,
-        zeroed: Iterable[tuple[int, int]] = (),
-        seen: Callable[[int, Sequence[Any]], Callable[[Tensor], None]] | None = None,
-    ) -> None:
-        super().__init__()
-        self.zeroed, self.seen = frozenset(zeroed), seen
-        self.sums = 0
-
-    def __torch_function__(
-        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = name_of(func)
-        if name in _RANDOM:
-            torch.manual_seed(20_000)
-        if name not in _SUMS or not _is_real(given := _operands(args, kwargs)):
-            return func(*args, **kwargs)
-        number, self.sums = self.sums, self.sums + 1
-        for position in (0, 1):
-            if (number, position) in self.zeroed:
-                # in place where the sum is, too: the code may go on with the tensor that it wrote into
-                given[position] = given[position].zero_() if position == 0 else torch.zeros_like(given[position])
-        then = None if self.seen is None else self.seen(number, given)
-        out = func(*given, *args[2:], **{key: kwargs[key] for key in kwargs if key not in ("input", "other")})
-        if then is not None:
-            then(out)
-        return out
-
-
-def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Both sides of a sum, by position or by name."""
-    first = args[0] if args else kwargs["input"]
-    return [first, args[1] if len(args) > 1 else kwargs["other"]]
-
-
 def in_all(passes: Sequence[Sequence[Branch]]) -> list[Branch]:
     """The branches that were found in every pass, with the same modules and forms."""
     if not passes:
@@ -297,165 +82,31 @@ def in_all(passes: Sequence[Sequence[Branch]]) -> list[Branch]:
     ]
 
 
-def _is_real(sides: Sequence[Any]) -> bool:
-    """Sums of integers are not counted: code that keeps tables of places takes them once only."""
-    with torch._C.DisableTorchFunction():
-        return any(isinstance(each, Tensor) and each.is_floating_point() for each in sides)
+def branches_of(flow: Flow, outputs: Iterable[Tensor]) -> list[Branch]:
+    """The branches of the pass that was watched, in the order of their sums."""
+    flow.end(outputs)
+    return _Streams(flow).found()
 
 
-class Flow(TorchFunctionMode):
-    """Watches which call takes which tensors, in which modules; enter it within the trace of axes."""
+class _Streams:
+    """The sums of one pass, and what goes around their terms."""
 
-    def __init__(self, model: nn.Module, trace: Trace, in_pass: Any, inputs: Iterable[Tensor]) -> None:
-        super().__init__()
-        self.model, self.trace, self.in_pass = model, trace, in_pass
-        self.paths = {id(module): path for path, module in reversed(list(model.named_modules()))}
-        self.calls: list[_Call] = []
-        self.values: list[_Value] = []
-        self.visits = [_Visit(None, frozenset())]
-        self.sums = 0
-        self._stack = [0]
-        self._hooks: list[RemovableHandle] = []
-        self._now: dict[int, int] = {}  # id of a tensor -> its value
-        self._sharing: dict[int, list[int]] = {}  # memory -> ids of the tensors in it
-        self._visits_of: dict[str, list[int]] = {}
-        self._inputs = {id(tensor) for tensor in inputs}
+    def __init__(self, flow: Flow) -> None:
+        self.calls, self.values, self.visits = flow.calls, flow.values, flow.visits
+        self.model, self.trace, self.in_pass = flow.model, flow.trace, flow.in_pass
+        total = Counter(path for call in self.calls if call.alive for path in self.visits[call.visit].inside)
+        self._forms = Forms(flow, total)
 
-    def __torch_function__(
-        self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = name_of(func)
-        if name in _RANDOM:
-            torch.manual_seed(20_000)
-        if name in _SHAPES:
-            if name in _SIZES:
-                with torch._C.DisableTorchFunction():
-                    self.values[self._value(args[0])].asked.add(self._stack[-1])
-            return func(*args, **kwargs)
-        given = tensors_of_tree((args, kwargs))
-        with torch._C.DisableTorchFunction():
-            before = [_version(each) for each in given]
-            inputs: list[tuple[int | None, int]] = [(None, self._value(each)) for each in given]
-        if name in _SUMS and _is_real(sides := _operands(args, kwargs)):
-            number, self.sums = self.sums, self.sums + 1
-            inputs = [(at, self._value(side)) for at, side in enumerate(sides) if isinstance(side, Tensor)]
-        else:
-            number = -1
-        out = func(*args, **kwargs)
-        outs = tensors_of_tree(out)
-        with torch._C.DisableTorchFunction():
-            written = [each for each, old in zip(given, before, strict=True) if _version(each) != old]
-            self._note(name, inputs, number, written, outs)
-        return out
-
-    def _note(
-        self, name: str, inputs: list[tuple[int | None, int]], number: int, written: list[Tensor], outs: list[Tensor]
-    ) -> None:
-        index = len(self.calls)
-        mutated = {self._now[id(each)] for each in written}
-        # what shares memory with a tensor that is written over is something else afterwards, too
-        over = {id(tensor) for tensor in written}
-        for tensor in written:
-            over |= set(self._sharing.get(_memory(tensor), ()))
-        inputs += [(None, self._now[each]) for each in over if self._now[each] not in {value for _, value in inputs}]
-        follows = any(self.values[value].follows for _, value in inputs)
-        call = _Call(name, inputs, [], self._stack[-1], mutated, number)
-        for each in over:
-            old = self.values[self._now[each]]
-            self._now[each] = self._made(_Value(index, follows, old.real, old.dims))
-            call.outputs.append(self._now[each])
-        for out in outs:
-            if id(out) not in self._now:
-                real = out.is_floating_point() or out.is_complex()
-                self._now[id(out)] = self._made(_Value(index, follows, real, self.trace.dims(out)))
-                self._sharing.setdefault(_memory(out), []).append(id(out))
-                call.outputs.append(self._now[id(out)])
-        if call.outputs or not outs:
-            self.calls.append(call)
-            for _, value in inputs:
-                self.values[value].consumers.append(index)
-
-    def _made(self, value: _Value) -> int:
-        self.values.append(value)
-        return len(self.values) - 1
-
-    def _value(self, tensor: Tensor) -> int:
-        if id(tensor) not in self._now:
-            with torch._C.DisableTorchFunction():
-                real = tensor.is_floating_point() or tensor.is_complex()
-                self._sharing.setdefault(_memory(tensor), []).append(id(tensor))
-            made = _Value(-1, id(tensor) in self._inputs, real, self.trace.dims(tensor))
-            self._now[id(tensor)] = self._made(made)
-        return self._now[id(tensor)]
-
-    # -- modules
-
-    def __enter__(self) -> Self:
-        for module in self.model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                self._hooks.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
-                self._hooks.append(module.register_forward_hook(self._leave, with_kwargs=True))
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        for hook in self._hooks:
-            hook.remove()
-
-    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        path = self.paths.get(id(module))
-        outer = self.visits[self._stack[-1]].inside
-        own = () if path is None else [path.rsplit(".", cut)[0] for cut in range(path.count(".") + 1)]
-        visit = _Visit(module, outer | {each for each in own if each}, arguments=len(args) + len(kwargs))
-        arguments: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
-        for key, value in arguments:
-            if isinstance(value, Tensor):
-                visit.tensors.append((key, self._value(value), self.trace.dims(value)))
-        self._stack.append(len(self.visits))
-        if path is not None:
-            self._visits_of.setdefault(path, []).append(len(self.visits))
-        self.visits.append(visit)
-
-    def _leave(self, *given: Any) -> None:  # module, arguments, keyword arguments, result
-        self.visits[self._stack.pop()].returns = self._structure(given[-1])
-
-    def _structure(self, out: Any) -> Any:
-        """Values for tensors, within plain containers; `_Strange` for what is none."""
-        if isinstance(out, Tensor):
-            return self._value(out), self.trace.dims(out)
-        if out is None or type(out) in (bool, float, str):
-            return out
-        if type(out) in (tuple, list):
-            return ["tuple" if type(out) is tuple else "list", *map(self._structure, out)]
-        if type(out) is dict and all(isinstance(key, str) for key in out):
-            return {key: self._structure(each) for key, each in out.items()}
-        return _Strange
-
-    # -- branches
-
-    def found(self, outputs: Iterable[Tensor]) -> list[Branch]:
-        """The branches of this pass, in the order of their sums."""
-        for each in outputs:
-            if id(each) in self._now:
-                self.values[self._now[id(each)]].escapes = True
-        for call in reversed(self.calls):
-            values = [self.values[value] for value in call.outputs]
-            call.alive = not call.outputs or any(
-                value.escapes or any(self.calls[each].alive for each in value.consumers) for value in values
-            )
-        for each_value in self.values:
-            each_value.consumers = [each for each in each_value.consumers if self.calls[each].alive]
-        self._total = Counter(path for call in self.calls if call.alive for path in self.visits[call.visit].inside)
-        shared = {axis for each in self.model.parameters() for dim in self.trace.dims(each) for axis in _axes(dim)}
+    def found(self) -> list[Branch]:
+        """The branches, in the order of their sums."""
+        shared = {axis for each in self.model.parameters() for dim in self.trace.dims(each) for axis in axes_of(dim)}
         branches = []
         for final in range(len(self.calls)):
             call = self.calls[final]
             if call.number >= 0 and call.alive and self._joins(call) is None:
                 terms = list(self._terms(final))
                 dims = self.values[call.outputs[0]].dims
-                features = tuple(at for at, dim in enumerate(dims) if shared & set(_axes(dim)))
+                features = tuple(at for at, dim in enumerate(dims) if shared & set(axes_of(dim)))
                 for index, position, value in terms:
                     others = [other for place, at, other in terms if (place, at) != (index, position)]
                     at = Term(self.calls[index].number, position, call.number, features)
@@ -463,7 +114,7 @@ class Flow(TorchFunctionMode):
                     branches += [branch] if branch is not None else []
         return branches
 
-    def _joins(self, call: _Call) -> int | None:
+    def _joins(self, call: Step) -> int | None:
         """The sum that is the only one to take the result of a sum."""
         consumers = {each for value in call.outputs for each in self.values[value].consumers}
         if len(consumers) != 1 or any(self.values[value].escapes for value in call.outputs):
@@ -500,7 +151,7 @@ class Flow(TorchFunctionMode):
         stream = next((other for other in others if self._goes_around(entering, other, term, cone)), None)
         if stream is None:
             return None
-        forms = self._forms(cone, index, term, stream)
+        forms = self._forms.of(cone, index, term, stream)
         names = {
             name: parameter
             for path in forms
@@ -529,7 +180,7 @@ class Flow(TorchFunctionMode):
         found, waiting = [value], [value]
         while waiting and found[-1] != other:
             producer = self.values[waiting.pop()].producer
-            if producer < 0 or self.calls[producer].number >= 0 or self.calls[producer].name in _CONTRACTIONS:
+            if producer < 0 or self.calls[producer].number >= 0 or _contracts(self.calls[producer]):
                 continue
             for _, before in self.calls[producer].inputs:
                 if self.values[before].follows and self.values[before].real and before not in found:
@@ -574,197 +225,9 @@ class Flow(TorchFunctionMode):
             ways = [depth[value] for _, value in self.calls[each].inputs if value in depth]
             if ways:
                 call = self.calls[each]
-                depth.update(dict.fromkeys(call.outputs, max(ways) + (call.name in _CONTRACTIONS)))
+                depth.update(dict.fromkeys(call.outputs, max(ways) + _contracts(call)))
         return depth.get(end)
 
-    # -- what stays in place of its modules
 
-    def _forms(self, cone: set[int], index: int, term: int, stream: int) -> dict[str, dict[str, Any]]:
-        """What stays in place of each module that lies in a cone whole; largest first, then what it consists of."""
-        counts = Counter(path for each in cone for path in self.visits[self.calls[each].visit].inside)
-        whole = {path for path, count in counts.items() if count == self._total[path]}
-        while True:
-            chosen = {path for path in whole if not any(_holds(other, path) for other in whole)}
-            owner = {
-                each: next((path for path in self.visits[self.calls[each].visit].inside if path in chosen), None)
-                for each in cone
-            }
-            tail, last, asked = self._tail(cone, owner, term)
-            same_shape = _same(self.values[term].dims, self.values[stream].dims)
-            scalar = tail <= _PASS_ZERO and same_shape and not asked and term not in self.calls[index].mutated
-            forms = {path: self._form(path, owner, scalar=scalar and path in last, last=last) for path in chosen}
-            strange = {path for path, form in forms.items() if form is None}
-            if not strange:
-                order = [path for path in self.paths.values() if path in forms]
-                found = {path: form for path in sorted(order, key=self._visits_of.__getitem__) if (form := forms[path])}
-                return found if last else {}
-            whole -= strange
-
-    def _tail(self, cone: set[int], owner: Mapping[int, str | None], term: int) -> tuple[set[str], set[str], bool]:
-        """The functions between the modules that leave and the sum, the modules that they take their values of, and
-        whether the code there asks for a shape."""
-        names: set[str] = set()
-        last: set[str] = set()
-        asked = False
-        waiting, seen = [term], {term}
-        while waiting:
-            value = self.values[waiting.pop()]
-            each = value.producer
-            if each not in cone:
-                continue
-            path = owner[each]
-            asked = asked or any(path is None or path not in self.visits[visit].inside for visit in value.asked)
-            if path is not None:
-                last.add(path)
-                continue
-            names.add(self.calls[each].name)
-            before = {value for _, value in self.calls[each].inputs} - seen
-            seen |= before
-            waiting += before
-        return names, last, asked
-
-    def _form(
-        self, path: str, owner: Mapping[int, str | None], *, scalar: bool, last: set[str]
-    ) -> dict[str, Any] | None:
-        """What stays in place of a module, as a plan holds it; None where its results have no shape that is known."""
-        visits = [self.visits[each] for each in self._visits_of.get(path, ())]
-        if not visits:
-            return None
-        once = len(visits) == 1  # one that is called in between, too, needs a shape there
-        forms = [self._form_of_visit(path, visit, owner, scalar=scalar and once, ends=path in last) for visit in visits]
-        return forms[0] if all(form is not None and form == forms[0] for form in forms) else None
-
-    def _form_of_visit(
-        self, path: str, visit: _Visit, owner: Mapping[int, str | None], *, scalar: bool, ends: bool
-    ) -> dict[str, Any] | None:
-        module = visit.module
-        assert module is not None
-        tensors = [each for each in visit.tensors if self.values[each[1]].real] or visit.tensors
-        if not tensors:
-            return None
-        argument, _, dims = tensors[0]
-        form: dict[str, Any] = {"was": type(module).__name__, "input": argument}
-        own = {axis for each in module.parameters() for dim in self.trace.dims(each) for axis in _axes(dim)}
-        out = visit.returns
-        alone = isinstance(out, tuple) and visit.arguments == 1 and argument == 0
-        if alone and not ends and _same(out[1], dims) and not self._is_written(out[0], owner):
-            return {"was": form["was"], "returns": "input"}
-
-        def described(returns: Any) -> Any:
-            if isinstance(returns, list):
-                return [returns[0], *map(described, returns[1:])]
-            if isinstance(returns, dict):
-                return {"dict": {key: described(each) for key, each in returns.items()}}
-            if not isinstance(returns, tuple):
-                return returns
-            value, its_dims = returns
-            if scalar or all(owner.get(each) == path for each in self.values[value].consumers):
-                return {"zeros": None}
-            shape = [_explained(dim, at, dims, module, own) for at, dim in enumerate(its_dims)]
-            if None in shape:
-                return _Strange
-            return {"zeros": [list(each) for each in shape if each], "whole": self._is_written(value, owner)}
-
-        form["returns"] = described(out)
-        if _strange(form["returns"]):
-            return None
-        layer = getattr(module, "layer_idx", None)
-        caches = [each for each in _CACHES if each in inspect.signature(module.forward).parameters]
-        if caches and isinstance(layer, int):
-            form |= {"cache": caches[0], "layer": int.__index__(layer)}
-        return form
-
-    def _is_written(self, value: int, owner: Mapping[int, str | None]) -> bool:
-        """Whether a call outside the modules that leave writes over a value that one of them returns, or a view."""
-        waiting, seen = [value], {value}
-        while waiting:
-            each = waiting.pop()
-            for index in self.values[each].consumers:
-                if owner.get(index) is not None:
-                    continue
-                if self.calls[index].mutated & seen:
-                    return True
-                if index in owner:
-                    more = set(self.calls[index].outputs) - seen
-                    seen |= more
-                    waiting += more
-        return False
-
-
-class _Strange:
-    """Stands for what a module returned beside tensors in plain containers."""
-
-
-def _strange(returns: Any) -> bool:
-    if isinstance(returns, list):
-        return any(map(_strange, returns))
-    if isinstance(returns, dict) and "dict" in returns:
-        return any(map(_strange, returns["dict"].values()))
-    return returns is _Strange
-
-
-def _holds(outer: str, inner: str) -> bool:
-    return inner.startswith(f"{outer}.")
-
-
-def _axes(expression: Expression) -> list[Axis]:
-    return [axis for axis in leaves(expression) if axis.size > 1]
-
-
-def _same_dim(one: Expression, other: Expression) -> bool:
-    """Whether two dimensions are the same axes; of size one they are anyway."""
-    if size_of(one) != size_of(other):
-        return False
-    return one is other or _axes(one) == _axes(other)
-
-
-def _same(first: Sequence[Expression], second: Sequence[Expression]) -> bool:
-    return len(first) == len(second) and all(map(_same_dim, first, second))
-
-
-def _explained(
-    dim: Expression, place: int, dims: Sequence[Expression], module: nn.Module, own: set[Axis]
-) -> tuple[int, int, int, int, int] | None:
-    """How a dimension of a result follows from the input's; see `_Zeros`."""
-    plain = (1, 0, 1)
-    if isinstance(module, nn.modules.conv._ConvNd):
-        spatial = place - (len(dims) - len(module.kernel_size))
-        if spatial >= 0:
-            return _convolved(module, spatial, place)
-        if spatial == -1:
-            return -1, size_of(dim), *plain
-    if isinstance(module, nn.Linear) and place == len(dims) - 1:
-        return -1, size_of(dim), *plain
-    same = [at for at, each in enumerate(dims) if _same_dim(dim, each)]
-    if place in same:
-        return place, 0, *plain
-    if size_of(dim) > 1 and same:
-        return same[0], 0, *plain
-    # a width of its own weights, and nothing that comes from the input
-    return None if same or not own.issuperset(_axes(dim)) else (-1, size_of(dim), *plain)
-
-
-def _convolved(module: nn.modules.conv._ConvNd, spatial: int, place: int) -> tuple[int, int, int, int, int] | None:
-    """The size of a convolution's result, as torch defines it."""
-    reach = module.dilation[spatial] * (module.kernel_size[spatial] - 1)
-    stride = module.stride[spatial]
-    if module.transposed:
-        padding = module.padding[spatial]
-        if isinstance(padding, str):
-            return None
-        return place, 0, stride, reach + 1 - stride - 2 * padding + module.output_padding[spatial], 1
-    if module.padding == "same":
-        return place, 0, 1, 0, 1
-    padding = 0 if module.padding == "valid" else module.padding[spatial]
-    assert isinstance(padding, int)
-    return place, 0, 1, 2 * padding - reach - 1 + stride, stride
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else int(tensor._version)
-
-
-def _memory(tensor: Tensor) -> int:
-    if tensor.layout != torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return -id(tensor)
-    return int(tensor.untyped_storage()._cdata)
+def _contracts(call: Step) -> bool:
+    return operation(call.name).stream == "contraction"

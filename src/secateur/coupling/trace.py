@@ -3,57 +3,32 @@
 Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did not
 touch is frozen too. Pruning less is allowed, pruning wrongly is not.
 
-A rule (`rules`) is told the dimensions of a call's tensors as expressions of axes, unifies what has to be the same, and
-says what the dimensions of the result are. Numbers keep their origin (`numbers`): sizes that were
-read off tensors and integers that modules hold follow what leaves, those written in the code freeze what they fix.
+A rule (`rules`, of the operation's declaration in `operations`) is told the dimensions of a call's tensors as
+expressions of axes, unifies what has to be the same, and says what the dimensions of the result are. Numbers keep their
+origin (`numbers`): sizes that were read off tensors and integers that modules hold follow what leaves, those written in
+the code freeze what they fix.
 """
 
 from __future__ import annotations
 
-import contextlib
-import enum
-import functools
-import types
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from secateur.coupling.axes import Axis, Expression, freeze, leaves, size_of
-from secateur.coupling.numbers import Attribute, Equation, Known, Log, formula_of
+from secateur.coupling.numbers import Equation, Known, Log, formula_of
+from secateur.coupling.operations import name_of, operation, written_in_others
 from secateur.coupling.origins import Origin, Rows, depends_on, overlap, rows_of, same
+from secateur.support import private
 
-__all__ = [
-    "CARRIES",
-    "Call",
-    "Dims",
-    "Flag",
-    "INSTEAD",
-    "RULES",
-    "Trace",
-    "Unseen",
-    "WITHOUT_DROPOUT",
-    "name_of",
-    "numbers_that_remember",
-    "rule",
-    "tensors_of_tree",
-    "without_rule",
-    "written_in_others",
-]
+__all__ = ["Call", "Dims", "Flag", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
 
 Dims = list[Expression]
-Rule = Callable[["Call"], None]
-RULES: dict[str, Rule] = {}
-CARRIES: set[str] = set()  # functions value by value, or that only move values: a statistic stays one
-CUTS = {"chunk", "concat", "concatenate", "cat", "narrow", "pad", "select", "split", "split_with_sizes", "stack"}
-CUTS |= {"tensor_split", "unbind"}
-INSTEAD: dict[str, Callable[..., Any]] = {}  # functions that are followed as these, written in others
 
 
 @dataclass(frozen=True)
@@ -163,7 +138,7 @@ class Trace(TorchFunctionMode):
         kwargs = kwargs or {}
         name = name_of(func)
         for each in tensors_of_tree((args, kwargs)):
-            if torch._C._functorch.is_functorch_wrapped_tensor(each):
+            if private.is_wrapped(each):
                 self._freeze_wrapped(each)
             self.dims(each)  # before the call, which may change the shape
             self.touched.add(id(each))
@@ -171,25 +146,28 @@ class Trace(TorchFunctionMode):
         if body is not None:
             with self:
                 return body(*args, **kwargs)
+        known = operation(name)
         self.calls[name] += 1
-        plain_args, plain_kwargs = tree_map_only(Known, int.__index__, (args, kwargs))
-        given = {each.untyped_storage()._cdata for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
+        plain_args, plain_kwargs = private.tree_map_only(Known, int.__index__, (args, kwargs))
+        given = {private.memory_of(each) for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
         self.inside += 1
         try:
-            call_it: Callable[..., Any] = WITHOUT_DROPOUT.get(name, _called)
-            out = call_it(func, *plain_args, **plain_kwargs)
+            if known.steady is None:
+                out = func(*plain_args, **plain_kwargs)
+            else:
+                out = known.steady(func, *plain_args, **plain_kwargs)
         finally:
             self.inside -= 1
         self._remember(func, name, plain_args, plain_kwargs, out)
         call = Call(self, name, args, kwargs, out)
-        if name not in CARRIES and name not in CUTS and tensors_of_tree(out):
+        if known.values == "used" and tensors_of_tree(out):
             self.reached.update(axis for each in call.tensors() for dim in self.dims(each) for axis in leaves(dim))
         self._look(call)
         self._follow_statistics(call)
         self.made += [
             (self.dims(each), each.element_size())
             for each in tensors_of_tree(out)
-            if _is_dense(each) and each.untyped_storage()._cdata not in given
+            if _is_dense(each) and private.memory_of(each) not in given
         ]
         return call.out
 
@@ -197,7 +175,7 @@ class Trace(TorchFunctionMode):
         """Where the results came from; a tensor that was changed in place came from what it was, too."""
         results = [out] if isinstance(out, Tensor) else tensors_of_tree(out)
         given = {id(each) for each in tensors_of_tree((args, kwargs))}
-        if name == "setitem":
+        if operation(name).writes:
             results = [args[0]]
         for number, each in enumerate(results):
             if id(each) in given:
@@ -209,10 +187,11 @@ class Trace(TorchFunctionMode):
 
     def _look(self, call: Call) -> None:
         name, out = call.name, call.out
-        if name in RULES:
+        axes = operation(name).axes
+        if axes is not None:
             self.inside += 1  # what the rule computes is not the model's
             try:
-                made = RULES[name](call)
+                made = axes(call)
                 call.out = out if made is None else made
             except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
                 # a form of the call that the rule does not know; what it unified until then stays so
@@ -229,7 +208,7 @@ class Trace(TorchFunctionMode):
         if not dims:
             return
         outs = tensors_of_tree(call.out)
-        if call.name not in CARRIES and outs:
+        if operation(call.name).values != "kept" and outs:
             for dim in dims:
                 freeze(dim, f"a statistic over it is used by {call.name}")
             return
@@ -241,14 +220,14 @@ class Trace(TorchFunctionMode):
     def _freeze_wrapped(self, tensor: Tensor) -> None:
         """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""
         inner = tensor
-        while torch._C._functorch.is_functorch_wrapped_tensor(inner):
-            inner = torch._C._functorch.get_unwrapped(inner)
+        while private.is_wrapped(inner):
+            inner = private.unwrapped_once(inner)
             if self.knows(inner):
                 for dim in self.dims(inner):
                     freeze(dim, "used inside torch.func")
 
 
-class Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Unseen(private.DispatchMode):  # type: ignore[no-untyped-call]
     """Operations that no function of torch was called for, as of scripted functions and C++ extensions: no rule."""
 
     def __init__(self, trace: Trace) -> None:
@@ -306,23 +285,6 @@ class Call:
         return tensors_of_tree((self.args, dict(self.kwargs)))
 
 
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Register a rule for functions of torch by name, without leading or trailing underscores.
-
-    >>> @rule("twice_as_wide")
-    ... def _twice_as_wide(call):
-    ...     (last,) = call.dims(call.args[0])[-1:]
-    ...     call.returns([*call.dims(call.args[0])[:-1], concatenated([last, last])])
-    >>> del RULES["twice_as_wide"]
-    """
-
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names, function))
-        return function
-
-    return register
-
-
 def without_rule(call: Call) -> None:
     """Freeze all that a call touches."""
     why = f"{call.name} has no rule"
@@ -330,7 +292,7 @@ def without_rule(call: Call) -> None:
     for tensor in call.tensors():
         for dim in call.dims(tensor):
             freeze(dim, why)
-    for number in tree_leaves((call.args, dict(call.kwargs))):
+    for number in private.tree_leaves((call.args, dict(call.kwargs))):
         if isinstance(number, Known):
             number.stays(why)
     for tensor in tensors_of_tree(call.out):
@@ -338,123 +300,10 @@ def without_rule(call: Call) -> None:
             call.trace.declare(tensor, [call.fresh(size, why) for size in tensor.shape])
 
 
-@contextlib.contextmanager
-def numbers_that_remember(model: nn.Module, log: Log) -> Iterator[None]:
-    """Within, the integers that the modules of a model hold are `Known`, with an `Attribute` as their formula.
-
-    Integers held directly, in tuples, lists and dicts, and in the fields of objects such as configurations.
-
-    >>> class Heads(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.heads = 4
-    >>> model = Heads()
-    >>> with numbers_that_remember(model, []):
-    ...     print(model.heads.formula, model.heads, type(model.heads).__name__)
-    heads 4 Known
-    >>> type(model.heads).__name__
-    'int'
-    """
-    undo: list[Callable[[], Any]] = []
-    seen: set[int] = set()
-
-    def walk(held: dict[str, Any], place: tuple[str | int, ...], skip: Iterable[str] = ()) -> None:
-        for key, value in list(held.items()):
-            if key in skip or not isinstance(key, str):
-                continue
-            replaced = remembering(value, (*place, key))
-            if replaced is not value:
-                undo.append(functools.partial(held.__setitem__, key, value))
-                held[key] = replaced
-
-    def remembering(value: Any, place: tuple[str | int, ...]) -> Any:
-        if type(value) is int and abs(value) > 1:
-            return Known(value, Attribute(place, value), log)
-        if type(value) in (tuple, list, torch.Size) and value and all(type(each) is int for each in value):
-            return type(value)([remembering(each, (*place, number)) for number, each in enumerate(value)])
-        if id(value) not in seen and (type(value) is dict or _has_fields(value)):
-            seen.add(id(value))
-            walk(value if type(value) is dict else vars(value), place)
-        return value
-
-    try:
-        for path, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                walk(vars(module), (path,), _OF_EVERY_MODULE)
-        yield
-    finally:
-        for each in reversed(undo):
-            each()
-
-
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weights_names", "_all_weights"}
-
-
-def _has_fields(value: Any) -> bool:
-    """An object of a class of the user's or a library's that holds values, such as a configuration."""
-    kind = type(value)
-    return (
-        hasattr(value, "__dict__")
-        and not isinstance(value, nn.Module | Tensor | type | types.FunctionType | types.ModuleType | enum.Enum)
-        and kind.__module__.split(".")[0] not in ("builtins", "torch", "functools", "logging", "threading", "weakref")
-    )
-
-
 def _is_dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.layout == torch.strided and not private.is_wrapped(tensor)
 
 
 def tensors_of_tree(tree: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def name_of(func: Any) -> str:
-    """The name of a function of torch without underscores around it; of an attribute the attribute's."""
-    name = str(getattr(func, "__name__", func))
-    if name in ("__get__", "__set__"):
-        return str(getattr(getattr(func, "__self__", None), "__name__", name)) + ("=" if name == "__set__" else "")
-    return name.strip("_")
-
-
-def written_in_others(func: Any, name: str) -> Callable[..., Any] | None:
-    """The body of a function without a rule that calls others; None for one that is looked at as a whole."""
-    return None if name in RULES else INSTEAD.get(name, _transparent(func))
-
-
-def _called(func: Any, *args: Any, **kwargs: Any) -> Any:
-    return func(*args, **kwargs)
-
-
-def _not_dropped(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x.clone()
-
-
-def _attention_without_dropout(func: Any, *args: Any, **kwargs: Any) -> Any:
-    if len(args) > 4:
-        args = (*args[:4], 0.0, *args[5:])
-    return func(*args, **{**kwargs, **({"dropout_p": 0.0} if "dropout_p" in kwargs else {})})
-
-
-# Passes are compared number by number, and dropout draws as many as there are entries.
-WITHOUT_DROPOUT: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"), _not_dropped),
-    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout"), _not_dropped),
-    "scaled_dot_product_attention": _attention_without_dropout,
-}
-
-
-def _no(*_: Any) -> bool:
-    return False
-
-
-@functools.cache
-def _transparent(func: Any) -> Callable[..., Any] | None:
-    """A function of torch that is written in Python, such that the functions that it calls are seen."""
-    code = getattr(func, "__code__", None)
-    if code is None or not any(name.startswith("has_torch_function") for name in code.co_names):
-        return None
-    told = {name: _no for name in code.co_names if name.startswith("has_torch_function")}
-    made = types.FunctionType(code, {**func.__globals__, **told}, func.__name__, func.__defaults__, func.__closure__)
-    made.__kwdefaults__ = func.__kwdefaults__
-    return made
+    return [leaf for leaf in private.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -28,10 +28,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map_only
 
 from secateur.coupling import (
-    WITHOUT_DROPOUT,
     Branch,
     Coupling,
     Group,
@@ -39,11 +37,12 @@ from secateur.coupling import (
     SameDraws,
     find_coupling,
     name_of,
+    operation,
     tensors_of_tree,
     written_in_others,
 )
 from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without, plans_of, zero
-from secateur.support import in_dtype, in_mode, restored, run_example, seeded, tensors_in, tensors_of, track
+from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of, track
 
 __all__ = [
     "IncomparableError",
@@ -210,13 +209,13 @@ def outputs(
     whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
     the terms of sums that become zero; then random numbers do not depend on how many were drawn (`SameDraws`).
     """
-    inputs = tree_map_only(Tensor, _wide, inputs)
+    inputs = private.tree_map_only(Tensor, _wide, inputs)
     buffers = dict(model.named_buffers())
     with (
         in_mode(model, training=training),
         restored(buffers),
         seeded(),
-        _Comparable(statistics, _SUMS if form == "sums" else _AFFINE),
+        _Comparable(statistics, sums=form == "sums"),
         contextlib.nullcontext() if zeroed is None else SameDraws(zeroed),
         torch.set_grad_enabled(backward),
     ):
@@ -549,24 +548,26 @@ def _differs_in_form(
 class _Comparable(TorchFunctionMode):
     """Everything in float64, without dropout and dead units, and some statistics in a form that does not count."""
 
-    def __init__(self, statistics: AbstractSet[tuple[str, int]], forms: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, statistics: AbstractSet[tuple[str, int]], *, sums: bool) -> None:
         super().__init__()
-        self.statistics, self.forms = statistics, forms
+        self.statistics, self.sums = statistics, sums
         self.calls = Counter[str]()
 
     def __torch_function__(
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = name_of(func)
-        args, kwargs = tree_map_only(torch.dtype, _double, (args, dict(kwargs or {})))
+        args, kwargs = private.tree_map_only(torch.dtype, _double, (args, dict(kwargs or {})))
         body = written_in_others(func, name)
         if body is not None:
             with self:
                 return body(*args, **kwargs)
         self.calls[name] += 1
-        if (name, self.calls[name]) in self.statistics:
-            return self.forms[name](func, *args, **kwargs)
-        return _ALWAYS[name](func, *args, **kwargs) if name in _ALWAYS else _called_in_double(func, name, args, kwargs)
+        known = operation(name)
+        if known.uncounted is not None and (name, self.calls[name]) in self.statistics:
+            return known.uncounted(*args, sums=self.sums, **kwargs)
+        instead = known.proved or known.steady
+        return _called_in_double(func, name, args, kwargs) if instead is None else instead(func, *args, **kwargs)
 
 
 def _double(dtype: torch.dtype) -> torch.dtype:
@@ -578,106 +579,12 @@ def _called_in_double(func: Any, name: str, args: tuple[Any, ...], kwargs: Mappi
         return in_dtype(torch.float64, func, args, kwargs)
     except RuntimeError:
         # products take one dtype only, and a tensor may be of another that no function of torch made: torch.Tensor(3)
-        wide_args, wide_kwargs = tree_map_only(Tensor, _wide, (args, dict(kwargs)))
+        wide_args, wide_kwargs = private.tree_map_only(Tensor, _wide, (args, dict(kwargs)))
         pairs = zip(tensors_of_tree((args, kwargs)), tensors_of_tree((wide_args, wide_kwargs)), strict=True)
-        if name == "setitem" or func.__name__.endswith("_") or all(one is other for one, other in pairs):
+        if operation(name).writes or func.__name__.endswith("_") or all(one is other for one, other in pairs):
             raise
         return func(*wide_args, **wide_kwargs)
 
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
-
-
-def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    return x.double()
-
-
-def _leaky(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """Zero stays zero, and nothing is dead: a unit that no example wakes would hide what is wrong behind it."""
-    return torch.where(x > 0, x, 0.3 * x)
-
-
-def _zero_for_nothing(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """A direction of length zero, normalized, is zero: the weight that was removed."""
-    out: Tensor = func(*args, **kwargs)
-    return out.nan_to_num(0.0)
-
-
-def _scaled(out: Tensor, weight: Any, bias: Any, shape: Sequence[int]) -> Tensor:
-    out = out * weight.reshape(shape) if weight is not None else out
-    return out + bias.reshape(shape) if bias is not None else out
-
-
-def _by_length(x: Tensor, dims: Sequence[int]) -> Tensor:
-    return x / x.square().sum(tuple(dims), keepdim=True).add(1e-3).sqrt()
-
-
-def _layer_norm(
-    x: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, *_: Any, sums: bool, **__: Any
-) -> Tensor:
-    count = 1 if isinstance(normalized_shape, int) else len(normalized_shape)
-    bias = bias if isinstance(bias, Tensor) else None
-    return _scaled(_by_length(x, range(-count, 0)) if sums else x, weight, bias, x.shape[x.dim() - count :])
-
-
-def _group_norm(
-    x: Tensor, num_groups: int, weight: Any = None, bias: Any = None, *_: Any, sums: bool, **__: Any
-) -> Tensor:
-    out = _by_length(x.reshape(x.shape[0], num_groups, -1), [-1]).reshape(x.shape) if sums else x
-    return _scaled(out, weight, bias, [-1, *(1 for _ in x.shape[2:])])
-
-
-def _batch_norm(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
-    """Also of an instance; the order of the arguments differs between torch's functions of this name."""
-    vectors = [each for each in args[:2] if isinstance(each, Tensor)]
-    weight, bias = kwargs.get("weight"), kwargs.get("bias")
-    if weight is None and len(args) > 3 and isinstance(args[2], Tensor | None):
-        weight, bias = args[2], args[3]
-    elif weight is None and vectors:
-        weight, bias = vectors[0], (vectors[1] if len(vectors) > 1 else None)
-    over = [0, *range(2, x.dim())]
-    return _scaled(_by_length(x, over) if sums else x, weight, bias, [-1, *(1 for _ in x.shape[2:])])
-
-
-def _mean(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
-    dims, keepdim = _reduction(x, *args, **kwargs)
-    total = x.double().sum(dims, keepdim=keepdim) / 64
-    return total if sums else torch.zeros_like(total)
-
-
-def _spread(x: Tensor, *args: Any, sums: bool, **kwargs: Any) -> Tensor:
-    dims, keepdim = _reduction(x, *args, **kwargs)
-    total = x.double().square().sum(dims, keepdim=keepdim) / 64
-    return total if sums else torch.ones_like(total)
-
-
-def _mean_and_spread(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    return _spread(x, *args, **kwargs), _mean(x, *args, **kwargs)
-
-
-def _reduction(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Any, bool]:
-    given = kwargs.get("dim", kwargs.get("axis", args[0] if args and not isinstance(args[0], bool) else None))
-    rest = [each for each in args[1:] if isinstance(each, bool)]
-    keepdim = bool(kwargs.get("keepdim", rest[-1] if rest else False))
-    return (tuple(range(x.dim())) if given is None else given), keepdim
-
-
-def _forms(*, sums: bool) -> dict[str, Callable[..., Any]]:
-    def in_form(replacement: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda _func, *args, **kwargs: replacement(*args, sums=sums, **kwargs)
-
-    replaced: dict[str, Callable[..., Any]]
-    replaced = {"layer_norm": _layer_norm, "rms_norm": _layer_norm, "group_norm": _group_norm}
-    replaced |= {"batch_norm": _batch_norm, "instance_norm": _batch_norm, "mean": _mean, "nanmean": _mean}
-    replaced |= {"var": _spread, "std": _spread, "var_mean": _mean_and_spread, "std_mean": _mean_and_spread}
-    return {name: in_form(replacement) for name, replacement in replaced.items()}
-
-
-_ALWAYS: dict[str, Callable[..., Any]] = {
-    **WITHOUT_DROPOUT,
-    **dict.fromkeys(("float", "half", "bfloat16"), _as_double),
-    **dict.fromkeys(("relu", "relu6"), _leaky),
-    "weight_norm": _zero_for_nothing,
-}
-_SUMS, _AFFINE = _forms(sums=True), _forms(sums=False)

@@ -1,0 +1,115 @@
+"""Watching forward passes, to find which slices of which tensors live and die together: `find_coupling`.
+
+Law: whatever is removed of the groups' axes, from all members at the same indices, the model still runs and computes
+what the original computes with the removed entries zeroed. What is not sure to do so is frozen, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import secateur.coupling.rules  # noqa: F401  they register themselves
+from secateur.coupling.axes import Axis, freeze, leaves
+from secateur.coupling.flow import Flow
+from secateur.coupling.groups import Coupling
+from secateur.coupling.numbers import numbers_that_remember
+from secateur.coupling.residual_streams import Branch, branches_of, in_all
+from secateur.coupling.trace import Trace, Unseen
+from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
+
+__all__ = ["find_coupling"]
+
+
+def find_coupling(
+    model: nn.Module, example_inputs: Any, *, modes: Iterable[bool] | None = None, more_inputs: Iterable[Any] = ()
+) -> Coupling:
+    """Watch forward passes of a model, and find what leaves together. Changes nothing.
+
+    Args:
+        model: any module, also on the meta device.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        modes: which of evaluation (False) and training (True) to watch; by default both, if the model can train on the
+            example.
+        more_inputs: further inputs of the same form; what is found with each is joined.
+
+    >>> model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> (group,) = find_coupling(model, torch.zeros(1, 3)).groups
+    >>> group, group.members
+    (Group('0.weight', size=8, members=3), (('0.weight', 0), ('0.bias', 0), ('2.weight', 1)))
+    """
+    tensors = tensors_of(model)
+    trace = Trace()
+    for tensor in tensors.values():
+        trace.declare(tensor, [Axis(size) for size in tensor.shape])
+    trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
+    used: set[int] = set()
+    passes: list[tuple[int, bool]] = []
+    branches: list[list[Branch]] = []  # of each pass
+    for number, inputs in enumerate((example_inputs, *more_inputs)):
+        for training in (False, True) if modes is None else modes:
+            trace.in_pass = (number, training)
+            try:
+                found = _watch(model, inputs, trace, tensors)
+            except Exception as error:  # such as a batch normalization in training on a batch of one
+                if modes is None and training:
+                    continue
+                if empty := [tuple(each.shape) for each in tensors_in(inputs) if not each.numel()]:
+                    raise ValueError(
+                        f"the model fails on the example, in which a tensor of shape {empty[0]} holds nothing "
+                        f"({error}); give an example of at least one sample."
+                    ) from error
+                raise
+            passes.append(trace.in_pass)
+            branches.append(found)
+            used |= trace.touched
+    for tensor in tensors.values():
+        if id(tensor) not in used:
+            for dim in trace.dims(tensor):
+                freeze(dim, "not used in the forward pass")
+    reached = {leaf for axis in trace.reached for leaf in leaves(axis)}
+    for tensor in tensors.values():
+        if id(tensor) not in used:
+            continue
+        for axis in {leaf for dim in trace.dims(tensor) for leaf in leaves(dim)} - reached:
+            freeze(axis, "not reached by the example")  # such as positions beyond its length
+    trace.forget(tensors.values())
+    return Coupling(trace, tensors, passes, in_all(branches))
+
+
+def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> list[Branch]:
+    trace.touched.clear()
+    trace.calls.clear()
+    first, trace.products, trace.made = (trace.products, trace.made), [], []
+    training = trace.in_pass[1]
+    remembering = numbers_that_remember(model, trace.equations)
+    with in_mode(model, training=training), restored(tensors), seeded(), remembering:
+        for each in tensors_in(inputs):
+            trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
+        flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
+        with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
+            out = run_example(model, inputs)
+        for each in tensors_in(out):
+            trace.freeze_pooled(each, "a statistic over it is an output of the model")
+            for dim in trace.dims(each):
+                freeze(dim, "an output of the model")
+    if any(first):
+        trace.products, trace.made = first  # the cost is that of the first pass
+    branches = branches_of(flow, tensors_in(out))
+    trace.forget(tensors.values())
+    return branches
+
+
+def _frozen(size: int, why: str) -> Axis:
+    return Axis(size, reasons=[why])
+
+
+def _without_values(tensors: Mapping[str, Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """For a model on meta: code that asks for values sees that there are none, as while it is exported."""
+    if not any(tensor.is_meta for tensor in tensors.values()):
+        return contextlib.nullcontext()
+    return private.fake_values()

@@ -1,0 +1,215 @@
+"""What is taken out of a tensor, or written into it, by index.
+
+Law: what an index or a tensor chooses stays whole; a slice is cut where the code says.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.coupling.axes import Axis, Expression, concatenated, cut, factored, freeze, leaves, size_of, unify
+from secateur.coupling.numbers import Known
+from secateur.coupling.operations import rule
+from secateur.coupling.rules.arguments import plain
+from secateur.coupling.rules.pointwise import broadcast
+from secateur.coupling.trace import Call, Dims, without_rule
+
+__all__ = ["sliced"]
+
+
+@rule("getitem", values="kept", rows="moved")
+def _getitem(call: Call) -> None:
+    dims = _indexed(call, call.dims(call.args[0]), call.args[1])
+    if dims is None or [size_of(dim) for dim in dims] != list(call.out.shape):
+        without_rule(call)
+    else:
+        call.returns(dims)
+
+
+@rule("setitem", writes=True)
+def _setitem(call: Call) -> None:
+    target = _indexed(call, call.dims(call.args[0]), call.args[1])
+    value = call.args[2]
+    if target is None:
+        without_rule(call)
+    elif isinstance(value, Tensor):
+        its = call.dims(value)
+        for dim, other in zip(reversed(target), reversed(its), strict=False):
+            if size_of(other) > 1:
+                unify(dim, other, "written into")
+
+
+def _indexed(call: Call, x: Dims, index: Any) -> Dims | None:
+    """The dimensions of ``x[index]``; None where there is no rule."""
+    indices = list(index) if isinstance(index, tuple) else [index]
+    indices = [torch.as_tensor(each) if isinstance(each, list) else each for each in indices]
+    taking = sum(
+        each.dim() if isinstance(each, Tensor) and each.dtype == torch.bool else 1
+        for each in indices
+        if each is not None and each is not Ellipsis and not isinstance(each, bool)
+    )
+    if taking > len(x) or any(isinstance(each, bool) for each in indices):
+        return None
+    if Ellipsis not in [each if not isinstance(each, Tensor) else None for each in indices]:
+        indices.append(Ellipsis)
+    made: Dims = []
+    chosen: list[Tensor] = []
+    first_chosen = None
+    at = 0
+    for each in indices:
+        if each is Ellipsis:
+            made += x[at : at + len(x) - taking]
+            at += len(x) - taking
+        elif each is None:
+            made.append(Axis(1))
+        elif isinstance(each, slice):
+            made.append(sliced(call, x[at], each))
+            at += 1
+        elif isinstance(each, Tensor) and each.dtype == torch.bool:
+            return None
+        elif isinstance(each, Tensor):
+            freeze(x[at], "chosen by a tensor")
+            if chosen and first_chosen != len(made):
+                return None  # tensors apart from each other: their dimensions come first
+            first_chosen = len(made)
+            chosen.append(each)
+            at += 1
+        elif isinstance(each, int):
+            if isinstance(each, Known):
+                each.stays("an index")
+            freeze(x[at], "one of it is taken by its number")
+            at += 1
+        else:
+            return None
+    if chosen:
+        assert first_chosen is not None
+        made[first_chosen:first_chosen] = broadcast(call, chosen, max(each.dim() for each in chosen))
+    return made
+
+
+def sliced(call: Call, dim: Expression, asked: slice) -> Expression:
+    """A piece of a dimension, whose ends are where the code says."""
+    size = size_of(dim)
+    if any(isinstance(each, Tensor) for each in (asked.start, asked.stop, asked.step)):
+        freeze(dim, "a slice by a tensor")
+        asked = slice(*(None if each is None else int(each) for each in (asked.start, asked.stop, asked.step)))
+    begin, end, step = slice(*(plain(each) for each in (asked.start, asked.stop, asked.step))).indices(size)
+    length = len(range(begin, end, step))
+    if begin == 0 and asked.stop is None and step == 1:
+        return dim
+    if all(axis.reasons or axis.size == 1 for axis in leaves(dim)):
+        return call.fresh(length, "a slice")
+    if step > 1 and asked.stop is None and size % step == 0 and begin < step:
+        split = factored(dim, step)  # every step-th: the inner ones stay as they are
+        if split is not None:
+            freeze(split[1], f"every {step}th is taken")
+            return split[0]
+    if step != 1:
+        freeze(dim, "a slice with steps")
+        return call.fresh(length, "a slice with steps")
+    head = cut(dim, begin)
+    body = cut(head[1], length) if head is not None else None
+    if head is None or body is None:
+        freeze(dim, "a slice that cuts through it")
+        return call.fresh(length, "a slice")
+    for given, before in ((asked.start, head[0]), (asked.stop, concatenated([head[0], body[0]]))):
+        if given is None:
+            continue
+        number = int.__index__(given)
+        if number >= 0 and number <= size:
+            call.trace.agree(given, before, f"a slice at {number}")
+        elif -size <= number < 0:
+            after = concatenated([body[0], body[1]]) if before is head[0] else body[1]
+            call.trace.agree(-given, after, f"a slice at {number}")
+        else:
+            freeze(dim, "a slice beyond its end")
+    return body[0]
+
+
+@rule("select", values="cut", rows="moved")
+def _select(call: Call) -> None:
+    x, at = call.dims(call.args[0]), int(call.get(1, "dim")) % call.args[0].dim()
+    freeze(x[at], "one of it is taken by its number")
+    call.returns([*x[:at], *x[at + 1 :]])
+
+
+@rule("index_select", rows="moved")
+def _index_select(call: Call) -> None:
+    x, at = call.dims(call.args[0]), int(call.get(1, "dim")) % call.args[0].dim()
+    freeze(x[at], "chosen by a tensor")
+    call.returns([*x[:at], *call.dims(call.get(2, "index")), *x[at + 1 :]])
+
+
+@rule("gather", "take_along_dim")
+def _gather(call: Call) -> None:
+    named = call.name == "gather"
+    index, at = (call.get(2, "index"), call.get(1, "dim")) if named else (call.get(1, "indices"), call.get(2, "dim"))
+    if at is None:
+        without_rule(call)
+        return
+    x, its = call.dims(call.args[0]), call.dims(index)
+    at = int(at) % len(x)
+    for other, (dim, place) in enumerate(zip(x, its, strict=True)):
+        if other == at:
+            freeze(dim, "chosen by a tensor")
+        elif size_of(dim) == size_of(place):
+            unify(dim, place)
+        else:
+            freeze(dim, "chosen by a tensor")
+    call.returns([dim if size_of(dim) > 1 or named else x[other] for other, dim in enumerate(its)])
+
+
+@rule("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy")
+def _scatter(call: Call) -> None:
+    """Values written at places that a tensor says: what is written into along that dimension stays."""
+    x, at = call.dims(call.args[0]), int(call.get(1, "dim")) % call.args[0].dim()
+    source = call.get(3, "src", call.kwargs.get("source", call.kwargs.get("tensor")))
+    others = [call.dims(source)] if isinstance(source, Tensor) else []
+    if call.name.startswith("scatter"):
+        others.append(call.dims(call.get(2, "index")))
+    freeze(x[at], "written at places that a tensor says")
+    for its in others:
+        freeze(its[at], "written at places that a tensor says")
+        for number, (dim, other) in enumerate(zip(x, its, strict=True)):
+            if number != at and size_of(dim) == size_of(other):
+                unify(dim, other, call.name)
+            elif number != at:
+                freeze(dim, "written in part")
+                freeze(other, "written in part")
+    call.returns(x)
+
+
+@rule("masked_scatter")
+def _masked_scatter(call: Call) -> None:
+    """Whole rows that a mask chooses are replaced, one after the other, by those of another tensor."""
+    target, mask, source = call.args[0], call.get(1, "mask"), call.get(2, "source")
+    if mask.shape != target.shape or mask.stride(-1) != 0 or source.shape[-1:] != target.shape[-1:]:
+        without_rule(call)
+        return
+    x, its, rows = call.dims(target), call.dims(mask), call.dims(source)
+    for dim in (*x[:-1], *its[:-1], *rows[:-1]):
+        freeze(dim, "chosen by a mask")
+    unify(x[-1], its[-1])
+    unify(x[-1], rows[-1])
+    call.returns(x)
+
+
+@rule("one_hot")
+def _one_hot(call: Call) -> None:
+    call.returns([*call.dims(call.args[0]), call.fresh(call.out.shape[-1], "classes")])
+
+
+@rule("embedding", "embedding_bag")
+def _embedding(call: Call) -> None:
+    first, second = call.get(0, "input"), call.get(1, "weight")
+    tokens, weight = (second, first) if first.is_floating_point() else (first, second)
+    table = call.dims(weight)
+    freeze(table[0], "a vocabulary")
+    if call.name == "embedding":
+        call.returns([*call.dims(tokens), table[1]])
+        return
+    out = call.out[0] if isinstance(call.out, tuple) else call.out
+    call.returns([call.fresh(out.shape[0], "bags"), table[1]], out)

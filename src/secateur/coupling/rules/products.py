@@ -1,0 +1,135 @@
+"""Linear layers and products of matrices.
+
+Law: what is summed over is one axis of both sides; the others are the result's.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from secateur.coupling.axes import Axis, Expression, size_of, unify
+from secateur.coupling.operations import Weight, rule
+from secateur.coupling.trace import Call, Dims, without_rule
+
+__all__: list[str] = []
+
+
+@rule("linear", rows=Weight((1, "weight"), (2, "bias")), stream="contraction")
+def _linear(call: Call) -> None:
+    x, weight, bias = call.dims(call.get(0, "input")), call.dims(call.get(1, "weight")), call.get(2, "bias")
+    unify(x[-1], weight[-1])
+    if bias is not None and len(weight) > 1:
+        unify(call.dims(bias)[0], weight[0])
+    call.trace.products.append([*x, *weight[:-1]])
+    call.returns([*x[:-1], *weight[:-1]])
+
+
+@rule("bilinear", stream="contraction")
+def _bilinear(call: Call) -> None:
+    first, second = call.dims(call.get(0, "input1")), call.dims(call.get(1, "input2"))
+    weight, bias = call.dims(call.get(2, "weight")), call.get(3, "bias")
+    unify(first[-1], weight[1])
+    unify(second[-1], weight[2])
+    if bias is not None:
+        unify(call.dims(bias)[0], weight[0])
+    for one, other in zip(first[:-1], second[:-1], strict=True):
+        unify(one, other)
+    call.returns([*first[:-1], weight[0]])
+
+
+@rule("vdot")
+@rule("bmm", "imatmul", "mv", "dot", stream="contraction")
+@rule("matmul", rows=Weight((1, "other"), dim=-1), stream="contraction")
+@rule("mm", rows=Weight((1, "mat2"), dim=-1), stream="contraction")
+def _matmul(call: Call) -> None:
+    _multiply(call, call.args[0], call.get(1, "other", call.kwargs.get("mat2", call.kwargs.get("tensor"))))
+
+
+@rule("rmatmul", stream="contraction")
+def _rmatmul(call: Call) -> None:
+    _multiply(call, call.args[1], call.args[0])
+
+
+@rule("outer", "ger")
+def _outer(call: Call) -> None:
+    call.returns([*call.dims(call.args[0]), *call.dims(call.args[1])])
+
+
+@rule("baddbmm", "addmv", "addbmm", stream="contraction")
+@rule("addmm", rows=Weight((2, "mat2"), (0, "input"), dim=-1), stream="contraction")
+def _addmm(call: Call) -> None:
+    names = ("vec",) if call.name == "addmv" else ("mat2", "batch2")
+    first = call.get(1, "mat1", call.kwargs.get("batch1", call.kwargs.get("mat")))
+    second = call.get(2, names[0], call.kwargs.get(names[-1]))
+    if call.name == "addbmm" or first is None or second is None:
+        without_rule(call)
+        return
+    _multiply(call, first, second)
+    for dim, its in zip(reversed(call.dims(call.out)), reversed(call.dims(call.args[0])), strict=False):
+        if size_of(its) > 1:
+            unify(dim, its)
+
+
+def _multiply(call: Call, first: Tensor, second: Tensor) -> None:
+    one, other = call.dims(first), call.dims(second)
+    unify(one[-1], other[-2] if len(other) > 1 else other[0])
+    rank = max(len(one), len(other)) - 2
+    batch: Dims = [Axis(1) for _ in range(max(rank, 0))]
+    for dims in (one[:-2], other[:-2]):
+        for at, dim in enumerate(dims, start=rank - len(dims)):
+            if size_of(dim) > 1 and size_of(batch[at]) > 1:
+                unify(batch[at], dim)
+            elif size_of(dim) > 1:
+                batch[at] = dim
+    rows = one[-2:-1] if len(one) > 1 else []
+    columns = other[-1:] if len(other) > 1 else []
+    call.trace.products.append([*batch, *rows, *columns, one[-1]])
+    call.returns([*batch, *rows, *columns])
+
+
+@rule("einsum", stream="contraction")
+def _einsum(call: Call) -> None:
+    equation, tensors = call.args[0], list(call.args[1:])
+    if len(tensors) == 1 and isinstance(tensors[0], tuple | list):
+        tensors = list(tensors[0])
+    if not isinstance(equation, str):
+        without_rule(call)
+        return
+    inputs, arrow, output = equation.replace(" ", "").partition("->")
+    words = inputs.split(",")
+    # "..." stands for the digits that are left, counted from the right
+    spread = [tensor.dim() - len(word.replace("...", "")) for word, tensor in zip(words, tensors, strict=True)]
+    most = max([0, *(count for word, count in zip(words, spread, strict=True) if "..." in word)])
+    digits = [chr(0x100 + number) for number in range(most)]
+    words = [word.replace("...", "".join(digits[most - count :])) for word, count in zip(words, spread, strict=True)]
+    letters: dict[str, Expression] = {}
+    for word, tensor in zip(words, tensors, strict=True):
+        for letter, dim in zip(word, call.dims(tensor), strict=True):
+            if letter not in letters or size_of(letters[letter]) == 1:
+                letters[letter] = dim
+            elif size_of(dim) > 1:
+                unify(letters[letter], dim)
+    if arrow:
+        output = output.replace("...", "".join(digits))
+    else:
+        joined = "".join(words)
+        output = "".join(digits + sorted(each for each in letters if joined.count(each) == 1 and each not in digits))
+    if len(words) > 1:
+        call.trace.products.append(list(letters.values()))
+    call.returns(letters[letter] for letter in output)
+
+
+@rule("tensordot", stream="contraction")
+def _tensordot(call: Call) -> None:
+    one, other, over = call.dims(call.args[0]), call.dims(call.args[1]), call.get(2, "dims", 2)
+    if isinstance(over, int):
+        over = (range(len(one) - over, len(one)), range(over))
+    if isinstance(over, Tensor):
+        without_rule(call)
+        return
+    left, right = ([int(at) % len(dims) for at in each] for each, dims in zip(over, (one, other), strict=True))
+    for first, second in zip(left, right, strict=True):
+        unify(one[first], other[second])
+    call.returns(
+        [dim for at, dim in enumerate(one) if at not in left] + [dim for at, dim in enumerate(other) if at not in right]
+    )

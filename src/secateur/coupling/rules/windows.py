@@ -1,0 +1,99 @@
+"""What moves windows over places: pooling, interpolation, unfolding, pixels shuffled into channels.
+
+Law: places stay whole; channels pass, whatever is made of their places.
+"""
+
+from __future__ import annotations
+
+from secateur.coupling.axes import factored, freeze, multiplied, size_of, unify
+from secateur.coupling.operations import rule
+from secateur.coupling.trace import Call, tensors_of_tree, without_rule
+
+__all__: list[str] = []
+
+
+@rule(
+    "adaptive_max_pool1d_with_indices",
+    "adaptive_max_pool2d_with_indices",
+    "max_pool2d_with_indices",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "max_unpool1d",
+    "max_unpool2d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "interpolate",
+    "upsample",
+    "grid_sample",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "lp_pool1d",
+    "lp_pool2d",
+)
+def _pool(call: Call) -> None:
+    x = call.dims(call.get(0, "input"))
+    digit = next((int(each[0]) for each in call.name.split("pool")[-1:] if each[:1].isdigit()), None)
+    places = min(digit if digit is not None else len(x) - 2, len(x) - 1)
+    if call.name.startswith("max_unpool"):
+        for dim, its in zip(x, call.dims(call.get(1, "indices")), strict=True):
+            unify(dim, its)
+    for dim in x[len(x) - places :]:
+        freeze(dim, "a dimension that a window moves over")
+    for out in tensors_of_tree(call.out):
+        made = [call.fresh(size, "a place") for size in out.shape[out.dim() - places :]]
+        call.returns([*x[: len(x) - places], *made], out)
+
+
+@rule("unfold", "im2col")
+def _unfold(call: Call) -> None:
+    x = call.dims(call.args[0])
+    if call.out.dim() == len(x) + 1:  # Tensor.unfold(dimension, size, step)
+        at = int(call.get(1, "dimension")) % len(x)
+        freeze(x[at], "windows move over it")
+        places = call.fresh(call.out.shape[at], "windows")
+        call.returns([*x[:at], places, *x[at + 1 :], call.fresh(call.out.shape[-1], "windows")])
+        return
+    for dim in x[-2:]:
+        freeze(dim, "windows move over it")
+    window = call.out.shape[-2] // size_of(x[-3])
+    patches = multiplied([x[-3], call.fresh(window, "windows")])
+    call.returns([*x[:-3], patches, call.fresh(call.out.shape[-1], "windows")])
+
+
+@rule("fold", "col2im")
+def _fold(call: Call) -> None:
+    x = call.dims(call.args[0])
+    split = factored(x[-2], size_of(x[-2]) // call.out.shape[-3])
+    if split is None:
+        without_rule(call)
+        return
+    freeze(split[1], "windows")
+    freeze(x[-1], "windows")
+    call.returns([*x[:-2], split[0], *(call.fresh(size, "windows") for size in call.out.shape[-2:])])
+
+
+@rule("pixel_shuffle")
+def _pixel_shuffle(call: Call) -> None:
+    x, factor = call.dims(call.args[0]), int(call.get(1, "upscale_factor"))
+    split = factored(x[-3], factor * factor)
+    if split is None:
+        without_rule(call)
+        return
+    for dim in (split[1], *x[-2:]):
+        freeze(dim, "pixels")
+    call.returns([*x[:-3], split[0], *(call.fresh(size, "pixels") for size in call.out.shape[-2:])])
+
+
+@rule("pixel_unshuffle")
+def _pixel_unshuffle(call: Call) -> None:
+    x, factor = call.dims(call.args[0]), int(call.get(1, "downscale_factor"))
+    for dim in x[-2:]:
+        freeze(dim, "pixels")
+    made = multiplied([x[-3], call.fresh(factor * factor, "pixels")])
+    call.returns([*x[:-3], made, *(call.fresh(size, "pixels") for size in call.out.shape[-2:])])
