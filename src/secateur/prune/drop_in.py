@@ -32,7 +32,7 @@ from secateur.prune.masked_weight import (
     stop_computing_on_read,
 )
 from secateur.selection import LazyScores, keep_largest, keep_largest_overall
-from secateur.support import other_owners, replicating_group, sharded_parameter
+from secateur.support import is_sharded, other_owners, replicating_group, sharded_parameter, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -440,7 +440,7 @@ class CustomFromMask(BasePruningMethod):
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:  # noqa: ARG002
         """``default_mask * mask``."""
-        mask = _whole(self.mask)
+        mask = whole(self.mask)
         if default_mask.shape != mask.shape:
             raise _MaskShapeError(f"default_mask shape {default_mask.shape} must match self.mask shape {mask.shape}")
         return default_mask * mask.to(dtype=default_mask.dtype)
@@ -781,15 +781,6 @@ def _along(kept: Tensor, t: Tensor, dim: int) -> Tensor:
     return kept.to(t.device).view(shape)
 
 
-def _whole(t: Tensor) -> Tensor:
-    """A DTensor gathered, any other tensor itself."""
-    return cast("Any", t).full_tensor() if _is_sharded(t) else t
-
-
-def _is_sharded(t: Any) -> bool:
-    return hasattr(t, "device_mesh")
-
-
 def _is_plain(hook: Any, attribute: str) -> bool:
     """Whether a hook, ours or torch's, has the library's own version of a method."""
     return getattr(type(hook), attribute, None) in (
@@ -948,7 +939,7 @@ def _refuse_unprunable(holder: _Holder) -> None:
 
 
 def _refuse_nan_scores(scores: Tensor, target: Target) -> None:
-    if not scores.is_meta and bool(_whole(scores.isnan().any())):
+    if not scores.is_meta and bool(whole(scores.isnan().any())):
         raise ValueError(f"importance_scores of {target} holds NaN.")
 
 
@@ -960,8 +951,8 @@ def _mask_for(target: Target, scores: Tensor | None) -> Tensor:
     if scores is None:
         scores = orig if previous is None else _current(holder, orig, previous)
     default = torch.ones_like(orig) if previous is None else previous.clone()
-    if _is_sharded(orig):
-        scores, default = _whole(scores), _whole(default)
+    if is_sharded(orig):
+        scores, default = whole(scores), whole(default)
     if previous is None:
         mask: Any = method.compute_mask(scores, default_mask=default)
     else:
@@ -980,7 +971,7 @@ def _mask_for(target: Target, scores: Tensor | None) -> Tensor:
             raise ValueError(f"The mask for {target} holds values other than 0 and 1.")
     if isinstance(method, RandomUnstructured | RandomStructured):
         mask = _same_on_all_ranks(mask, target)
-    if mask.stride() != orig.stride() and not _is_sharded(orig):
+    if mask.stride() != orig.stride() and not is_sharded(orig):
         mask = torch.empty_like(orig).copy_(mask)  # channels_last stays channels_last
     return placed_like(mask, orig)
 
@@ -1003,7 +994,7 @@ def _refuse_other_mask(mask: Any, target: Target) -> None:
         raise TypeError(f"The mask for {target} is a {type(mask).__name__}, not a tensor.")
     if mask.shape != target.orig.shape:
         raise _MaskShapeError(f"default_mask shape {target.orig.shape} must match self.mask shape {mask.shape}")
-    if not mask.is_meta and not bool(_whole(((mask == 0) | (mask == 1)).all())):
+    if not mask.is_meta and not bool(whole(((mask == 0) | (mask == 1)).all())):
         raise ValueError(f"The mask for {target} holds values other than 0 and 1.")
 
 
@@ -1031,7 +1022,7 @@ def _methods_of(hook: Any) -> tuple[Any, ...]:
 def _same_on_all_ranks(mask: Tensor, target: Target) -> Tensor:
     """The mask of the first rank, where the parameter is copied or sharded over ranks: each has drawn its own."""
     orig, holder = target.orig, target.holders[0]
-    if _is_sharded(orig):
+    if is_sharded(orig):
         mesh = orig.device_mesh  # type: ignore[attr-defined]
         groups = [mesh.get_group(axis) for axis in range(mesh.ndim)]
     else:
@@ -1086,7 +1077,7 @@ def _refuse_overlap(targets: Sequence[Target]) -> None:
     """Two parameters over the same memory cannot have two masks."""
     spans: dict[tuple[Device, int], list[tuple[int, int, Target]]] = {}
     for target in targets:
-        local: Tensor = cast("Any", target.orig).to_local() if _is_sharded(target.orig) else target.orig
+        local: Tensor = cast("Any", target.orig).to_local() if is_sharded(target.orig) else target.orig
         if local.device.type == "meta" or local.numel() == 0:
             continue
         extent = 1 + sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
@@ -1129,7 +1120,7 @@ def _largest_overall(
     try:
         keep = keep_largest_overall(LazyScores(weights, magnitude), kept, among=among or None)
     except ValueError:
-        if not any(_whole(weight.isnan().any()) for weight in weights.values()):
+        if not any(whole(weight.isnan().any()) for weight in weights.values()):
             raise
         keep = keep_largest_overall(
             LazyScores(weights, lambda weight: _above_all(weight.abs()), elementwise=True), kept, among=among or None
@@ -1143,7 +1134,7 @@ def _largest_overall(
 
 def _ones(mask: Tensor) -> int:
     """How many entries of a bool mask are true, over all ranks if it is sharded."""
-    return int(_whole(mask.sum())) if _is_sharded(mask) else int(mask.count_nonzero())
+    return int(whole(mask.sum())) if is_sharded(mask) else int(mask.count_nonzero())
 
 
 def _joined(method: BasePruningMethod, targets: Mapping[str, Target], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -1155,8 +1146,8 @@ def _joined(method: BasePruningMethod, targets: Mapping[str, Target], given: Map
         score = given.get(key)
         if score is None:
             score = target.orig if previous is None else _current(target.holders[0], target.orig, previous)
-        masks[key] = _whole(torch.ones_like(target.orig) if previous is None else previous.clone())
-        scores.append(_whole(score.detach())[masks[key] == 1])
+        masks[key] = whole(torch.ones_like(target.orig) if previous is None else previous.clone())
+        scores.append(whole(score.detach())[masks[key] == 1])
     vector = torch.cat(scores)
     del scores
     left = method.compute_mask(vector, default_mask=torch.ones_like(vector)).detach()
@@ -1311,7 +1302,7 @@ def _is_emptied(change: _Change) -> bool:
 
 
 def _holds_anything(mask: Tensor) -> bool:
-    if _is_sharded(mask):
+    if is_sharded(mask):
         return _ones(mask != 0) > 0
     return (mask.dim() > 0 and bool(mask[:1].any())) or bool(mask.any())  # the first row nearly always tells
 
@@ -1345,7 +1336,7 @@ def _make_permanent(hook: Any, module: nn.Module) -> None:
         )
         following = [_other_holder(*other, than=holder) for other in others]
         for other in following:
-            if other.hook is None and not bool(_whole((orig == weight).all())):
+            if other.hook is None and not bool(whole((orig == weight).all())):
                 raise ValueError(
                     f"{holder} and {other} are one tensor, and {other} is not pruned: removing the pruning of {holder} "
                     f"would write its zeros into both. Prune {other} as well, or give it a Parameter of its own."
@@ -1357,7 +1348,7 @@ def _make_permanent(hook: Any, module: nn.Module) -> None:
                     _restore(other.module, other.name, orig)
                     assert other.key is not None
                     del other.module._forward_pre_hooks[other.key]
-            if _is_sharded(orig):
+            if is_sharded(orig):
                 orig.copy_(weight)  # fully_shard keeps the memory of its shard for itself
             else:
                 orig.data = weight.detach()
