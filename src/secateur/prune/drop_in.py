@@ -37,8 +37,7 @@ from secateur.support import is_sharded, other_owners, replicating_group, sharde
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    Amount = int | float | numbers.Real
-    Device = torch.device
+Amount = int | float | numbers.Real
 
 _TORCH_METHOD: Any = torch_prune.BasePruningMethod
 _TORCH_CONTAINER: Any = torch_prune.PruningContainer
@@ -1075,7 +1074,7 @@ def distinct(found: Sequence[Target]) -> dict[str, Target]:
 
 def _refuse_overlap(targets: Sequence[Target]) -> None:
     """Two parameters over the same memory cannot have two masks."""
-    spans: dict[tuple[Device, int], list[tuple[int, int, Target]]] = {}
+    spans: dict[tuple[torch.device, int], list[tuple[int, int, Target]]] = {}
     for target in targets:
         local: Tensor = cast("Any", target.orig).to_local() if is_sharded(target.orig) else target.orig
         if local.device.type == "meta" or local.numel() == 0:
