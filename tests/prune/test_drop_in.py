@@ -24,7 +24,7 @@ from torch.nn.utils import prune as torch_prune
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from secateur.prune import drop_in as prune
+from secateur import prune
 from secateur.prune import masked_weight
 from secateur.prune.masked_weight import masked
 
