@@ -207,6 +207,7 @@ def custom_from_mask(module: nn.Module, name: str, mask: Tensor) -> nn.Module:
     Raises:
         ValueError: the mask has another shape or other values.
 
+    >>> import torch
     >>> custom_from_mask(nn.Linear(5, 3), "bias", torch.tensor([0, 1, 0])).bias_mask
     tensor([0., 1., 0.])
     """
@@ -225,6 +226,7 @@ def custom_from_masks(masks: Mapping[tuple[nn.Module, str], Tensor]) -> None:
         ValueError, TypeError: one of the tensors cannot be pruned, or a mask has another shape or other values. Nothing
             is changed then.
 
+    >>> import torch
     >>> net = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 2))
     >>> custom_from_masks({(net[0], "weight"): torch.tensor([[1, 0]]), (net[1], "bias"): torch.tensor([0, 1])})
     >>> list(net.state_dict())

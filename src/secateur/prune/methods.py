@@ -54,11 +54,12 @@ class BasePruningMethod(ABC):
     ``PRUNING_TYPE`` is ``"unstructured"`` (the entries still there), ``"structured"`` (the channels along ``self.dim``
     that still hold something) or ``"global"`` (everything; the method combines the masks itself).
 
+    >>> import torch
     >>> class Largest(BasePruningMethod):
     ...     PRUNING_TYPE = "unstructured"
     ...     def compute_mask(self, t, default_mask):
     ...         return default_mask * (t.abs() >= 1)
-    >>> layer = nn.Linear(3, 1)
+    >>> layer = torch.nn.Linear(3, 1)
     >>> _ = layer.weight.data.copy_(torch.tensor([[0.5, -2.0, 1.0]]))
     >>> method = Largest.apply(layer, "weight")
     >>> layer.weight_mask
