@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.selection import sizes
 from secateur.support import is_sharded, laid_out, whole
 
 if TYPE_CHECKING:
@@ -38,17 +39,6 @@ __all__ = [
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-# A piece is just below ATen's grain of 32768 elements: its operations run without an OpenMP barrier (which costs
-# milliseconds on a busy machine), its buffers stay in the L2 cache, and whole segments go to threads instead.
-PIECE = (1 << 15) - 64
-SEGMENT = PIECE * 64  # 2 M entries: what one thread works through at a time
-DEVICE_SEGMENT = 1 << 24  # on an accelerator: few launches, bounded buffers
-SAMPLE = 1 << 18  # entries sampled to bracket the threshold
-AT_ONCE = 1 << 19  # entries of models that are ranked in one piece
-COLLECTED = 1 << 22  # entries that may lie inside the bracket before the search turns to counting digits
-ROUNDS = 4  # brackets that are tried before digits
-STANDARD_DEVIATIONS = 3  # half width of the bracket; a miss costs a second search, never a wrong answer
 
 
 class LazyScores(Mapping[str, Tensor]):
@@ -280,7 +270,7 @@ def _keep_by_rank(table: Tensor, kept: int) -> Tensor:
     mask = _empty_mask(groups * units, table.device).view(groups, units)
     on_host = table.device.type == "cpu"
     # on a host long pieces, for threads meet at Python's lock at each of the many short operations
-    step = max(1, (8 * PIECE if on_host else DEVICE_SEGMENT) // max(units, 1))
+    step = max(1, (8 * sizes.PIECE if on_host else sizes.DEVICE_SEGMENT) // max(units, 1))
     segment = 8 * step
 
     def work(start: int) -> None:
@@ -437,7 +427,7 @@ def _loader(container: Mapping[str, Tensor], name: str) -> Callable[[], Tensor]:
 
 def _segments(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
     """(position, entries) of consecutive stretches in row-major order, flat and contiguous."""
-    size = SEGMENT if tensor.device.type == "cpu" else DEVICE_SEGMENT
+    size = sizes.SEGMENT if tensor.device.type == "cpu" else sizes.DEVICE_SEGMENT
     if tensor.is_contiguous():
         flat = tensor.view(-1)
         yield from ((at, flat[at : at + size]) for at in range(0, flat.shape[0], size))
@@ -450,7 +440,7 @@ def _segments(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 def _scored(source: _Source, at: int, segment: Tensor) -> Iterator[tuple[int, Tensor]]:
     """(position, scores) of the pieces of a segment; float32 or float64."""
-    size = PIECE if segment.device.type == "cpu" else DEVICE_SEGMENT
+    size = sizes.PIECE if segment.device.type == "cpu" else sizes.DEVICE_SEGMENT
     for start in range(0, segment.shape[0], size):
         piece = segment[start : start + size]
         alive = None if source.among is None else source.among[at + start : at + start + piece.shape[0]]
@@ -530,12 +520,12 @@ def _search(sources: list[_Source], kept: int, watch: Callable[[list[Any]], Iter
     if _mesh(sources) is not None:
         return _search_by_digits(sources, kept)
     entries = sum(source.numel for source in sources)
-    if entries <= AT_ONCE:
+    if entries <= sizes.AT_ONCE:
         _search_at_once(sources, kept)
         return _COMPLETE
     sample = _sample(sources)
     below, above = _bracket(sample, kept / entries)
-    for _ in range(ROUNDS):
+    for _ in range(sizes.ROUNDS):
         found = _search_in_bracket(sources, kept, below, above, watch)
         if found is not None:
             return found
@@ -583,7 +573,7 @@ def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
     generator = np.random.default_rng(entries)
     sampled: list[npt.NDArray[Any]] = []
     for source in sources:
-        size = -(-SAMPLE * source.numel // entries)
+        size = -(-sizes.SAMPLE * source.numel // entries)
         if size == 0:
             continue
         where = generator.integers(0, source.numel, size)
@@ -603,7 +593,7 @@ def _sample(sources: list[_Source]) -> npt.NDArray[np.float64]:
 def _bracket(sample: npt.NDArray[np.float64], share: float) -> tuple[float, float]:
     """Two scores between which that share of the largest ends, almost surely."""
     middle = sample.size * (1 - share)
-    half_width = STANDARD_DEVIATIONS * ((sample.size * share * (1 - share)) ** 0.5 + 1)
+    half_width = sizes.STANDARD_DEVIATIONS * ((sample.size * share * (1 - share)) ** 0.5 + 1)
     first, last = int(middle - half_width), int(middle + half_width) + 1
     below = float(sample[first]) if first >= 0 else -np.inf
     above = float(sample[last]) if last < sample.size else np.inf
@@ -633,13 +623,13 @@ def _search_in_bracket(
                 yield source, at, segment
 
     on_host = all(source.device.type == "cpu" for source in sources)
-    large = sum(source.numel for source in sources) > SEGMENT
+    large = sum(source.numel for source in sources) > sizes.SEGMENT
     for found in in_threads(work, segments(), torch.get_num_threads() if on_host and large else 1):
         found.source.kept += found.above
         inside_total += found.inside
         if found.values.size:
             collected.append((found.source, found.start, found.offsets, found.values))
-        if collect and inside_total > COLLECTED:
+        if collect and inside_total > sizes.COLLECTED:
             return None
     missing = kept - sum(source.kept for source in sources)
     if not 0 < missing <= inside_total:
@@ -699,7 +689,7 @@ def _classify(
                     _refuse_nan(source.name, piece)
             return _Classified(source, at, above_count, inside_count, _NOWHERE, _NOWHERE)
         offsets = np.flatnonzero(inside)
-        if offsets.size > COLLECTED:
+        if offsets.size > sizes.COLLECTED:
             return _Classified(source, at, above_count, offsets.size, _NOWHERE, _NOWHERE)
         where = torch.from_numpy(offsets).to(segment.device)
         alive = None if source.among is None else source.among[at + where]
@@ -726,7 +716,7 @@ def _compare_on_host(
     numpy's comparisons write bools several times faster than ATen's, and into buffers that stay in cache.
     """
     if not hasattr(scratch, "flags"):
-        scratch.flags = np.empty((1 if mask is not None else 2, SEGMENT), dtype=np.bool_)
+        scratch.flags = np.empty((1 if mask is not None else 2, sizes.SEGMENT), dtype=np.bool_)
     is_above = scratch.flags[0, : segment.shape[0]]
     is_below = scratch.flags[1, : segment.shape[0]] if mask is None else mask.numpy()
     for start, scores in _scores_on_host(source, at, segment):
@@ -745,11 +735,11 @@ def _scores_on_host(source: _Source, at: int, segment: Tensor) -> Iterator[tuple
     if source.on_arrays and source.among is None and segment.dtype in (torch.float32, torch.float64):
         assert source.function is not None
         array: Any = segment.numpy()
-        for start in range(0, array.size, 4 * PIECE):  # numpy has no barriers, and fewer calls meet at Python's lock
-            piece = array[start : start + 4 * PIECE]
+        for start in range(0, array.size, 4 * sizes.PIECE):  # numpy has no barriers, and fewer calls meet at Python's lock
+            piece = array[start : start + 4 * sizes.PIECE]
             scores: Any = np.asarray(source.function(piece))
             if scores.shape != piece.shape:
-                _refuse_scores(source.name, torch.from_numpy(scores), segment[start : start + 4 * PIECE])
+                _refuse_scores(source.name, torch.from_numpy(scores), segment[start : start + 4 * sizes.PIECE])
             yield start, scores if scores.dtype in (np.float32, np.float64) else scores.astype(np.float64)
         return
     for position, piece in _scored(source, at, segment):
