@@ -9,8 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.selection import LazyScores, counts_kept_overall, keep_largest, keep_largest_overall
-from secateur.selection import largest as selection
+from secateur.selection import (
+    LazyScores,
+    bracket,
+    counts_kept_overall,
+    digits,
+    keep_largest,
+    keep_largest_overall,
+    overall,
+    rows,
+    sources,
+)
+from secateur.selection import sizes as at_a_time
 
 HARD = {
     "normal": lambda n, g: torch.randn(n, generator=g),
@@ -53,16 +63,16 @@ def check(tensors, kept, scores=None):
 def path(request, monkeypatch):
     """Small tensors go down every path: with a sample and many segments, and as on an accelerator."""
     if request.param != "plain":
-        monkeypatch.setattr(selection, "AT_ONCE", 0)
-        monkeypatch.setattr(selection, "SAMPLE", 64)
-        monkeypatch.setattr(selection, "COLLECTED", 500)
-        monkeypatch.setattr(selection, "PIECE", 64)
-        monkeypatch.setattr(selection, "SEGMENT", 192)
-        monkeypatch.setattr(selection, "DEVICE_SEGMENT", 192)
+        monkeypatch.setattr(at_a_time, "AT_ONCE", 0)
+        monkeypatch.setattr(at_a_time, "SAMPLE", 64)
+        monkeypatch.setattr(at_a_time, "COLLECTED", 500)
+        monkeypatch.setattr(at_a_time, "PIECE", 64)
+        monkeypatch.setattr(at_a_time, "SEGMENT", 192)
+        monkeypatch.setattr(at_a_time, "DEVICE_SEGMENT", 192)
     if request.param == "on a device":
-        on_device = selection._compare_on_device
-        monkeypatch.setattr(selection, "_compare_on_host", lambda *arguments: on_device(*arguments[:-1]))
-        monkeypatch.setattr(selection, "PIECE", 192)
+        on_device = bracket._compare_on_device
+        monkeypatch.setattr(bracket, "_compare_on_host", lambda *arguments: on_device(*arguments[:-1]))
+        monkeypatch.setattr(at_a_time, "PIECE", 192)
     return request.param
 
 
@@ -101,10 +111,10 @@ def test_any_floats_by_digits(data):
     values = data.draw(st.lists(st.floats(allow_nan=False), min_size=1, max_size=60))
     tensors = {"a": torch.tensor(values, dtype=torch.float64)}
     kept = data.draw(st.integers(1, len(values)))
-    sources, _ = selection._sources(tensors, kept, None)
-    sources[0].mask = torch.empty(len(values), dtype=torch.bool)
-    selection._write_masks(sources, selection._search_by_digits(sources, kept))
-    assert torch.equal(sources[0].mask, by_sorting(tensors, kept)["a"])
+    competing, _ = sources.competitors(tensors, kept, None)
+    competing[0].mask = torch.empty(len(values), dtype=torch.bool)
+    overall._write_masks(competing, digits.search_by_digits(competing, kept))
+    assert torch.equal(competing[0].mask, by_sorting(tensors, kept)["a"])
 
 
 def test_a_threshold_between_the_numbers_of_a_narrower_type(path):
@@ -198,22 +208,22 @@ def test_more_than_two_to_the_31_entries(monkeypatch):
     """Index arithmetic, on a tensor of stride 0 that occupies a few bytes, seen at its far end only."""
     rows = 2**31 // 1024 + 3
     huge = torch.tensor([[1.0, 3.0] * 512]).expand(rows, 1024)
-    (source,), entries = selection._sources({"huge": huge}, 0, None)
+    (source,), entries = sources.competitors({"huge": huge}, 0, None)
     assert entries == source.numel == rows * 1024
-    sample = selection._sample([source])
+    sample = bracket.sample_of([source])
     assert set(sample.tolist()) == {1.0, 3.0}
-    assert selection._bracket(sample, 0.1) == (3.0, 3.0)
+    assert bracket.bracket_of(sample, 0.1) == (3.0, 3.0)
     far = 2**31 + 1024
-    monkeypatch.setattr(selection, "_segments", lambda tensor: iter([(far, huge[-2:].reshape(-1))]))
+    monkeypatch.setattr(sources, "segments_of", lambda tensor: iter([(far, huge[-2:].reshape(-1))]))
     source.mask = torch.from_numpy(np.empty(source.numel, dtype=np.bool_))  # pages are not touched until written
-    ((at, segment),) = selection._segments(huge)
-    found = selection._classify(source, at, segment, 2.0, 4.0, collect=True, scratch=threading.local())
+    ((at, segment),) = sources.segments_of(huge)
+    found = bracket._classify(source, at, segment, 2.0, 4.0, collect=True, scratch=threading.local())
     assert (found.start, found.above, found.inside) == (far, 0, 1024)
     assert (found.offsets[0], found.offsets[-1]) == (1, 2047)
     assert far + 2047 == source.numel - 1
     assert set(found.values.tolist()) == {3.0}
     assert source.mask[far:].tolist() == [False, True] * 1024
-    at = [at for at, _ in selection._pieces(source)]
+    at = [at for at, _ in sources.pieces_of(source)]
     assert at[0] == far
 
 
@@ -253,7 +263,7 @@ def test_rows(groups, units, seed, share, values, half):
 
 def test_rows_by_rank_on_a_device():
     table = torch.randint(0, 4, (500, 4)).float()
-    ranked = selection._first_of_ranks_on_device(table, 2)
+    ranked = rows._first_of_ranks_on_device(table, 2)
     assert torch.equal(ranked, keep_largest(table, 2))
 
 
