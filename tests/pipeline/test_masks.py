@@ -30,6 +30,7 @@ from secateur import (
 from secateur.allocation import erk, uniform
 from secateur.pipeline import iterate_masks, make_masks, masks
 from secateur.pipeline.masks import load, save
+from secateur.prune import changes
 from secateur.storage import save_compressed
 from secateur.targets import find_targets
 
@@ -584,16 +585,16 @@ def test_an_interrupt_leaves_all_masks_attached_or_none(verb, breaks_at, monkeyp
         attach(model, found)
     before, parameters = snapshot(model), dict(model.named_parameters())
     classes = [type(module) for module in model.modules()]
-    name = {"attach": "custom_from_mask", "detach": "remove"}[verb]
-    calls, original = [], getattr(prune, name)
+    name = {"attach": "compute_on_read", "detach": "stop_computing_on_read"}[verb]
+    calls, original = [], getattr(changes, name)
 
-    def interrupted(*arguments):
-        original(*arguments)
+    def interrupted(*arguments, **keywords):
+        original(*arguments, **keywords)
         calls.append(arguments)
         if len(calls) == breaks_at:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune, name, interrupted)
+    monkeypatch.setattr(changes, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         attach(model, found) if verb == "attach" else detach(model)
     monkeypatch.undo()

@@ -22,12 +22,10 @@ from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
 from secateur.support import (
-    Undo,
     count_nonzero,
     is_sharded,
     laid_out,
     local,
-    sharded_parameter,
     track,
     whole,
     write_whole,
@@ -200,19 +198,13 @@ def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     """
     _check(dict(model.named_parameters(remove_duplicate=False)), masks)
     places = {}
-    for name in masks:
+    for name, mask in masks.items():
         module_name, _, parameter_name = name.rpartition(".")
         module = model.get_submodule(module_name)
-        if prune.hooks_of(module, parameter_name.removesuffix("_orig")):
+        if parameter_name.removesuffix("_orig") in prune.pruned_names(module):
             raise ValueError(f"{name} belongs to a mask that is attached already: detach(model) first.")
-        places[name] = module, parameter_name
-    # whatever makes one of them impossible to prune is said before the first is
-    found = [prune.Target.find(module, parameter_name) for module, parameter_name in places.values()]
-    prune.distinct(found)
-    with Undo() as undo:
-        _note(undo, [(each.module, prune.key_of(each)) for target in found for each in target.holders])
-        for name, mask in masks.items():
-            prune.custom_from_mask(*places[name], mask)
+        places[module, parameter_name] = mask
+    prune.custom_from_masks(places)
 
 
 def detach(model: nn.Module) -> Masks:
@@ -226,31 +218,15 @@ def detach(model: nn.Module) -> Masks:
     >>> detach(layer)
     {'weight': tensor([[ True, False]])}
     """
-    masks: Masks = {}
-    with Undo() as undo:
-        for module_name, module in model.named_modules():
-            for original in [name for name, _ in module.named_parameters(recurse=False) if name.endswith("_orig")]:
-                name = original.removesuffix("_orig")
-                if prune.hooks_of(module, name):
-                    target = prune.Target.find(module, name)
-                    _note(undo, [(each.module, prune.key_of(each)) for each in target.holders])
-                    if is_sharded(target.orig):  # fully_shard keeps its memory
-                        undo.values(target.orig)
-                    else:
-                        undo.call(setattr, target.orig, "data", target.orig.data)
-                    masks[f"{module_name}.{name}" if module_name else name] = getattr(module, f"{name}_mask").ne(0)
-                    prune.remove(module, name)
-    return masks
-
-
-def _note(undo: Undo, places: Iterable[tuple[nn.Module, str]]) -> None:
-    """Record what pruning a parameter, or no longer pruning it, changes in the modules that have it."""
-    for module, key in places:
-        undo.modules([module])
-        undo.contents(*(vars(hook) for hook in module._forward_pre_hooks.values() if hasattr(hook, "_tensor_name")))
-        if (record := sharded_parameter(module, key)) is not None:  # fully_shard's own note of the name
-            undo.attributes(record._module_info, "param_name")
-            undo.contents(record._module_info.shared_param_names)
+    masks: dict[tuple[nn.Module, str], tuple[str, Tensor]] = {}
+    for module_name, module in model.named_modules():
+        pruned = prune.pruned_names(module)
+        for original, _ in module.named_parameters(recurse=False):
+            name = original.removesuffix("_orig")
+            if name != original and name in pruned:
+                mask = getattr(module, f"{name}_mask").ne(0)
+                masks[module, name] = f"{module_name}.{name}" if module_name else name, mask
+    return dict(masks[place] for place in prune.remove_all(masks))
 
 
 def save(

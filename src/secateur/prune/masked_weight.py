@@ -21,7 +21,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["compute_on_read", "is_computed_on_read", "masked", "placed_like", "stop_computing_on_read"]
+__all__ = ["compute_on_read", "is_computed_on_read", "masked", "placed_like", "revive", "stop_computing_on_read"]
 
 _is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 _HALVES = (torch.float16, torch.bfloat16)
@@ -247,14 +247,16 @@ def _reduce(base: type, reads: Mapping[str, bool]) -> Callable[[Any, Any], Any]:
             return reduced
         make, arguments, *rest = reduced
         arguments = tuple(base if argument is type(module) else argument for argument in arguments)
-        return (_revive, (make, arguments, base, dict(reads)), *rest)
+        return (revive, (make, arguments, base, dict(reads)), *rest)
 
     return reduce_ex
 
 
-def _revive(
-    make: Callable[..., nn.Module], arguments: tuple[Any, ...], base: type, reads: dict[str, bool]
-) -> nn.Module:
+def revive(make: Callable[..., nn.Module], arguments: tuple[Any, ...], base: type, reads: dict[str, bool]) -> nn.Module:
+    """What copies and pickles of a pruned module call: the module, with the class that computes its weights on top.
+
+    Pickles name it ``secateur.prune.revive``, which stays.
+    """
     module = make(*arguments)
     if type(module) is base:
         module.__class__ = _with_reads(base, reads)

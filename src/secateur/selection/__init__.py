@@ -1,14 +1,9 @@
 """Which entries are the k largest: of a row, of a tensor, of many tensors that are never joined, over ranks."""
 
-from secateur.selection.largest import (
-    LazyScores,
-    comparable,
-    counts_kept_overall,
-    in_threads,
-    keep_largest,
-    keep_largest_overall,
-    removed_lowest,
-)
+from secateur.selection.overall import counts_kept_overall, keep_largest_overall
+from secateur.selection.rows import keep_largest
+from secateur.selection.scores import LazyScores, comparable, removed_lowest
+from secateur.selection.threads import in_threads
 
 __all__ = [
     "LazyScores",
