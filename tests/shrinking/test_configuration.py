@@ -14,7 +14,9 @@ import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import Configured
-from secateur.shrinking.configuration import _power, _reduced, tie_roles
+from secateur.shrinking.powers import power_of as _power
+from secateur.shrinking.powers import row_echelon as _reduced
+from secateur.shrinking.roles import tie_roles
 from secateur.support import tensors_in
 from support.unchanged import is_unchanged, state_of
 

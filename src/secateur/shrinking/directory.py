@@ -40,12 +40,14 @@ from secateur.checkpoints import (
 )
 from secateur.coupling import Coupling, Group, Kept, find_coupling
 from secateur.criteria import magnitude
+from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS
 from secateur.shrinking.counts import choose
-from secateur.shrinking.scores import rows_at_once
-from secateur.shrinking.configuration import Configured, Place, role_of, with_fields
+from secateur.shrinking.fields import Place, with_fields
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied, plan_of, text_of
 from secateur.shrinking.proof import wrong_groups
+from secateur.shrinking.roles import role_of
+from secateur.shrinking.scores import rows_at_once
 from secateur.support import printable, tensors_of, track
 from secateur.version import __version__
 

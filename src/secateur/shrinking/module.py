@@ -21,12 +21,13 @@ from secateur.allocation import Allocation, check_sparsity
 from secateur.coupling import Axis, Branch, Coupling, Group, Kept, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.branches import choose_branches, influences
+from secateur.shrinking.configuration import Configured
 from secateur.shrinking.costs import TARGETS, cost_of, ratio_of_times
 from secateur.shrinking.counts import choose
-from secateur.shrinking.scope import check_globs, globs_of, names_of
-from secateur.shrinking.configuration import Configured, tie_roles
 from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without
 from secateur.shrinking.proof import wrong_groups
+from secateur.shrinking.roles import tie_roles
+from secateur.shrinking.scope import check_globs, globs_of, names_of
 from secateur.support import track
 
 __all__ = ["Shrunk", "shrink"]
