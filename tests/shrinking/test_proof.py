@@ -12,8 +12,9 @@ from torch import nn
 from secateur import shrink, verify_shrunken
 from secateur.coupling import find_coupling
 from secateur.shrinking import proof
+from secateur.shrinking.comparison import IncomparableError, probe_of
 from secateur.shrinking.plan import Plan, plan_of
-from secateur.shrinking.proof import IncomparableError, outputs, probe_of, wrong_groups
+from secateur.shrinking.proof import outputs, wrong_groups
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import zoo

@@ -19,9 +19,10 @@ from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking import module as shrinking
 from secateur.shrinking import plan as plans
+from secateur.shrinking.comparison import difference, probe_of
 from secateur.shrinking.costs import by_cost
 from secateur.shrinking.plan import Plan, carry_out, plan_of, zero
-from secateur.shrinking.proof import difference, differs, outputs, probe_of
+from secateur.shrinking.proof import differs, outputs
 from secateur.support import run_example, tensors_in, tensors_of
 from support.unchanged import is_unchanged, state_of
 

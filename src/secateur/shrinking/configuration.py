@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
+from secateur.shrinking.comparison import difference, probe_of
 from secateur.shrinking.fields import (
     Place,
     configurations_in,
@@ -33,7 +34,7 @@ from secateur.shrinking.fields import (
 )
 from secateur.shrinking.plan import carry_out, number_at, plan_of
 from secateur.shrinking.powers import power_of, row_echelon
-from secateur.shrinking.proof import difference, outputs, probe_of
+from secateur.shrinking.proof import outputs
 from secateur.support import ONE_AT_A_TIME, tensors_of, track
 
 __all__ = ["Configured"]
