@@ -322,7 +322,7 @@ def test_a_recurrent_model_on_meta_becomes_real_and_runs(tmp_path):
         def forward(self, x):
             return self.down(self.lstm(x)[0][:, -1])
 
-    model = shrink(Last(), X, 0.4)
+    model = shrink(Last(), X, 0.4).model
     save_shrunken(model, tmp_path)
     with torch.device("meta"):
         fresh = Last()

@@ -98,7 +98,7 @@ def test_what_can_be_compared_on_no_weights_is_said_to_be_so():
     with pytest.raises(IncomparableError, match="could not be compared with the original, which is no proof that"):
         shrink(model, x, 0.5)
     assert is_unchanged(model, state)
-    small = shrink(copy.deepcopy(model), x, 0.5, verify=False)
+    small = shrink(copy.deepcopy(model), x, 0.5, verify=False).model
     with pytest.raises(IncomparableError, match="weights do by one unit in the last place"):
         verify_shrunken(model, small, x)
     calm = Map(steps=3)

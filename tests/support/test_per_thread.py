@@ -56,7 +56,7 @@ def made(number):
 
 
 def shrunk(model, number):
-    return shrink(model, X, 0.3, target="units" if number % 2 else "params")
+    return shrink(model, X, 0.3, target="units" if number % 2 else "params").model
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ from secateur.shrinking.fields import (
 from secateur.shrinking.plan import carry_out, number_at, plan_of
 from secateur.shrinking.powers import power_of, row_echelon
 from secateur.shrinking.proof import outputs
-from secateur.support import ONE_AT_A_TIME, tensors_of, track
+from secateur.support import ONE_AT_A_TIME, Undo, tensors_of, track
 
-__all__ = ["Configured"]
+__all__ = ["Configured", "has_configuration"]
 
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
 
@@ -46,6 +46,11 @@ _NARROW = 16  # fields are not made smaller than this for a proof
 
 
 _PLAN = "without uniform, shrink takes more, and save_shrunken writes a plan for load_shrunken that says it"
+
+
+def has_configuration(model: nn.Module) -> bool:
+    """Whether a model holds what it can be built again from, as those of transformers do."""
+    return hasattr(getattr(model, "config", None), "to_dict")
 
 
 class Configured:
@@ -123,12 +128,12 @@ class Configured:
         return self._possible[key]
 
     def unsaid(
-        self, model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any] | None
+        self, model: nn.Module | None, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
     ) -> list[Group]:
         """The groups that a model built from the new configuration does not have as the smaller model does.
 
-        Shapes and the numbers that the code uses are compared on meta, then, unless ``inputs`` is None, all outputs in
-        float64 on random weights. The model is left as it is.
+        Shapes and the numbers that the code uses are compared on meta, then, unless ``model`` is None, all of its
+        outputs in float64 on random weights. The model is left as it is.
 
         Raises:
             ValueError: no group would be left.
@@ -138,7 +143,7 @@ class Configured:
             if not kept[group.axis].all():
                 by_tie.setdefault(group.tied, []).append(group)
         chosen = [group for each in by_tie.values() for group in each]
-        probe = None if inputs is None else probe_of(model)
+        probe = None if model is None else probe_of(model)
         words = self._difference(probe, coupling, chosen, kept, inputs)
         if words is None:
             return []
@@ -164,19 +169,11 @@ class Configured:
             for key, value in vars(module).items()
             if is_configuration(value)
         ]
-        before = [(vars(module), key, vars(module).get(key)) for module, key, _ in found]
-
-        def undo() -> None:
-            for held, key, value in before:
-                held[key] = value
-
-        try:
+        with Undo() as undo:
             for module, key, value in found:
+                undo.attributes(module, key)
                 setattr(module, key, value)
-        except BaseException:
-            undo()
-            raise
-        return undo
+        return undo.roll_back
 
     def reduced(self, most: int) -> dict[Place, Any] | None:
         """Fields of a model of the same structure with at most so many parameters; None where none was found.
@@ -397,7 +394,7 @@ class Configured:
         coupling: Coupling,
         groups: Sequence[Group],
         kept: Kept,
-        inputs: Sequence[Any] | None,
+        inputs: Sequence[Any],
     ) -> str | None:
         """How a model built from the configuration differs from the smaller one, in words."""
         kept = {group.axis: kept[group.axis] for group in groups}
@@ -419,7 +416,7 @@ class Configured:
         for each, polynomial in coupling.used().items():
             if found["number", each.place] != evaluated(polynomial, by_representative):
                 return f"{_spelled(('number', each.place))} would be {found['number', each.place]}"
-        return None if probe is None or inputs is None else self._other_outputs(probe, coupling, kept, changes, inputs)
+        return None if probe is None else self._other_outputs(probe, coupling, kept, changes, inputs)
 
     def _other_outputs(
         self, probe: nn.Module, coupling: Coupling, kept: Kept, changes: Mapping[Place, int], inputs: Sequence[Any]

@@ -21,7 +21,7 @@ from secateur.shrinking.plan import carry_out, plan_of
 from secateur.shrinking.ties import Tied
 from secateur.support import run_example
 
-__all__ = ["TARGETS", "by_cost", "cost_of", "prices", "ratio_of_times"]
+__all__ = ["TARGETS", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
 
 TARGETS = ("params", "macs", "memory", "latency", "units")
 
@@ -48,7 +48,7 @@ _marked: Any = by_cost
 _marked.divides_by_cost = True
 
 
-def prices(cost: Callable[[Mapping[Axis, int]], float], tied: Sequence[Tied]) -> dict[Axis, float]:
+def prices_of(cost: Callable[[Mapping[Axis, int]], float], tied: Sequence[Tied]) -> dict[Axis, float]:
     """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
     found: dict[Axis, float] = {}
     for each in tied:

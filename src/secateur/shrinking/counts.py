@@ -7,127 +7,129 @@ code compares sizes with.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
+from torch import Tensor
 
-from secateur.allocation import Allocation, uniform
+from secateur.allocation import uniform
 from secateur.coupling import Axis, Coupling, Expression, Group, Kept, Product, leaves, resolved
 from secateur.pipeline import make_masks
 from secateur.selection import keep_largest
-from secateur.shrinking.costs import cost_of, prices
-from secateur.shrinking.scope import chosen, names_of
-from secateur.shrinking.scores import scores
+from secateur.shrinking.costs import by_cost, cost_of, prices_of
+from secateur.shrinking.fields import Place
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.request import Request
+from secateur.shrinking.roles import role_of
+from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
+from secateur.shrinking.scores import scores_of
+from secateur.shrinking.subject import Subject
 from secateur.shrinking.ties import Tied, by_tie
 from secateur.support import track
 
-__all__ = ["choose"]
+__all__ = ["Choice", "choose"]
 
 _TRIES = 64  # of counts that a configuration may allow
 
 
-def choose(
-    model: nn.Module,
-    coupling: Coupling,
-    sparsity: float | None,
-    weights: Mapping[str, Tensor],
-    *,
-    criterion: Callable[..., Tensor],
-    allocate: Allocation | None,
-    evidence: Mapping[str, Mapping[str, Tensor]] | None,
-    include: str | Iterable[str] | None,
-    keep: str | Iterable[str] | None,
-    known: Collection[str] = (),
-    round_to: int | None,
-    target: str,
-    example_inputs: Any,
-    objections: Callable[[Sequence[Group], Kept], tuple[list[Group], str]],
-    possible: Callable[[Mapping[Axis, int]], bool] | None = None,
-) -> dict[Axis, npt.NDArray[np.bool_]]:
+@dataclass(frozen=True)
+class Choice:
+    """What stays of a subject, to which there are no objections any more.
+
+    Attributes:
+        kept: which units stay of the groups that may leave, ``{axis: mask}``.
+        plan: what that comes to: slices of tensors, numbers of modules.
+        fields: what becomes of fields of the configuration, if it is to say what is left.
+        left: how much of the target stays, as a share of what the subject has.
+        refused: why groups had to stay that were to leave, by what they do (`role_of`).
+    """
+
+    kept: dict[Axis, npt.NDArray[np.bool_]]
+    plan: Plan
+    fields: dict[Place, int]
+    left: float
+    refused: Mapping[Any, str]
+
+
+def choose(subject: Subject, asked: Request, known: Collection[str] = ()) -> Choice:
     """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
 
-    Of counts that are not ``possible`` one is raised until they are, if that can be.
-    ``weights`` are the values of the model's parameters, of which one at a time is looked at: the model may be on meta.
     ``known`` are names that globs may match beside those of the coupling.
-    If they have a method ``blocks(name)``, a criterion that works value by value is given a weight in blocks of rows.
+
+    Raises:
+        ValueError: nothing can leave, or not as much as asked.
     """
-    known = names_of(coupling) | set(known)
+    coupling = subject.coupling
+    check_globs(names_of(coupling) | set(known), asked.globs)
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
-    groups = chosen(coupling, include, keep, known)
-    scores = None if sparsity is None else scores(weights, coupling, groups, criterion, evidence)
+    refused: dict[Any, str] = {}
+    groups = groups_in_scope(coupling, asked)
+    scores = None if asked.sparsity is None else scores_of(subject, groups, asked)
     while True:
-        if scores is None or sparsity is None:
-            kept = _dead(weights, coupling, groups)
-        else:
-            kept = _ranked(
-                model,
-                coupling,
-                groups,
-                sparsity,
-                scores,
-                allocate,
-                example_inputs=example_inputs,
-                minimum=minimum,
-                round_to=round_to,
-                target=target,
-                possible=possible,
-            )
-        if turned := coupling.contradicted({axis: int(mask.sum()) for axis, mask in kept.items()}):
+        kept = _dead(subject, groups) if scores is None else _ranked(subject, groups, asked, scores, minimum)
+        if turned := coupling.contradicted(_counts(kept)):
             minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
             whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
-            coupling.freeze(turned if sparsity is None else whole, "a comparison in the code would come out otherwise")
+            coupling.freeze(turned if scores is None else whole, "a comparison in the code would come out otherwise")
         else:
-            wrong, why = objections(groups, kept)
+            wrong, why = subject.objections(groups, kept)
             if not wrong:
-                return kept
+                break
+            refused |= {role_of(coupling, group): why for group in wrong}
             coupling.freeze(wrong, why)
-        groups = chosen(coupling, include, keep, known)
+        groups = groups_in_scope(coupling, asked)
+    fields = {} if subject.configured is None else subject.configured.fields(_counts(kept)) or {}
+    return Choice(kept, plan_of(subject.model, coupling, kept), fields, _left(subject, kept, asked.target), refused)
+
+
+def _counts(kept: Kept) -> dict[Axis, int]:
+    return {axis: int(mask.sum()) for axis, mask in kept.items()}
+
+
+def _left(subject: Subject, kept: Kept, target: str) -> float:
+    if target == "units":
+        return sum(_counts(kept).values()) / sum(axis.size for axis in kept)
+    cost = cost_of(subject.model, subject.coupling, subject.inputs[0], target)
+    whole = cost({})
+    return cost(_counts(kept)) / whole if whole else 1.0
 
 
 def _ranked(
-    model: nn.Module,
-    coupling: Coupling,
+    subject: Subject,
     groups: Sequence[Group],
-    sparsity: float,
+    asked: Request,
     every: Mapping[Axis, Tensor],
-    allocate: Allocation | None,
-    *,
-    example_inputs: Any,
     minimum: Mapping[Axis, int],
-    round_to: int | None,
-    target: str,
-    possible: Callable[[Mapping[Axis, int]], bool] | None = None,
 ) -> dict[Axis, npt.NDArray[np.bool_]]:
-    """The best units of each group, as few as leave ``sparsity`` of the target."""
+    """The best units of each group, as few as leave what was asked of the target."""
+    target, sparsity = asked.target, asked.sparsity
+    assert sparsity is not None  # otherwise what is zero leaves
     scores = {group.name: every[group.axis] for group in groups}
-    tied = [Tied(each, round_to, minimum) for each in by_tie(groups)]
-    outer = _outer(coupling, groups) if allocate is None and target != "units" else set()
+    tied = [Tied(each, asked.round_to, minimum) for each in by_tie(groups)]
+    outer = _outer(subject.coupling, groups) if asked.allocate is None and target != "units" else set()
     whole = {group.name for group in groups if group.tied in outer}
-    if getattr(allocate, "divides_by_cost", False) and target not in ("units", "latency"):
-        prices = prices(cost_of(model, coupling, example_inputs, target), tied)
-        scores = {group.name: scores[group.name] / prices[group.axis] for group in groups}
 
     def counts_at(share: float) -> dict[Axis, int]:
         ranked = {name: each for name, each in scores.items() if name not in whole}
-        masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=allocate or uniform)
+        masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=asked.allocate or uniform)
         counts = {group.axis: int(masks[group.name].sum()) if group.name in masks else group.size for group in groups}
         found: dict[Axis, int] = {}
         for each in tied:
             mean = each.mean(counts)
             multiple = round(mean / each.step) if target == "units" else math.ceil(round(mean) / each.step)
             found |= each.counts(multiple * each.step)
-        return found if is_possible(found) else _made_possible(found, tied, is_possible)
-
-    def is_possible(counts: Mapping[Axis, int]) -> bool:
-        return possible is None or possible(counts)
+        return found if subject.is_possible(found) else _made_possible(found, tied, subject.is_possible)
 
     if target == "units":
         counts = counts_at(sparsity)
     else:
-        cost = cost_of(model, coupling, example_inputs, target)
+        cost = cost_of(subject.model, subject.coupling, subject.inputs[0], target)
+        if asked.allocate is by_cost and target != "latency":
+            prices = prices_of(cost, tied)
+            scores = {group.name: scores[group.name] / prices[group.axis] for group in groups}
         goal = (1 - sparsity) * cost({})
         low, high = 0.0, 1.0
         if cost(counts_at(high)) > goal:
@@ -145,7 +147,7 @@ def _ranked(
                 high = middle
         counts = counts_at(high)
         if target != "latency":
-            counts = _handed_back(counts, tied, lambda more: cost(more) <= goal and is_possible(more))
+            counts = _handed_back(counts, tied, lambda more: cost(more) <= goal and subject.is_possible(more))
     kept = {}
     for group in groups:
         mask = keep_largest(scores[group.name].reshape(1, -1), counts[group.axis])
@@ -214,10 +216,9 @@ def _handed_back(
     return counts
 
 
-def _dead(
-    weights: Mapping[str, Tensor], coupling: Coupling, groups: Sequence[Group]
-) -> dict[Axis, npt.NDArray[np.bool_]]:
+def _dead(subject: Subject, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[np.bool_]]:
     """Units that are zero in every member leave; of groups that keep the same share, as many as of the fullest."""
+    weights, coupling = subject.weights, subject.coupling
     alive = {group.axis: np.zeros(group.size, dtype=bool) for group in groups}
     places: dict[str, list[tuple[Group, int]]] = {}
     for group in groups:

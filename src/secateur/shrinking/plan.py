@@ -165,7 +165,8 @@ def save_shrunken(model: nn.Module, directory: str | Path) -> None:
 
     >>> import tempfile
     >>> from secateur import shrink
-    >>> model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> done = shrink(model, torch.zeros(1, 4), 0.5)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_shrunken(model, folder)
     ...     fresh = load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)
@@ -205,7 +206,8 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
 
     >>> import tempfile
     >>> from secateur import shrink
-    >>> model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> done = shrink(model, torch.zeros(1, 4), 0.5)
     >>> with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
     ...     save_shrunken(model, folder)
     ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape

@@ -63,7 +63,7 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
     >>> import copy
     >>> from secateur import shrink
     >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-    >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5)
+    >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5).model
     >>> verify_shrunken(model, shrunken, torch.zeros(1, 4))
     """
     plans = plans_of(shrunken)[len(plans_of(original)) :]

@@ -5,16 +5,13 @@ Law: a group is left whole if any of its names says so; of groups that keep equa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 
 from secateur.coupling import Coupling, Group
+from secateur.shrinking.request import Request
 
-__all__ = ["check_globs", "chosen", "globs_of", "names_of"]
-
-
-def globs_of(given: str | Iterable[str] | None) -> list[str] | None:
-    return None if given is None else [given] if isinstance(given, str) else list(given)
+__all__ = ["check_globs", "groups_in_scope", "may_leave", "names_of"]
 
 
 def names_of(coupling: Coupling) -> set[str]:
@@ -23,31 +20,36 @@ def names_of(coupling: Coupling) -> set[str]:
     return names | {group.name for group in coupling.groups}
 
 
-def check_globs(known: Collection[str], *given: str | Iterable[str] | None) -> None:
-    for glob in (each for one in given for each in globs_of(one) or ()):
+def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
+    """Raises ValueError for a glob that matches none of the names."""
+    for glob in globs:
         if not any(fnmatchcase(name, glob) for name in known):
             raise ValueError(f"{glob!r} matches no tensor of the model.")
 
 
-def chosen(
-    coupling: Coupling,
-    include: str | Iterable[str] | None,
-    keep: str | Iterable[str] | None,
-    known: Collection[str],
-) -> list[Group]:
-    check_globs(known, include, keep)
-    included, whole = globs_of(include), globs_of(keep) or []
+def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
+    """Whether one of the names is included, and none excluded."""
 
-    def about(group: Group, globs: Sequence[str]) -> bool:
-        names = {group.name, *(name for name, _ in group.members)}
-        return any(fnmatchcase(name, glob) for name in names for glob in globs)
+    def about(globs: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, glob) for glob in globs for name in names)
 
-    wanted = [group for group in coupling.groups if included is None or about(group, included)]
-    left = [group for group in wanted if not about(group, whole)]
+    return (include is None or about(include)) and not about(exclude)
+
+
+def groups_in_scope(coupling: Coupling, asked: Request) -> list[Group]:
+    """The groups that may leave.
+
+    Raises:
+        ValueError: there is none; the message says what is frozen and why.
+    """
+    left = [
+        group
+        for group in coupling.groups
+        if may_leave({group.name, *(name for name, _ in group.members)}, asked.include, asked.exclude)
+    ]
     # of groups that keep equally many, all leave together or none
-    excluded = {group.tied for group in coupling.groups} - {group.tied for group in left}
     partly = {group.tied for group in coupling.groups if group not in left}
-    left = [group for group in left if group.tied not in excluded | partly]
+    left = [group for group in left if group.tied not in partly]
     if not left:
         reasons = dict.fromkeys(coupling.frozen.values())
         why = "".join(

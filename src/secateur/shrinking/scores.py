@@ -6,29 +6,26 @@ Law: one weight is held at a time, and one that comes in blocks of rows is worth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from secateur.coupling import Axis, Coupling, Group, size_of
+from secateur.coupling import Axis, Group, size_of
+from secateur.shrinking.request import Request
+from secateur.shrinking.subject import Subject
 from secateur.support import track
 
-__all__ = ["rows_at_once", "scores"]
+__all__ = ["rows_at_once", "scores_of"]
 
 _PIECE = 1 << 17  # entries of a weight that are scored at a time: in cache
 
 
-def scores(
-    weights: Mapping[str, Tensor],
-    coupling: Coupling,
-    groups: Sequence[Group],
-    criterion: Callable[..., Tensor],
-    evidence: Mapping[str, Mapping[str, Tensor]] | None,
-) -> dict[Axis, Tensor]:
+def scores_of(subject: Subject, groups: Sequence[Group], asked: Request) -> dict[Axis, Tensor]:
     """For each group the score of each of its units; one weight is held at a time."""
+    coupling, weights, criterion = subject.coupling, subject.weights, asked.criterion
     units = {group.axis: np.zeros(group.size) for group in groups}
     places: dict[str, list[tuple[Group, int]]] = {}
     for group in groups:
@@ -36,16 +33,14 @@ def scores(
         matrices = [(name, at) for name, at in members if len(coupling.dims(name)) > 1]
         for name, at in matrices or members:
             places.setdefault(name, []).append((group, at))
-    blocks: Callable[[str], Iterable[Tensor]] | None = getattr(weights, "blocks", None)
     for name in track([name for name in coupling.names() if name in places], "scoring"):
         shape = [size_of(dim) for dim in coupling.dims(name)]
-        its = (evidence or {}).get(name, {})
+        its = asked.evidence.get(name, {})
         if not getattr(criterion, "elementwise", False) or its:
             whole = criterion(weights[name].detach(), **its)
             along = _sums([whole], shape, [at for _, at in places[name]], lambda scores: scores)
         else:
-            read = [weights[name].detach()] if blocks is None else blocks(name)
-            along = _sums(read, shape, [at for _, at in places[name]], criterion)
+            along = _sums(subject.blocks(name), shape, [at for _, at in places[name]], criterion)
         for group, at in places[name]:
             index = coupling.indices(group, name, at)
             np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
