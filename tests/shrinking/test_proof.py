@@ -11,7 +11,7 @@ from torch import nn
 
 from secateur import shrink, verify_shrunken
 from secateur.coupling import find_coupling
-from secateur.shrinking import proof
+from secateur.shrinking import comparison, proof
 from secateur.shrinking.comparison import IncomparableError, probe_of
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.proof import outputs, wrong_groups
@@ -83,7 +83,7 @@ def test_a_chaotic_model_is_proved_on_smaller_weights():
     model, x = chaotic()
     probe = probe_of(model)
     expected = outputs(probe, x)
-    (move,) = proof._moves(probe, expected, [lambda: outputs(probe, x)])
+    (move,) = comparison._moves(probe, expected, [lambda: outputs(probe, x)])
     assert move > 1e-3  # it is chaotic indeed
     original = copy.deepcopy(model)
     shrink(model, x, 0.2)

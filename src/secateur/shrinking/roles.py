@@ -16,6 +16,8 @@ __all__ = ["role_of", "tie_roles"]
 def tie_roles(coupling: Coupling) -> None:
     """Groups of the same role keep equally many: same tensors but for the numbers in their names, same places in them.
 
+    >>> import torch
+    >>> from torch import nn
     >>> from secateur.coupling import find_coupling
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3)))
     >>> coupling = find_coupling(model, torch.zeros(1, 4), modes=[False])
