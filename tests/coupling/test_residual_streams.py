@@ -16,7 +16,8 @@ from secateur.coupling.residual_streams import Removed
 from secateur.shrinking import KEPT, costs, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
-from secateur.shrinking.plan import Plan, carry_out, plan_without
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.support import run_example, tensors_in
 from support.unchanged import is_unchanged, state_of

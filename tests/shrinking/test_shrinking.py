@@ -17,11 +17,11 @@ from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.allocation import by_name, everywhere
 from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
-from secateur.shrinking import plan as plans
-from secateur.shrinking import subject
+from secateur.shrinking import execution, subject
 from secateur.shrinking.comparison import difference, probe_of
 from secateur.shrinking.costs import by_cost
-from secateur.shrinking.plan import Plan, carry_out, plan_of, zero
+from secateur.shrinking.execution import carry_out, zero
+from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.proof import differs, outputs
 from secateur.support import run_example, tensors_in, tensors_of
 from support.unchanged import is_unchanged, state_of
@@ -728,7 +728,7 @@ def test_a_failure_half_way_is_taken_back(monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans, "_set", fail)
+    monkeypatch.setattr(execution, "_set", fail)
 
     class Half(nn.Module):
         def __init__(self):
@@ -804,7 +804,7 @@ def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(plans, "write_whole", full)
+    monkeypatch.setattr(files, "write_whole", full)
     with pytest.raises(OSError, match="No space left"):
         save_shrunken(shrink(model, torch.zeros(1, 4), 0.5).model, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files

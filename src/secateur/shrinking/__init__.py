@@ -3,8 +3,9 @@
 from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.directory import CheckpointShrinking, meta_model_of, shrink_checkpoint
+from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.module import Shrunk, shrink
-from secateur.shrinking.plan import load_shrunken, plans_of, save_shrunken
+from secateur.shrinking.plan import plans_of
 from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave

@@ -21,6 +21,7 @@ from torch import nn
 
 from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
 from secateur.shrinking.comparison import difference, probe_of
+from secateur.shrinking.execution import carry_out, number_at
 from secateur.shrinking.fields import (
     Place,
     configurations_in,
@@ -32,7 +33,7 @@ from secateur.shrinking.fields import (
     unset_fields,
     with_fields,
 )
-from secateur.shrinking.plan import carry_out, number_at, plan_of
+from secateur.shrinking.plan import plan_of
 from secateur.shrinking.powers import power_of, row_echelon
 from secateur.shrinking.proof import outputs
 from secateur.support import ONE_AT_A_TIME, Undo, tensors_of, track

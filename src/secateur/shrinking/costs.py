@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from secateur.allocation import Counts, everywhere
 from secateur.coupling import Axis, Coupling
 from secateur.patterns import Pattern
-from secateur.shrinking.plan import carry_out, plan_of
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import plan_of
 from secateur.shrinking.ties import Tied
 from secateur.support import run_example
 

@@ -42,7 +42,8 @@ from secateur.criteria import magnitude
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.counts import choose
 from secateur.shrinking.fields import Place, with_fields
-from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied, text_of
+from secateur.shrinking.files import text_of
+from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import role_of
 from secateur.shrinking.scores import rows_at_once

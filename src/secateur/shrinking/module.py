@@ -24,7 +24,8 @@ from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.plan import Plan, carry_out, plan_without
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.scope import check_globs, names_of

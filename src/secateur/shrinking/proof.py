@@ -49,7 +49,8 @@ from secateur.shrinking.comparison import (
     probe_of,
     would_show,
 )
-from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without, plans_of, zero
+from secateur.shrinking.execution import carry_out, zero
+from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.support import in_dtype, in_mode, restored, run_example, seeded, tensors_in, tensors_of
 
 __all__ = ["differs", "outputs", "right_branches", "verify_shrunken", "wrong_groups"]
