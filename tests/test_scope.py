@@ -286,7 +286,7 @@ def test_words_mean_their_values_in_every_verb(tmp_path):
         {"criterion": "ln_norm", "allocate": "everywhere"},
         {"criterion": criteria.ln_norm, "allocate": everywhere},
     ):
-        smaller = shrink(two_layers(), torch.zeros(1, 40), 0.4, **options)
+        smaller = shrink(two_layers(), torch.zeros(1, 40), 0.4, **options).model
         shapes.append([tuple(parameter.shape) for parameter in smaller.parameters()])
     assert shapes[0] == shapes[1]
 

@@ -49,7 +49,7 @@ def ours(name: str, ratio: str, keep: Sequence[str] | None = None) -> dict[str, 
     share = 0.01 if options else 0.5  # it is `uneven` that says how many stay
     start = time.perf_counter()
     try:
-        shrink(model, inputs, share, target="units", round_to=1, keep=keep or None, **options)
+        shrink(model, inputs, share, target="units", round_to=1, exclude=keep or None, **options)
     except ValueError as error:
         if not str(error).startswith("nothing of the model can leave"):
             raise

@@ -23,7 +23,7 @@ Smaller = Callable[[nn.Module, Tensor, float], nn.Module]  # (model, example, sh
 
 
 def by_ours(model: nn.Module, example: Tensor, share: float, **options: Any) -> nn.Module:
-    return shrink(model, example[:2], share, target="macs", **{"round_to": 1, **options})
+    return shrink(model, example[:2], share, target="macs", **{"round_to": 1, **options}).model
 
 
 def effect(rounds: int = 40, narrow: int = 128, wide: int = 256, **_: Any) -> dict[str, Any]:

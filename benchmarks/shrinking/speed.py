@@ -80,11 +80,11 @@ def couple_ours_once(model: nn.Module, inputs: zoo.Inputs) -> object:
 
 
 def remove_ours(model: nn.Module, inputs: zoo.Inputs) -> object:
-    return shrink(model, inputs, 0.5, target="units", round_to=1, verify=False)
+    return shrink(model, inputs, 0.5, target="units", round_to=1, verify=False).model
 
 
 def remove_ours_proved(model: nn.Module, inputs: zoo.Inputs) -> object:
-    return shrink(model, inputs, 0.5, target="units", round_to=1)
+    return shrink(model, inputs, 0.5, target="units", round_to=1).model
 
 
 STEPS: dict[str, Callable[[nn.Module, zoo.Inputs], object]] = {

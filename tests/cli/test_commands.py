@@ -22,7 +22,7 @@ from secateur.cli import shrink as shrink_command
 from secateur.cli import terminal
 from secateur.native import kernels
 from secateur.shrinking import branches as depth
-from secateur.shrinking import module as shrinking
+from secateur.shrinking import subject, tables
 from secateur.version import __version__
 
 
@@ -413,7 +413,7 @@ def test_shrink_names_the_branches_that_leave(zoo, tmp_path):
     assert "5 of 11 residual branches leave." in result.stdout
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert len(plan["plans"][0]["modules"]) == 5
-    assert "stays" not in shrunk(zoo, "--branches", "0.1", "--keep", "blocks.0", "--dry-run").stdout
+    assert "stays" not in shrunk(zoo, "--branches", "0.1", "--exclude", "blocks.0", "--dry-run").stdout
 
 
 def test_shrink_says_which_branches_the_proof_kept(zoo, monkeypatch):
@@ -437,7 +437,7 @@ def test_shrink_says_what_the_proof_froze(zoo, monkeypatch):
         asked.append(groups)
         return groups[1:2] if len(asked) == 1 else []
 
-    monkeypatch.setattr(shrinking, "wrong_groups", wrong)
+    monkeypatch.setattr(subject, "wrong_groups", wrong)
     text = shrunk(zoo, "--dry-run", sparsity=0.2).stdout
     assert "the smaller model computed something else" in text
 
@@ -453,7 +453,7 @@ def test_shrink_shows_everything_when_asked(zoo):
 
 
 def test_shrink_stops_listing_reasons(zoo, monkeypatch):
-    monkeypatch.setattr(shrink_command, "_SHOWN", 0)
+    monkeypatch.setattr(tables, "_SHOWN", 0)
     assert "and for 1 more reason: --verbose shows all." in shrunk(zoo, "--dry-run").stdout
 
 
@@ -478,7 +478,7 @@ def test_shrink_passes_its_options_on(zoo):
         "blocks.0.2.weight 8 -> 6",
         "blocks.*.0.weight 16 -> 9",
     ]
-    assert units("--keep", "embed.*") == ["blocks.0.2.weight ", "blocks.*.0.weight 16 -> 7"]
+    assert units("--exclude", "embed.*") == ["blocks.0.2.weight ", "blocks.*.0.weight 16 -> 7"]
     assert units("--include", "*.2.bias", "--target", "units") == ["blocks.0.2.weight 8 -> 4", "blocks.*.0.weight "]
 
 
@@ -546,7 +546,7 @@ def test_shrink_refuses_what_it_cannot_do(zoo, tmp_path):
     fails(shrunk(zoo, "--out", "no/where"), "no: no such directory; create it first")
     fails(shrunk(zoo, "--out", "out", sparsity=1.5), "sparsity is the fraction that is removed")
     fails(shrunk(zoo, "--out", "out", "--include", "nothing"), "'nothing' matches no tensor of the model")
-    fails(shrunk(zoo, "--out", "out", "--keep", "*"), "nothing of the model can leave")
+    fails(shrunk(zoo, "--out", "out", "--exclude", "*"), "nothing of the model can leave")
     assert not list(tmp_path.glob("out*"))
 
 

@@ -13,10 +13,11 @@ import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.coupling import SameDraws, find_coupling, replacement
 from secateur.coupling.removed import Removed
-from secateur.shrinking import KEPT, choosing, plans_of
+from secateur.shrinking import KEPT, costs, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
-from secateur.shrinking.plan import Plan, carry_out, plan_without
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.proof import right_branches
 from secateur.support import run_example, tensors_in
 from support.unchanged import is_unchanged, state_of
@@ -528,13 +529,13 @@ def test_the_least_leave():
             block.up.weight.copy_(torch.randn_like(block.up.weight) * size)
 
     def left(**options):
-        smaller = shrink(copy.deepcopy(model), x, branches=0.5, **options)
+        smaller = shrink(copy.deepcopy(model), x, branches=0.5, **options).model
         return [number for number in range(1, 5) if isinstance(smaller[number].up, Removed)]
 
     assert left() == [2, 4]
     assert left(rank_branches="criterion") == [1, 3]
     assert left(rank_branches="criterion", criterion=lambda weight: -weight.abs()) == [2, 4]
-    assert left(keep="2.*") == [1, 4] or 2 not in left(keep="2.*")
+    assert left(exclude="2.*") == [1, 4] or 2 not in left(exclude="2.*")
     assert left(include=["1.up", "3.down.weight"]) == [1, 3]
 
 
@@ -561,7 +562,7 @@ def test_the_rest_of_any_target(target, monkeypatch):
     def ratio(smaller, dense, _):  # of sizes: a test measures no time
         return sum(each.numel() for each in smaller.parameters()) / sum(each.numel() for each in dense.parameters())
 
-    for module in (shrinking, choosing):
+    for module in (shrinking, costs):
         monkeypatch.setattr(module, "ratio_of_times", ratio)
     model, x = Stack(*["x + f(x)"] * 4, width=16), torch.randn(5, 4)
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -585,7 +586,7 @@ def test_shares_are_rounded_up_and_one_stays():
         2,
         2,
     ]
-    assert choose_branches(model, coupling, 0.3, [x], keep=["1.*"])[1] == {"1.up": KEPT}
+    assert choose_branches(model, coupling, 0.3, [x], exclude=["1.*"])[1] == {"1.up": KEPT}
 
 
 def test_errors():
@@ -601,9 +602,9 @@ def test_errors():
     with pytest.raises(ValueError, match="rank_branches must be 'influence' or 'criterion', not 'size'"):
         shrink(model, x, branches=0.5, rank_branches="size")
     with pytest.raises(ValueError, match=r"'nothing\.\*' matches no tensor"):
-        shrink(model, x, branches=0.5, keep="nothing.*")
+        shrink(model, x, branches=0.5, exclude="nothing.*")
     with pytest.raises(ValueError, match="0 of the 2 residual branches can leave, not 1"):
-        shrink(model, x, branches=0.5, keep=["1.up", "2.up"])
+        shrink(model, x, branches=0.5, exclude=["1.up", "2.up"])
     bad = copy.deepcopy(model)
     bad[1].down.weight.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"the score of the branch 1\.up is NaN"):

@@ -14,7 +14,9 @@ import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import Configured
-from secateur.shrinking.configuration import _power, _reduced, tie_roles
+from secateur.shrinking.powers import power_of as _power
+from secateur.shrinking.powers import row_echelon as _reduced
+from secateur.shrinking.roles import tie_roles
 from secateur.support import tensors_in
 from support.unchanged import is_unchanged, state_of
 
@@ -47,7 +49,7 @@ def test_from_pretrained_loads_it_and_computes_the_same(name, tmp_path):
     model, inputs = zoo.ZOO[name]()
     given_config, dense = model.config, copy.deepcopy(model.config.to_dict())
     before = model.num_parameters()
-    assert shrink(model, inputs, 0.5, uniform=True, round_to=1) is model
+    assert shrink(model, inputs, 0.5, uniform=True, round_to=1).model is model
     assert model.num_parameters() <= 0.5 * before
     changed = {key for key, value in model.config.to_dict().items() if dense.get(key) != value}
     assert changed == FIELDS[name]
@@ -156,7 +158,7 @@ def says_it(model, x=X):
 
 
 def test_a_field_is_known_by_what_it_does_not_by_its_value():
-    model = shrink(random_of(Blocks), X, 0.5, uniform=True, target="units")
+    model = shrink(random_of(Blocks), X, 0.5, uniform=True, target="units").model
     assert vars(model.config) == vars(Config(width=6, hidden=10))
     assert says_it(model)
 
@@ -164,7 +166,7 @@ def test_a_field_is_known_by_what_it_does_not_by_its_value():
 def test_layers_choose_their_units_themselves():
     model = random_of(Blocks)
     dense = copy.deepcopy(model)
-    shrink(model, X, 0.5, uniform=True, target="units", keep="first.weight")
+    shrink(model, X, 0.5, uniform=True, target="units", exclude="first.weight")
     assert model.config.width == 12
     kept = [
         [bool((dense_row == row).all(1).any()) for dense_row in layer[0].weight.unsqueeze(1)]
@@ -175,27 +177,27 @@ def test_layers_choose_their_units_themselves():
 
 
 def test_what_the_configuration_refuses_is_kept_a_little_larger():
-    model = shrink(random_of(Divided), X, 0.4, uniform=True, target="units")
+    model = shrink(random_of(Divided), X, 0.4, uniform=True, target="units").model
     assert (model.config.width, model.config.hidden) == (8, 12)  # 7 is not divisible by 4
     assert says_it(model)
 
 
 @pytest.mark.parametrize("kind", [Scaled, Expected])
 def test_a_width_that_a_constant_depends_on_stays(kind):
-    model = shrink(random_of(kind), X, 0.3, uniform=True)
+    model = shrink(random_of(kind), X, 0.3, uniform=True).model
     assert model.config.width == 12
     assert model.config.hidden < 20
     assert says_it(model)
 
 
 def test_fields_that_are_not_set_become_set():
-    model = shrink(random_of(Unset), X, 0.5, uniform=True, target="units")
+    model = shrink(random_of(Unset), X, 0.5, uniform=True, target="units").model
     assert model.config.to_dict() == {**Config(width=6, hidden=10, inner=12).to_dict(), "between": 5}
     assert says_it(model)
 
 
 def test_it_can_be_shrunken_again():
-    model = shrink(shrink(random_of(Blocks), X, 0.3, uniform=True), X, 0.3, uniform=True)
+    model = shrink(shrink(random_of(Blocks), X, 0.3, uniform=True).model, X, 0.3, uniform=True).model
     assert says_it(model)
     assert model.config.hidden < 14
 
@@ -216,7 +218,7 @@ def test_without_a_configuration_roles_are_tied():
     del model.config
     with torch.no_grad():
         model.layers[1][0].weight *= 10
-    shrink(model, X, 0.5, uniform=True, target="units", keep="first.weight")
+    shrink(model, X, 0.5, uniform=True, target="units", exclude="first.weight")
     assert [layer[0].out_features for layer in model.layers] == [10, 10]
 
 

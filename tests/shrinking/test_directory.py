@@ -17,7 +17,7 @@ from secateur import shrink
 from secateur.checkpoints import Checkpoint, CheckpointError, open_checkpoint
 from secateur.criteria import wanda
 from secateur.shrinking import directory as checkpoint_shrinking
-from secateur.shrinking import meta_model_of, shrink_checkpoint
+from secateur.shrinking import meta_model_of, shrink_checkpoint, subject
 from secateur.shrinking.directory import _sliced_files
 
 LLAMA = {
@@ -102,8 +102,8 @@ def test_a_large_model_is_proved_on_a_small_one_of_its_class(dense, smaller, mon
         proved_on.append(sum(each.numel() for each in model.parameters()))
         return right(model, *arguments)
 
-    right = checkpoint_shrinking.wrong_groups
-    monkeypatch.setattr(checkpoint_shrinking, "wrong_groups", spy)
+    right = subject.wrong_groups
+    monkeypatch.setattr(subject, "wrong_groups", spy)
     done = shrink_checkpoint(dense, None, 0.4)
     assert proved_on
     assert max(proved_on) <= 10_000
@@ -118,7 +118,7 @@ def test_what_is_wrong_in_the_small_one_stays_whole_in_the_large(dense, monkeypa
     def wrong(_model, _coupling, groups, _kept, _inputs):
         return [group for group in groups if "gate_proj" in group.name]
 
-    monkeypatch.setattr(checkpoint_shrinking, "wrong_groups", wrong)
+    monkeypatch.setattr(subject, "wrong_groups", wrong)
     done = shrink_checkpoint(dense, None, 0.2)
     assert done.frozen["model.layers.2.mlp.gate_proj.weight", 0] == "the smaller model computed something else"
     assert "intermediate_size" not in done.fields
@@ -160,7 +160,7 @@ def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatc
     raw = Checkpoint.raw
     monkeypatch.setattr(Checkpoint, "raw", read)
     monkeypatch.setattr(checkpoint_shrinking, "_PIECE", 1000)
-    monkeypatch.setattr("secateur.shrinking.choosing._PIECE", 500)
+    monkeypatch.setattr("secateur.shrinking.scores._PIECE", 500)
     done = shrink_checkpoint(dense, None, 0.4, verify=False)
     assert done.plan.to_json() == smaller.plan.to_json()
     assert max(stop - start for start, stop in blocks) <= 1000

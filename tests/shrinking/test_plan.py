@@ -11,8 +11,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from secateur import load_shrunken, save_shrunken, shrink
-from secateur.shrinking import plan as plans
-from secateur.shrinking.plan import carry_out, plans_of
+from secateur.shrinking import execution, files
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import plans_of
+from secateur.support import tensors_of
 from support.unchanged import is_unchanged, state_of
 
 X = torch.linspace(-1, 1, 2 * 5 * 8).reshape(2, 5, 8)
@@ -54,7 +56,7 @@ def trained(model):
 
 def everything(model, optimizer=None):
     """All that a call could change, with the identity of what has one."""
-    named = plans.tensors_of(model).items()
+    named = tensors_of(model).items()
     tensors = {
         name: (id(each), each.shape, *([] if each.is_meta else [each.data_ptr(), each.tolist()]))
         for name, each in named
@@ -76,11 +78,11 @@ class Failure(KeyboardInterrupt):
 
 
 def fail_at(step, call, *names):
-    """Calls, and raises before the step-th line that is executed in functions of `plans` of these names."""
+    """Calls, and raises before the step-th line that is executed in functions of these names."""
     before, left = sys.gettrace(), [step]
 
     def trace(frame, event, _):
-        if frame.f_code.co_filename != plans.__file__ or frame.f_code.co_name not in names:
+        if frame.f_code.co_filename not in (execution.__file__, files.__file__) or frame.f_code.co_name not in names:
             return None
         if event == "line":
             if not left[0]:
@@ -132,7 +134,7 @@ def test_a_plan_that_fails_at_any_step_is_taken_back():
             first()
             raise
 
-    names = "carry_out", "_set_data", "_set", "_with", "_inside", "<lambda>"
+    names = "carry_out", "_let_go", "_set_data", "_set", "_with", "_inside", "<lambda>"
     assert every_step(make, call, *names) > 100
 
 
@@ -322,7 +324,7 @@ def test_a_recurrent_model_on_meta_becomes_real_and_runs(tmp_path):
         def forward(self, x):
             return self.down(self.lstm(x)[0][:, -1])
 
-    model = shrink(Last(), X, 0.4)
+    model = shrink(Last(), X, 0.4).model
     save_shrunken(model, tmp_path)
     with torch.device("meta"):
         fresh = Last()

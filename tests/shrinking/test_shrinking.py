@@ -17,11 +17,12 @@ from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.allocation import by_name, everywhere
 from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
-from secateur.shrinking import module as shrinking
-from secateur.shrinking import plan as plans
-from secateur.shrinking.choosing import by_cost
-from secateur.shrinking.plan import Plan, carry_out, plan_of, zero
-from secateur.shrinking.proof import difference, differs, outputs, probe_of
+from secateur.shrinking import execution, subject
+from secateur.shrinking.comparison import difference, probe_of
+from secateur.shrinking.costs import by_cost
+from secateur.shrinking.execution import carry_out, zero
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.proof import differs, outputs
 from secateur.support import run_example, tensors_in, tensors_of
 from support.unchanged import is_unchanged, state_of
 
@@ -89,14 +90,14 @@ def same(first, second):
 def test_zoo(name, monkeypatch):
     """Both ways of choosing; the proof finds nothing wrong, so what the rules say is right."""
     frozen = []
-    wrong = shrinking.wrong_groups
+    wrong = subject.wrong_groups
 
     def spy(*arguments):
         found = wrong(*arguments)
         frozen.extend(found)
         return found
 
-    monkeypatch.setattr(shrinking, "wrong_groups", spy)
+    monkeypatch.setattr(subject, "wrong_groups", spy)
     model, inputs = built(name)
     if name in NOTHING_LEAVES:
         state = state_of(model)
@@ -238,14 +239,14 @@ def test_a_mean_that_is_more_than_a_norm_keeps_its_axis_whole(kind, reason):
 
 def test_verify_shrunken_leaves_both_as_they_are_and_knows_where_a_model_comes_from():
     original, x = small(), torch.randn(2, 4)
-    shrunken = shrink(copy.deepcopy(original), x, 0.5)
+    shrunken = shrink(copy.deepcopy(original), x, 0.5).model
     states = state_of(original), state_of(shrunken)
     verify_shrunken(original, shrunken, x)
     assert is_unchanged(original, states[0])
     assert is_unchanged(shrunken, states[1])
     with pytest.raises(ValueError, match="was not made from the first"):
         verify_shrunken(original, small(7), x)
-    twice = shrink(copy.deepcopy(shrunken), x, 0.5)
+    twice = shrink(copy.deepcopy(shrunken), x, 0.5).model
     verify_shrunken(original, twice, x)
     verify_shrunken(shrunken, twice, x)
 
@@ -333,14 +334,17 @@ def test_include_keep_and_allocations():
         return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
 
     x = torch.ones(1, 4)
-    assert [shrink(deep(), x, 0.5, target="units", include="0.weight")[at].out_features for at in (0, 2)] == [8, 12]
-    assert [shrink(deep(), x, 0.5, target="units", keep="0.*")[at].out_features for at in (0, 2)] == [16, 6]
-    uneven_model = shrink(deep(), x, 0.5, target="units", allocate=everywhere)
+    assert [shrink(deep(), x, 0.5, target="units", include="0.weight").model[at].out_features for at in (0, 2)] == [
+        8,
+        12,
+    ]
+    assert [shrink(deep(), x, 0.5, target="units", exclude="0.*").model[at].out_features for at in (0, 2)] == [16, 6]
+    uneven_model = shrink(deep(), x, 0.5, target="units", allocate=everywhere).model
     assert uneven_model[0].out_features + uneven_model[2].out_features == 14
-    named = shrink(deep(), x, 0.5, target="units", allocate=by_name({"0.*": 0.25}))
+    named = shrink(deep(), x, 0.5, target="units", allocate=by_name({"0.*": 0.25})).model
     assert [named[at].out_features for at in (0, 2)] == [12, 2]
     with pytest.raises(ValueError, match=r"'9\.\*' matches no tensor"):
-        shrink(deep(), x, 0.5, keep="9.*")
+        shrink(deep(), x, 0.5, exclude="9.*")
 
 
 def test_a_criterion_of_ones_own_and_evidence():
@@ -410,7 +414,7 @@ def test_models_of_which_nothing_can_be_said(model, x, words):
 def test_the_model_inside_a_compiled_one_is_shrunken():
     model, x = small(), torch.randn(2, 4)
     compiled = torch.compile(model, backend="eager")
-    assert shrink(compiled, x, 0.5, target="units") is compiled
+    assert shrink(compiled, x, 0.5, target="units").model is compiled
     assert model[0].out_features == 8
     assert compiled(x).shape == (2, 3)
 
@@ -506,9 +510,9 @@ def test_a_comparison_that_would_come_out_otherwise_stays():
             x = self.hidden(self.down(F.relu(x) if x.shape[-1] > 8 else x.sin()))
             return self.last(x if x.shape[1] == 1 else F.relu(x))
 
-    model = shrink(Wide(), torch.randn(2, 4), 0.5, target="units", verify=False)
+    model = shrink(Wide(), torch.randn(2, 4), 0.5, target="units", verify=False).model
     assert (model.up.out_features, model.hidden.out_features) == (9, 5)  # 6 were asked for, and 9 is more than 8
-    model = shrink(Wide(), torch.randn(2, 4), 0.2, target="units", verify=False)
+    model = shrink(Wide(), torch.randn(2, 4), 0.2, target="units", verify=False).model
     assert (model.up.out_features, model.hidden.out_features) == (10, 8)
 
 
@@ -693,7 +697,7 @@ def spoil(folder, change):
     ],
 )
 def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):
-    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5).model, tmp_path)
     spoil(tmp_path, change)
     fresh = small()
     state = state_of(fresh)
@@ -703,14 +707,14 @@ def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):
 
 
 def test_files_that_do_not_fit_change_nothing(tmp_path):
-    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5).model, tmp_path)
     (tmp_path / "plan.json").write_text("[1, 2", encoding="utf-8")
     with pytest.raises(ValueError, match="no plan that this version"):
         load_shrunken(small(), tmp_path)
     with pytest.raises(ValueError, match="was not shrunken"):
         save_shrunken(small(), tmp_path)
     other = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), nn.Linear(3, 3))
-    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5), tmp_path)
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5).model, tmp_path)
     state = state_of(other)
     with pytest.raises(ValueError, match=r"differ in 3\.bias, 3\.weight"):
         load_shrunken(other, tmp_path)
@@ -724,7 +728,7 @@ def test_a_failure_half_way_is_taken_back(monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plans, "_set", fail)
+    monkeypatch.setattr(execution, "_set", fail)
 
     class Half(nn.Module):
         def __init__(self):
@@ -759,13 +763,13 @@ def test_by_cost_takes_first_what_costs_most():
     model, x = nn.Sequential(*layers), torch.zeros(1, 1, 16, 16)
     for parameter in model.parameters():
         nn.init.ones_(parameter)  # all score the same
-    by_work = shrink(copy.deepcopy(model), x, 0.3, target="macs", allocate=by_cost)
+    by_work = shrink(copy.deepcopy(model), x, 0.3, target="macs", allocate=by_cost).model
     # a unit of the first costs 9 * 14² + 72 * 3² = 2412 multiply-adds, one of the second 72 * 3² + 2 * 3² = 666
     assert (by_work[0].out_channels, by_work[2].out_channels) == (5, 8)
-    by_weights = shrink(copy.deepcopy(model), x, 0.3, allocate=by_cost)
+    by_weights = shrink(copy.deepcopy(model), x, 0.3, allocate=by_cost).model
     # of the first 9 + 1 + 72 = 82 parameters, of the second 72 + 1 + 2 = 75
     assert (by_weights[0].out_channels, by_weights[2].out_channels) == (5, 8)
-    by_number = shrink(copy.deepcopy(model), x, 0.3, target="units", allocate=by_cost)
+    by_number = shrink(copy.deepcopy(model), x, 0.3, target="units", allocate=by_cost).model
     assert by_number[0].out_channels + by_number[2].out_channels == 11
 
 
@@ -773,7 +777,7 @@ def test_files_of_two_saves_are_told_apart(tmp_path):
     def saved(folder, share):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        save_shrunken(shrink(model, torch.zeros(1, 4), share, target="units"), tmp_path / folder)
+        save_shrunken(shrink(model, torch.zeros(1, 4), share, target="units").model, tmp_path / folder)
 
     fresh = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     state = state_of(fresh)
@@ -793,16 +797,16 @@ def test_files_of_two_saves_are_told_apart(tmp_path):
 
 
 def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
-    model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5)
+    model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5).model
     save_shrunken(model, tmp_path)
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(path, data):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(plans, "write_whole", full)
+    monkeypatch.setattr(files, "write_whole", full)
     with pytest.raises(OSError, match="No space left"):
-        save_shrunken(shrink(model, torch.zeros(1, 4), 0.5), tmp_path)
+        save_shrunken(shrink(model, torch.zeros(1, 4), 0.5).model, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 

@@ -14,7 +14,8 @@ from torch import nn
 from secateur import shrink, verify_shrunken
 from secateur.blockwise import build_on_meta
 from secateur.checkpoints import open_checkpoint
-from secateur.shrinking import plan as plans
+from secateur.shrinking import plans_of
+from secateur.shrinking.files import text_of
 from secateur.shrinking.proof import outputs
 from secateur.support import NewTensors
 
@@ -56,7 +57,7 @@ def made(number):
 
 
 def shrunk(model, number):
-    return shrink(model, X, 0.3, target="units" if number % 2 else "params")
+    return shrink(model, X, 0.3, target="units" if number % 2 else "params").model
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_eight_threads_shrink_what_one_does_and_leave_every_setting(hurried):
     assert set(after) == {before[0]} == {settings()}
     assert drawn() == before[1]
     for one, other in zip(alone, models, strict=True):
-        assert plans.text_of(plans.plans_of(one)) == plans.text_of(plans.plans_of(other))
+        assert text_of(plans_of(one)) == text_of(plans_of(other))
 
 
 def test_a_proof_does_not_change_what_another_thread_makes():

@@ -3,20 +3,31 @@
 from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.directory import CheckpointShrinking, meta_model_of, shrink_checkpoint
+from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.module import Shrunk, shrink
-from secateur.shrinking.plan import load_shrunken, plans_of, save_shrunken
+from secateur.shrinking.plan import plans_of
 from secateur.shrinking.proof import verify_shrunken
+from secateur.shrinking.request import Request
+from secateur.shrinking.scope import check_globs, may_leave
+from secateur.shrinking.tables import Rows, checkpoint_parts, proof_words, shrunk_parts
 
 __all__ = [
     "CheckpointShrinking",
     "Configured",
     "KEPT",
+    "Request",
+    "Rows",
     "Shrunk",
+    "check_globs",
+    "checkpoint_parts",
     "load_shrunken",
+    "may_leave",
     "meta_model_of",
     "plans_of",
+    "proof_words",
     "save_shrunken",
     "shrink",
     "shrink_checkpoint",
+    "shrunk_parts",
     "verify_shrunken",
 ]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from secateur.coupling import Branch, Coupling, SameDraws
 from secateur.shrinking.plan import plan_without
 from secateur.shrinking.proof import right_branches
+from secateur.shrinking.scope import may_leave
 from secateur.support import in_mode, restored, run_example, seeded, tensors_of, track
 
 __all__ = ["KEPT", "choose_branches", "influences"]
@@ -95,7 +95,7 @@ def choose_branches(
     *,
     score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]] = influences,
     include: Iterable[str] | None = None,
-    keep: Iterable[str] = (),
+    exclude: Iterable[str] = (),
     verify: bool = True,
 ) -> tuple[list[Branch], dict[str, str]]:
     """The branches with the lowest scores, as many as the share says, and why others could not leave: ``{name: why}``.
@@ -118,7 +118,7 @@ def choose_branches(
     stayed = {
         branch.name: KEPT
         for branch in every
-        if (include is not None and not _about(branch, include)) or _about(branch, keep)
+        if not may_leave({branch.name, *branch.modules, *branch.parameters}, include, exclude)
     }
     ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores[each])
     while True:
@@ -144,8 +144,3 @@ def _gone(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:
     """The branches that have nothing left when these leave: they, and those within them."""
     plan = plan_without(chosen)
     return [branch for branch in every if plan.takes(branch)]
-
-
-def _about(branch: Branch, globs: Iterable[str]) -> bool:
-    names = {branch.name, *branch.modules, *branch.parameters}
-    return any(fnmatchcase(name, glob) for name in names for glob in globs)

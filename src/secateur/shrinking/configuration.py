@@ -12,10 +12,7 @@ Counts that these equations force to change together are tied; those that they f
 from __future__ import annotations
 
 import contextlib
-import copy
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -23,17 +20,38 @@ import torch
 from torch import nn
 
 from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
-from secateur.shrinking.plan import carry_out, number_at, plan_of
-from secateur.shrinking.proof import difference, outputs, probe_of
-from secateur.support import ONE_AT_A_TIME, tensors_of, track
+from secateur.shrinking.comparison import difference, probe_of
+from secateur.shrinking.execution import carry_out, number_at
+from secateur.shrinking.fields import (
+    Place,
+    configurations_in,
+    dotted,
+    fields_in,
+    integer_fields,
+    is_configuration,
+    same_ways,
+    unset_fields,
+    with_fields,
+)
+from secateur.shrinking.plan import plan_of
+from secateur.shrinking.powers import power_of, row_echelon
+from secateur.shrinking.proof import outputs
+from secateur.support import ONE_AT_A_TIME, Undo, tensors_of, track
 
-__all__ = ["Configured", "Place", "role_of", "tie_roles", "with_fields"]
+__all__ = ["Configured", "has_configuration"]
 
-Place = tuple[str | int, ...]  # of a field: keys of nested configurations, then an index where it holds a list
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
-_POWERS = (Fraction(1), Fraction(-1), Fraction(2), Fraction(-2), Fraction(1, 2), Fraction(-1, 2))
+
+
 _NARROW = 16  # fields are not made smaller than this for a proof
+
+
 _PLAN = "without uniform, shrink takes more, and save_shrunken writes a plan for load_shrunken that says it"
+
+
+def has_configuration(model: nn.Module) -> bool:
+    """Whether a model holds what it can be built again from, as those of transformers do."""
+    return hasattr(getattr(model, "config", None), "to_dict")
 
 
 class Configured:
@@ -68,7 +86,7 @@ class Configured:
     def configuration(self, changes: Mapping[Place, Any]) -> Any:
         """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""
         made = type(self.config).from_dict(with_fields(self._values, changes))
-        _same_ways(self.config, made)
+        same_ways(self.config, made)
         return made
 
     def build(self, changes: Mapping[Place, Any], device: torch.device | str = "meta") -> nn.Module:
@@ -111,12 +129,12 @@ class Configured:
         return self._possible[key]
 
     def unsaid(
-        self, model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any] | None
+        self, model: nn.Module | None, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
     ) -> list[Group]:
         """The groups that a model built from the new configuration does not have as the smaller model does.
 
-        Shapes and the numbers that the code uses are compared on meta, then, unless ``inputs`` is None, all outputs in
-        float64 on random weights. The model is left as it is.
+        Shapes and the numbers that the code uses are compared on meta, then, unless ``model`` is None, all of its
+        outputs in float64 on random weights. The model is left as it is.
 
         Raises:
             ValueError: no group would be left.
@@ -126,7 +144,7 @@ class Configured:
             if not kept[group.axis].all():
                 by_tie.setdefault(group.tied, []).append(group)
         chosen = [group for each in by_tie.values() for group in each]
-        probe = None if inputs is None else probe_of(model)
+        probe = None if model is None else probe_of(model)
         words = self._difference(probe, coupling, chosen, kept, inputs)
         if words is None:
             return []
@@ -150,21 +168,13 @@ class Configured:
             (model.get_submodule(path), key, value)
             for path, module in self.build(changes).named_modules()
             for key, value in vars(module).items()
-            if _is_configuration(value)
+            if is_configuration(value)
         ]
-        before = [(vars(module), key, vars(module).get(key)) for module, key, _ in found]
-
-        def undo() -> None:
-            for held, key, value in before:
-                held[key] = value
-
-        try:
+        with Undo() as undo:
             for module, key, value in found:
+                undo.attributes(module, key)
                 setattr(module, key, value)
-        except BaseException:
-            undo()
-            raise
-        return undo
+        return undo.roll_back
 
     def reduced(self, most: int) -> dict[Place, Any] | None:
         """Fields of a model of the same structure with at most so many parameters; None where none was found.
@@ -184,8 +194,8 @@ class Configured:
         found: dict[Place, Any] = {}
         now = count(found)
         assert now is not None  # it was built before
-        fields = {**dict(_integers(self.config, self._values)), **self._set_by_us}
-        lists = [(place, value) for place, value in _parts(self.config, self._values) if isinstance(value, list)]
+        fields = {**dict(integer_fields(self.config, self._values)), **self._set_by_us}
+        lists = [(place, value) for place, value in fields_in(self.config, self._values) if isinstance(value, list)]
         for place, value in track(list(fields.items()), "making a smaller one for the proof"):
             if now <= most:
                 return found
@@ -248,11 +258,13 @@ class Configured:
         return found if found.keys() == self._base.keys() else None
 
     def _learn(self) -> None:
-        for place in track([*_unset(self.config, self._values), *self._asked_for()], "learning the configuration"):
+        for place in track(
+            [*unset_fields(self.config, self._values), *self._asked_for()], "learning the configuration"
+        ):
             value = self._comes_to(place)
             if value is not None:
                 self._set_by_us[place] = value
-        fields = {**dict(_integers(self.config, self._values)), **self._set_by_us}
+        fields = {**dict(integer_fields(self.config, self._values)), **self._set_by_us}
         for place, value in track(list(fields.items()), "learning the configuration"):
             powers = self._powers_of(place, value)
             if powers:
@@ -270,7 +282,7 @@ class Configured:
             if sizes is None:
                 continue
             changed = [key for key, size in sizes.items() if size != self._base[key]]
-            powers = {key: _power(sizes[key], self._base[key], other, value) for key in changed}
+            powers = {key: power_of(sizes[key], self._base[key], other, value) for key in changed}
             misfits = list(powers.values()).count(None)  # as where a division leaves a remainder
             if best is None or misfits < list(best.values()).count(None):
                 best = powers
@@ -286,7 +298,7 @@ class Configured:
                 continue
             values = set()
             for key in first:
-                power = _power(second[key], first[key], other, one) if second[key] != first[key] else None
+                power = power_of(second[key], first[key], other, one) if second[key] != first[key] else None
                 if key[0] == "size" and power is not None:
                     values.add(round(one * (self._base[key] / first[key]) ** float(1 / power)))
             if len(values) == 1:
@@ -297,7 +309,7 @@ class Configured:
     def _asked_for(self) -> list[Place]:
         """Fields that the model's code asks for and the configuration does not have, as an optional ``head_dim``."""
         config = self.configuration({})
-        places = {id(part): place for place, part in _configurations(config)}
+        places = {id(part): place for place, part in configurations_in(config)}
         asked: dict[Place, None] = {}
 
         def missing(part: Any, name: str) -> Any:
@@ -306,7 +318,7 @@ class Configured:
             raise AttributeError(f"{type(part).__name__} has no {name}")
 
         # models look for the class of a configuration in tables: it has to be this one, and no subclass
-        kinds = {type(part) for _, part in _configurations(config)}
+        kinds = {type(part) for _, part in configurations_in(config)}
         with ONE_AT_A_TIME, contextlib.ExitStack() as undo, torch.random.fork_rng(), torch.device("meta"):
             for kind in (each for each in kinds if not hasattr(each, "__getattr__")):
                 kind.__getattr__ = missing
@@ -321,7 +333,7 @@ class Configured:
         while True:
             rows = self._equations(coupling)
             order = {representative(group.axis): number for number, group in enumerate(coupling.groups)}
-            solved = _reduced(rows, [*self._fields, *order])
+            solved = row_echelon(rows, [*self._fields, *order])
             stay: set[Any] = set()
             together: list[tuple[Any, Any]] = []
             for pivot, row in solved.items():
@@ -337,7 +349,7 @@ class Configured:
                 break
             for axis in stay:
                 fields = {each for row in rows if axis in row for each in row if isinstance(each, tuple)}
-                names = ", ".join(sorted(map(_dotted, fields)))
+                names = ", ".join(sorted(map(dotted, fields)))
                 reason = f"{names} of the configuration would say more than this" if names else "no field says it"
                 groups = [group for group in coupling.groups if representative(group.axis) is axis]
                 coupling.freeze(groups, f"the configuration cannot say another count of it ({reason})")
@@ -383,7 +395,7 @@ class Configured:
         coupling: Coupling,
         groups: Sequence[Group],
         kept: Kept,
-        inputs: Sequence[Any] | None,
+        inputs: Sequence[Any],
     ) -> str | None:
         """How a model built from the configuration differs from the smaller one, in words."""
         kept = {group.axis: kept[group.axis] for group in groups}
@@ -405,7 +417,7 @@ class Configured:
         for each, polynomial in coupling.used().items():
             if found["number", each.place] != evaluated(polynomial, by_representative):
                 return f"{_spelled(('number', each.place))} would be {found['number', each.place]}"
-        return None if probe is None or inputs is None else self._other_outputs(probe, coupling, kept, changes, inputs)
+        return None if probe is None else self._other_outputs(probe, coupling, kept, changes, inputs)
 
     def _other_outputs(
         self, probe: nn.Module, coupling: Coupling, kept: Kept, changes: Mapping[Place, int], inputs: Sequence[Any]
@@ -429,97 +441,6 @@ class Configured:
         return None
 
 
-def tie_roles(coupling: Coupling) -> None:
-    """Groups of the same role keep equally many: same tensors but for the numbers in their names, same places in them.
-
-    >>> from secateur.coupling import find_coupling
-    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(3)))
-    >>> coupling = find_coupling(model, torch.zeros(1, 4), modes=[False])
-    >>> tie_roles(coupling)
-    >>> [(group.size, group.tied) for group in coupling.groups]
-    [(8, 0), (4, 1), (8, 0), (4, 1), (8, 0)]
-    """
-    roles: dict[Any, list[Group]] = {}
-    for group in coupling.groups:
-        places = frozenset(coupling.indices(group, name, at).tobytes() for name, at in group.members)
-        roles.setdefault((group.size, role_of(coupling, group), places), []).append(group)
-    coupling.tie(roles.values())
-
-
-def role_of(coupling: Coupling, group: Group) -> tuple[frozenset[tuple[str, int]], bool]:
-    """What two groups have in common that do the same in two layers, or in two models of other sizes.
-
-    The members without the numbers in their names, and whether the units lie side by side in the first: heads and the
-    entries of heads may have the same members.
-    """
-    name, at = group.members[0]
-    index = coupling.indices(group, name, at)
-    index = index[index >= 0]
-    members = frozenset((re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), at) for name, at in group.members)
-    return members, bool(index[0] != index[1])
-
-
-def with_fields(values: Mapping[str, Any], changes: Mapping[Place, Any]) -> dict[str, Any]:
-    """A copy of nested values with fields set.
-
-    >>> with_fields({"text": {"width": 8}, "stages": [3, 5]}, {("text", "width"): 4, ("stages", 1): 2})
-    {'text': {'width': 4}, 'stages': [3, 2]}
-    """
-    made = copy.deepcopy(dict(values))
-    for place, value in changes.items():
-        held: Any = made
-        for key in place[:-1]:
-            if isinstance(held[key], tuple):
-                held[key] = list(held[key])
-            held = held[key]
-        held[place[-1]] = value
-    return made
-
-
-def _is_configuration(value: Any) -> bool:
-    return hasattr(value, "to_dict") and hasattr(type(value), "from_dict") and not isinstance(value, type | nn.Module)
-
-
-def _parts(config: Any, values: Mapping[str, Any], place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """All fields, those of configurations within as well; not what lies in other dicts, such as names of labels."""
-    for key, value in values.items():
-        part = getattr(config, key, None)
-        if isinstance(value, Mapping):
-            if _is_configuration(part):
-                yield from _parts(part, value, (*place, key))
-        elif not key.startswith("_"):
-            yield (*place, key), value
-
-
-def _configurations(config: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """A configuration and those within."""
-    yield place, config
-    for key, part in vars(config).items():
-        if not key.startswith("_") and _is_configuration(part):
-            yield from _configurations(part, (*place, key))
-
-
-def _integers(config: Any, values: Mapping[str, Any]) -> Iterator[tuple[Place, int]]:
-    for place, value in _parts(config, values):
-        if type(value) is int and value > 0:
-            yield place, value
-        elif isinstance(value, list | tuple):
-            yield from (((*place, at), each) for at, each in enumerate(value) if type(each) is int and each > 0)
-
-
-def _unset(config: Any, values: Mapping[str, Any]) -> Iterator[Place]:
-    yield from (place for place, value in _parts(config, values) if value is None)
-
-
-def _same_ways(config: Any, made: Any) -> None:
-    """Which implementations of attention and experts are used is held beside the fields; within as well."""
-    for key, value in vars(config).items():
-        if key.startswith("_") and key.endswith("_implementation_internal"):
-            vars(made)[key] = value
-        elif _is_configuration(value) and _is_configuration(vars(made).get(key)):
-            _same_ways(value, vars(made)[key])
-
-
 def _same_constants(probe: nn.Module, built: nn.Module) -> None:
     """What a model computes for itself when it is built, in the precision in which the probe's model has it."""
     # a model in bfloat16 holds constants rounded to it; which `from_pretrained` does not
@@ -532,50 +453,7 @@ def _same_constants(probe: nn.Module, built: nn.Module) -> None:
             buffer.data.copy_(mine)
 
 
-def _power(size: float, before: float, field: int, field_before: int) -> Fraction | None:
-    if size <= 0 or before <= 0:
-        return None
-    for power in _POWERS:
-        if math.isclose(size / before, (field / field_before) ** float(power), rel_tol=1e-9):
-            return power
-    return None
-
-
-def _reduced(rows: Sequence[Mapping[Any, Fraction]], order: Sequence[Any]) -> dict[Any, dict[Any, Fraction]]:
-    """The reduced row echelon form, ``{pivot: row}``; earlier variables become pivots first.
-
-    >>> one = Fraction(1)
-    >>> _reduced([{"a": one, "b": one}, {"a": one, "b": -one, "c": 2 * one}], "abc") == {
-    ...     "a": {"a": 1, "c": 1}, "b": {"b": 1, "c": -1}}
-    True
-    """
-    solved: dict[Any, dict[Any, Fraction]] = {}
-    left = [dict(row) for row in rows]
-    for variable in order:
-        having = next((row for row in left if variable in row), None)
-        if having is None:
-            continue
-        left.remove(having)
-        pivot = {each: value / having[variable] for each, value in having.items()}
-        left = [reduced for row in left if (reduced := _without(row, variable, pivot))]
-        solved = {each: _without(row, variable, pivot) for each, row in solved.items()}
-        solved[variable] = pivot
-    return solved
-
-
-def _without(row: dict[Any, Fraction], variable: Any, pivot: Mapping[Any, Fraction]) -> dict[Any, Fraction]:
-    if variable not in row:
-        return row
-    factor = row[variable]
-    found = {each: row.get(each, Fraction(0)) - factor * pivot.get(each, Fraction(0)) for each in {**row, **pivot}}
-    return {each: value for each, value in found.items() if value}
-
-
-def _dotted(place: Sequence[str | int]) -> str:
-    return ".".join(str(part) for part in place if part != "")
-
-
 def _spelled(key: _Key) -> str:
     if key[0] == "size":
         return f"dimension {key[2]} of {key[1]}"
-    return _dotted(key[1]) if key[0] == "number" else _dotted(key[1:])
+    return dotted(key[1]) if key[0] == "number" else dotted(key[1:])

@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,8 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur import allocation, criteria
-from secateur.allocation import Allocation, check_sparsity
+from secateur.allocation import Allocation
 from secateur.blockwise import blaming_config, family_of, parameters_counted
 from secateur.checkpoints import (
     NO_WEIGHTS,
@@ -38,12 +37,18 @@ from secateur.checkpoints import (
     read_json,
     write_header,
 )
-from secateur.coupling import Coupling, Group, Kept, find_coupling
+from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
-from secateur.shrinking.choosing import TARGETS, choose, rows_at_once
-from secateur.shrinking.configuration import Configured, Place, role_of, with_fields
-from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied, plan_of, text_of
-from secateur.shrinking.proof import wrong_groups
+from secateur.shrinking.configuration import Configured, has_configuration
+from secateur.shrinking.counts import choose
+from secateur.shrinking.fields import Place, with_fields
+from secateur.shrinking.files import text_of
+from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
+from secateur.shrinking.request import Request, request
+from secateur.shrinking.roles import role_of
+from secateur.shrinking.scores import rows_at_once
+from secateur.shrinking.subject import Subject, subject_of
+from secateur.shrinking.tables import checkpoint_parts, proof_words, text_of_parts
 from secateur.support import printable, tensors_of, track
 from secateur.version import __version__
 
@@ -66,6 +71,8 @@ class CheckpointShrinking:
         fields: the fields of the configuration that changed, ``{dotted name: (before, after)}``.
         parameters, nbytes: ``(before, after)``, of the tensors in the files.
         proof: on which model it was proved that nothing else changes, in words.
+        asked: what was asked for.
+        got: the fraction of the target that leaves, at least what was asked.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
     """
@@ -78,8 +85,13 @@ class CheckpointShrinking:
     parameters: tuple[int, int]
     nbytes: tuple[int, int]
     proof: str
+    asked: Request
+    got: float
     left_out: tuple[Path, ...]
     seconds: float
+
+    def __str__(self) -> str:
+        return text_of_parts((*checkpoint_parts(self), f"{proof_words(self)}."))
 
 
 def shrink_checkpoint(
@@ -92,7 +104,7 @@ def shrink_checkpoint(
     criterion: str | Callable[..., Tensor] = magnitude,
     allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
-    keep: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     round_to: int | None = None,
     target: str = "params",
     verify: bool = True,
@@ -113,7 +125,7 @@ def shrink_checkpoint(
             transformers. It has a ``config``; its code is the only one that runs.
         example_inputs: as for `shrink`; by default what transformers takes as an example, without a cache.
         criterion: one that needs no evidence, or evidence is asked for by a `TypeError`.
-        allocate, include, keep, round_to: as in `shrink`.
+        allocate, include, exclude, round_to: as in `shrink`.
         target: ``"params"``, ``"macs"``, ``"memory"`` or ``"units"``.
         verify: prove on random weights that nothing else changes: on this model if it is small, otherwise on one of the
             same class with few and narrow layers. What is not right there is frozen here.
@@ -135,41 +147,35 @@ def shrink_checkpoint(
     True
     """
     started = time.monotonic()
-    criterion = criteria.parse(criterion)
-    allocate = None if allocate is None else allocation.parse(allocate)
+    if target == "latency":
+        raise ValueError("target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not 'latency'.")
+    asked = request(
+        sparsity=sparsity,
+        criterion=criterion,
+        allocate=allocate,
+        include=include,
+        exclude=exclude,
+        round_to=round_to,
+        target=target,
+        uniform=True,
+        verify=verify,
+    )
     source, out = Path(source), None if out is None else Path(out)
-    if target not in TARGETS or target == "latency":
-        raise ValueError(f"target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not {target!r}.")
-    check_sparsity(sparsity)
     check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
     model = meta_model_of(checkpoint) if model is None else model
-    if not hasattr(getattr(model, "config", None), "to_dict"):
+    if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = _example_for(model) if example_inputs is None else example_inputs
     files = _names(model, checkpoint)
+    weights = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
     coupling = _coupling_of(model, example_inputs)
     configured = Configured(model, coupling)
-    objections, proof = _objections(model, coupling, configured, example_inputs, verify=verify)
-    kept = choose(
-        model,
-        coupling,
-        sparsity,
-        _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())}),
-        criterion=criterion,
-        allocate=allocate,
-        evidence=None,
-        include=include,
-        keep=keep,
-        round_to=round_to,
-        target=target,
-        example_inputs=example_inputs,
-        objections=objections,
-        possible=configured.is_possible,
-    )
-    plan = plan_of(model, coupling, kept)
-    fields = configured.fields({axis: int(mask.sum()) for axis, mask in kept.items()}) or {}
+    real, proof = _proof(model, coupling, configured, example_inputs, verify=verify)
+    subject = Subject(model, coupling, [example_inputs], weights, weights.blocks, configured, real)
+    choice = choose(subject, asked)
+    plan, kept, fields = choice.plan, choice.kept, choice.fields
     cuts = {file: plan.tensors[mine][1] for file, mine in files.items() if mine in plan.tensors}
     scales = factors_of(plan)
     factors = {file: scales[mine] for file, mine in files.items() if mine in scales}
@@ -191,6 +197,8 @@ def shrink_checkpoint(
         (sum(each.numel for each in dense), sum(map(math.prod, shapes.values()))),
         (checkpoint.nbytes, sum(_nbytes(each, shapes[each.name]) for each in dense)),
         proof,
+        asked,
+        1 - choice.left,
         (),
         time.monotonic() - started,
     )
@@ -317,65 +325,31 @@ class _Weights(Mapping[str, Tensor]):
 # ---- the proof ------------------------------------------------------------------------------------------------------
 
 
-def _objections(
+def _proof(
     model: nn.Module, coupling: Coupling, configured: Configured, example_inputs: Any, *, verify: bool
-) -> tuple[Callable[[Sequence[Group], Kept], tuple[list[Group], str]], str]:
-    """What `choose` asks of its choices, and on which model it is proved; what a smaller one finds is frozen now."""
-    why = "a model built from the configuration is not the smaller one"
-    small = configured.reduced(PROVED) if verify else None
-    if small == {}:
-        real = configured.build({}, "cpu")
+) -> tuple[nn.Module | None, str]:
+    """The model with values on which choices are proved, if it is the whole one, and on which it is, in words.
 
-        def proved(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
-            if wrong := wrong_groups(real, coupling, groups, kept, [example_inputs]):
-                return wrong, "the smaller model computed something else"
-            return configured.unsaid(real, coupling, groups, kept, [example_inputs]), why
-
-        return proved, f"on {type(model).__name__} with random weights"
-
-    words = "not proved, as asked" if not verify else "not proved: no model of this class was small enough"
-    if small is not None:
-        sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in small.items())
-        words = f"on {type(model).__name__} with random weights and {sizes}"
-        _prove_on(configured.build(small, "cpu"), coupling, example_inputs)
-
-    def compared(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
-        return configured.unsaid(model, coupling, groups, kept, None), why
-
-    return compared, words
+    What a smaller one finds is frozen now.
+    """
+    if not verify:
+        return None, "not proved, as asked"
+    small = configured.reduced(PROVED)
+    if small is None:
+        return None, "not proved: no model of this class was small enough"
+    real = configured.build(small, "cpu")
+    if not small:
+        return real, f"on {type(model).__name__} with random weights"
+    _prove_on(real, coupling, example_inputs)
+    sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in small.items())
+    return None, f"on {type(model).__name__} with random weights and {sizes}"
 
 
 def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None:
     """Shrink a smaller model of the same structure; freeze the roles that are not right in it, or are not in it."""
     its = find_coupling(small, example_inputs)
-    configured = Configured(small, its)
-    refused: dict[Any, str] = {}
-
-    def objections(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
-        why = "the smaller model computed something else"
-        wrong = wrong_groups(small, its, groups, kept, [example_inputs])
-        if not wrong:
-            why = "a model built from the configuration is not the smaller one"
-            wrong = configured.unsaid(small, its, groups, kept, [example_inputs])
-        refused.update((role_of(its, group), why) for group in wrong)
-        return wrong, why
-
-    choose(
-        small,
-        its,
-        0.5,
-        dict(small.named_parameters()),
-        criterion=magnitude,
-        allocate=None,
-        evidence=None,
-        include=None,
-        keep=None,
-        round_to=1,
-        target="units",
-        example_inputs=example_inputs,
-        objections=objections,
-        possible=configured.is_possible,
-    )
+    subject = subject_of(small, its, [example_inputs], configured=Configured(small, its), proved_on=small)
+    refused = choose(subject, Request(sparsity=0.5, round_to=1, target="units")).refused
     there = {role_of(its, group) for group in its.groups}
     for group in list(coupling.groups):
         role = role_of(coupling, group)

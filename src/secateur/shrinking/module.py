@@ -7,8 +7,9 @@ the model as it was.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,25 +17,33 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur import allocation, criteria
-from secateur.allocation import Allocation, check_sparsity
-from secateur.coupling import Axis, Branch, Coupling, Group, Kept, find_coupling
+from secateur.allocation import Allocation
+from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.branches import choose_branches, influences
-from secateur.shrinking.choosing import TARGETS, check_globs, choose, cost_of, globs_of, names_of, ratio_of_times
-from secateur.shrinking.configuration import Configured, tie_roles
-from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without
-from secateur.shrinking.proof import wrong_groups
-from secateur.support import track
+from secateur.shrinking.configuration import Configured, has_configuration
+from secateur.shrinking.costs import cost_of, ratio_of_times
+from secateur.shrinking.counts import Choice, choose
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import Plan, plan_without
+from secateur.shrinking.request import Request, request
+from secateur.shrinking.roles import tie_roles
+from secateur.shrinking.scope import check_globs, names_of
+from secateur.shrinking.subject import subject_of
+from secateur.shrinking.tables import shrunk_parts, text_of_parts
+from secateur.support import Undo, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shrunk:
-    """What a call of `shrink` did.
+    """What a call of `shrink` did; as a string, a table.
 
     Attributes:
+        model: the module that became smaller, the same object as before.
+        asked: what was asked for.
+        got: the fraction of the target that left, at least what was asked (times are measured, and may differ).
         branches: the residual branches that the model had.
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
         coupling: the groups of channels of the model without the branches that left, and what is frozen, also by the
@@ -42,14 +51,23 @@ class Shrunk:
         kept: which units stay, of the groups that lost some.
         plans: what left, in order: branches, then channels.
         multiply_adds: those of the example before and after, as far as they are contractions.
+        parameters, nbytes: ``(before, after)``, the bytes of parameters and buffers.
     """
 
-    branches: Sequence[Branch]
-    stayed: Mapping[str, str]
-    coupling: Coupling
-    kept: Mapping[Axis, npt.NDArray[np.bool_]]
-    plans: Sequence[Plan]
+    model: nn.Module = field(repr=False)
+    asked: Request
+    got: float
+    branches: Sequence[Branch] = field(repr=False)
+    stayed: Mapping[str, str] = field(repr=False)
+    coupling: Coupling = field(repr=False)
+    kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
+    plans: Sequence[Plan] = field(repr=False)
     multiply_adds: tuple[int, int]
+    parameters: tuple[int, int]
+    nbytes: tuple[int, int]
+
+    def __str__(self) -> str:
+        return text_of_parts(shrunk_parts(self))
 
 
 def shrink(
@@ -60,7 +78,7 @@ def shrink(
     criterion: str | Callable[..., Tensor] = magnitude,
     allocate: str | Allocation | None = None,
     include: str | Iterable[str] | None = None,
-    keep: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     round_to: int | None = None,
     target: str = "params",
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
@@ -72,8 +90,8 @@ def shrink(
     uniform: bool = False,
     verify: bool = True,
     report: Callable[[Shrunk], None] | None = None,
-) -> nn.Module:
-    """Take whole channels, heads and hidden units out of a model, in place; returns the same module, smaller.
+) -> Shrunk:
+    """Take whole channels, heads and hidden units out of a model, in place; returns what left, which prints as a table.
 
     Which slices live and die together is found by watching a forward pass (`find_coupling`); the outputs of the model
     keep their shapes. Each unit's score is the sum of the criterion's scores over all entries that would leave with it,
@@ -89,7 +107,7 @@ def shrink(
             same fraction of each, but where units of two groups multiply, as heads and what is within a head, only the
             inner ones leave as long as that is enough. An allocation that is given, such as `uniform`, decides about
             all groups.
-        include, keep: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
+        include, exclude: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
             64 units or more, since other counts run no faster; 1 leaves them as they are.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
@@ -107,116 +125,142 @@ def shrink(
             equally many units in groups that play the same role. Which units leave is still each layer's own choice.
         verify: compare, on a copy with random weights in float64, with the original whose removed entries are zero.
             What does not agree is frozen, and the rest tried again.
-        report: called in the end with a `Shrunk`: what left, and what is frozen and why.
+        report: called in the end with what is returned; if it raises, the model is as it was.
+
+    Returns:
+        A `Shrunk`: what was asked and what left, what is frozen and why; ``.model`` is the module, the same object.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why.
 
     >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-    >>> shrink(model, torch.zeros(1, 4), 0.5)
+    >>> print(shrink(model, torch.zeros(1, 4), 0.5))
+    Group       Units  Leaves with
+    0.weight  16 -> 7  0.bias[0], 2.weight[1]
+    <BLANKLINE>
+    Stays whole, because    Dimensions  such as
+    an input of the model            1  0.weight[1]
+    an output of the model           2  2.weight[0]
+    <BLANKLINE>
+    Total          before  after   left
+    parameters        131     59  45.0%
+    multiply-adds     112     49  43.8%
+    bytes           524 B  236 B  45.0%
+    Asked: 50.0% of the params. Gone: 55.0%.
+    >>> model
     Sequential(
       (0): Linear(in_features=4, out_features=7, bias=True)
       (1): ReLU()
       (2): Linear(in_features=7, out_features=3, bias=True)
     )
     """
-    criterion = criteria.parse(criterion)
-    allocate = None if allocate is None else allocation.parse(allocate)
-    if target not in TARGETS:
-        raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
-    if sparsity is not None:
-        check_sparsity(sparsity)
-    model_given, model = model, getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+    asked = request(
+        sparsity=sparsity,
+        criterion=criterion,
+        allocate=allocate,
+        include=include,
+        exclude=exclude,
+        round_to=round_to,
+        target=target,
+        evidence=evidence,
+        branches=branches,
+        rank_branches=rank_branches,
+        uniform=uniform,
+        verify=verify,
+    )
+    given, model = model, getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+    _check_values(model)
+    inputs = [example_inputs, *more_inputs]
+    watched = functools.partial(
+        find_coupling,
+        model,
+        example_inputs,
+        modes=None if modes is None else tuple(modes),
+        more_inputs=inputs[1:],
+    )
+    coupling = before = watched()
+    dense, work = _totals(model), coupling.multiply_adds({})
+    known = names_of(before)  # what is frozen later has a name all the same
+    plans: list[Plan] = []
+    stayed: dict[str, str] = {}
+    choice: Choice | None = None
+    share, rest = 1.0, asked  # what is left of the target without the branches, and what is to leave of that
+    with Undo() as undo:
+        if asked.branches:
+            known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
+            check_globs(known, asked.globs)
+            gone, stayed = _branches_to_leave(model, before, asked, inputs)
+            share_left = _share_left(model, before, example_inputs, target)
+            plans.append(plan_without(gone))
+            undo.call(carry_out(model, plans[-1], optimizer))
+            coupling = watched()
+            share = share_left(coupling)
+            rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
+        configured: Configured | None = None
+        if uniform and has_configuration(model):
+            configured = Configured(model, coupling)
+        elif uniform:
+            tie_roles(coupling)
+        if rest.sparsity or not branches:
+            subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
+            choice = choose(subject, rest, known)
+            plans.append(choice.plan)
+            undo.call(carry_out(model, choice.plan, optimizer))
+            if configured is not None:
+                undo.call(configured.adopt(model, choice.fields))
+        kept = {} if choice is None else choice.kept
+        counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
+        parameters, nbytes = zip(dense, _totals(model), strict=True)
+        done = Shrunk(
+            model=given,
+            asked=asked,
+            got=1 - share * (1.0 if choice is None else choice.left),
+            branches=before.branches,
+            stayed=stayed,
+            coupling=coupling,
+            kept=kept,
+            plans=plans,
+            multiply_adds=(work, coupling.multiply_adds(counts)),
+            parameters=parameters,
+            nbytes=nbytes,
+        )
+        if report is not None:
+            report(done)
+    return done
+
+
+def _check_values(model: nn.Module) -> None:
+    """Raises ValueError for a model that has nothing to rank."""
     if not any(True for _ in model.parameters()):
         raise ValueError(f"{type(model).__name__} has no parameters, so nothing of it can leave.")
     if lazy := [name for name, parameter in model.named_parameters() if nn.parameter.is_lazy(parameter)]:
         raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
-    if round_to is not None and round_to < 1:
-        raise ValueError(f"round_to must be at least 1, not {round_to}.")
-    if rank_branches not in ("influence", "criterion"):
-        raise ValueError(f"rank_branches must be 'influence' or 'criterion', not {rank_branches!r}.")
-    check_sparsity(branches)
-    if branches and uniform:
-        raise ValueError("no configuration says which branches left; leave out uniform, or branches.")
-    coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
-    inputs = [example_inputs, *more_inputs]
-    every, known, work = coupling.branches, names_of(coupling), coupling.multiply_adds({})
-    plans: list[Plan] = []
-    stayed: dict[str, str] = {}
-    undo: list[Callable[[], None]] = []
-    rest = sparsity
-    if branches:
-        known |= {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
-        check_globs(known, include, keep)
-        chosen, stayed = choose_branches(
-            model,
-            coupling,
-            branches,
-            inputs,
-            score=influences if rank_branches == "influence" else _by_criterion(criterion, evidence or {}),
-            include=globs_of(include),
-            keep=globs_of(keep) or (),
-            verify=verify,
-        )
-        share_left = _share_left(model, coupling, example_inputs, target)
-        plans.append(plan_without(chosen))
-        undo.append(carry_out(model, plans[0], optimizer))
-    kept: dict[Axis, npt.NDArray[np.bool_]] = {}
-    configured: Configured | None = None
-    try:
-        if branches:
-            coupling = find_coupling(model, example_inputs, modes=modes, more_inputs=more_inputs)
-            rest = 0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share_left(coupling))
-        if uniform and hasattr(getattr(model, "config", None), "to_dict"):
-            configured = Configured(model, coupling)
-        elif uniform:
-            tie_roles(coupling)
 
-        def objections(groups: Sequence[Group], kept: Kept) -> tuple[list[Group], str]:
-            if verify and (wrong := wrong_groups(model, coupling, groups, kept, inputs)):
-                return wrong, "the smaller model computed something else"
-            if configured is None:
-                return [], ""
-            wrong = configured.unsaid(model, coupling, groups, kept, inputs if verify else None)
-            return wrong, "a model built from the configuration is not the smaller one"
 
-        if rest or not branches:
-            kept = choose(
-                model,
-                coupling,
-                rest,
-                dict(model.named_parameters()),
-                criterion=criterion,
-                allocate=allocate,
-                evidence=evidence,
-                include=include,
-                keep=keep,
-                known=known,
-                round_to=round_to,
-                target=target,
-                example_inputs=example_inputs,
-                objections=objections,
-                possible=None if configured is None else configured.is_possible,
-            )
-            counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
-            changes = None if configured is None else configured.fields(counts)
-            plans.append(plan_of(model, coupling, kept))
-            undo.append(carry_out(model, plans[-1], optimizer))
-            if configured is not None and changes is not None:
-                undo.append(configured.adopt(model, changes))
-        if report is not None:
-            counts = {axis: int(mask.sum()) for axis, mask in kept.items()}
-            report(Shrunk(every, stayed, coupling, kept, plans, (work, coupling.multiply_adds(counts))))
-    except BaseException:
-        for each in reversed(undo):
-            each()
-        raise
-    return model_given
+def _totals(model: nn.Module) -> tuple[int, int]:
+    """Parameters, and bytes of all tensors."""
+    tensors = tensors_of(model).values()
+    return sum(each.numel() for each in model.parameters()), sum(each.nbytes for each in tensors)
 
 
 # ---- before and after branches --------------------------------------------------------------------------------------
+
+
+def _branches_to_leave(
+    model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any]
+) -> tuple[list[Branch], dict[str, str]]:
+    return choose_branches(
+        model,
+        coupling,
+        asked.branches,
+        inputs,
+        score=influences if asked.rank_branches == "influence" else _by_criterion(asked.criterion, asked.evidence),
+        include=asked.include,
+        exclude=asked.exclude,
+        verify=asked.verify,
+    )
 
 
 def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target: str) -> Callable[[Coupling], float]:

@@ -1,12 +1,7 @@
 """Whether a smaller model computes what the original computes with the removed entries zeroed.
 
 Law: a removal that changes anything else is found, whatever the weights: they are random, and the numbers float64.
-What rounding could be is neither found right nor wrong.
-
-Where a model is chaotic on its random weights, as recurrent ones over many steps may be, rounding grows until it looks
-like a difference. So of what differs it is asked how far the original moves by itself when its weights move by one unit
-in the last place. Only what is far beyond that is a difference; anything else is looked at again with smaller weights,
-on which the model is calmer. These count if a single wrong slice would still show.
+What rounding could be is neither found right nor wrong; see `secateur.shrinking.comparison`.
 
 Where a statistic runs over an axis that loses entries (a layer normalization over the width), the original with zeros
 divides by another count. Such statistics, and only they, are compared in a form that zeros do not change: sums, or,
@@ -18,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,39 +35,24 @@ from secateur.coupling import (
     tensors_of_tree,
     written_in_others,
 )
-from secateur.shrinking.plan import Plan, carry_out, plan_of, plan_without, plans_of, zero
-from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of, track
+from secateur.shrinking.comparison import (
+    BLIND,
+    IncomparableError,
+    Runs,
+    Unsure,
+    all_of,
+    certain,
+    compared,
+    difference,
+    on_calm_probes,
+    probe_of,
+    would_show,
+)
+from secateur.shrinking.execution import carry_out, zero
+from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
+from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
-__all__ = [
-    "IncomparableError",
-    "difference",
-    "differs",
-    "outputs",
-    "probe_of",
-    "right_branches",
-    "verify_shrunken",
-    "wrong_groups",
-]
-
-TOLERANCE = 1e-6  # of the largest number in an output
-# Times what one unit in the last place of the weights does. On 62 models of the zoo and on LSTMs rounding did at
-# most twice as much; what is above is surely none, and what is below is looked at on calmer weights.
-_ROUNDINGS = 1000.0
-_CALMER = tuple(2 ** (-step / 2) for step in range(7))  # what the weights of the probes are multiplied by, in turn
-
-T = TypeVar("T")
-
-
-class IncomparableError(ValueError):
-    """Rounding alone could be what differs, or nothing that is wrong would show: a comparison says nothing."""
-
-
-class _Unsure(str):
-    """What differs, in words, if it is not rounding."""
-
-
-_BLIND = _Unsure("a wrong slice would not show on smaller weights")
-_Runs = Sequence[Callable[[], list[Tensor]]]  # of each pass
+__all__ = ["differs", "outputs", "right_branches", "verify_shrunken", "wrong_groups"]
 
 
 def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: Any) -> None:
@@ -84,13 +63,13 @@ def verify_shrunken(original: nn.Module, shrunken: nn.Module, example_inputs: An
     >>> import copy
     >>> from secateur import shrink
     >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-    >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5)
+    >>> shrunken = shrink(copy.deepcopy(model), torch.zeros(1, 4), 0.5).model
     >>> verify_shrunken(model, shrunken, torch.zeros(1, 4))
     """
     plans = plans_of(shrunken)[len(plans_of(original)) :]
     if not plans:
         raise ValueError("the second model was not made from the first by shrink or load_shrunken.")
-    words = _on_calm_probes(
+    words = on_calm_probes(
         original, lambda probe, calm: _differs_after(probe, calm, original, shrunken, example_inputs)
     )
     if words is not None:
@@ -127,7 +106,7 @@ def _differs_after(
         def again(training: bool = training) -> list[Tensor]:
             return outputs(probe, example_inputs, training=training)
 
-        words = _certain(_compared(probe, expected, found, [again]))
+        words = certain(compared(probe, expected, found, [again]))
         if words is not None:
             return words
     return None
@@ -148,7 +127,7 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
                 gone[torch.from_numpy(indices)] = False
                 zero(tensors[name], at, gone)
 
-    def runs(form: str, zeroed: Sequence[Branch]) -> _Runs:
+    def runs(form: str, zeroed: Sequence[Branch]) -> Runs:
         return [
             functools.partial(
                 outputs,
@@ -162,35 +141,24 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
             for in_pass in coupling.passes
         ]
 
-    expected = {form: _all(runs(form, branches)) for form in forms}
-    shows = not plan.modules or calm == 1 or difference(_all(runs("sums", ())), expected["sums"]) is not None
+    expected = {form: all_of(runs(form, branches)) for form in forms}
+    shows = not plan.modules or calm == 1 or difference(all_of(runs("sums", ())), expected["sums"]) is not None
     undo = carry_out(probe, plan, None)
-    found = {form: _all(runs(form, ())) for form in forms}
+    found = {form: all_of(runs(form, ())) for form in forms}
     right = [form for form in forms if difference(expected[form], found[form]) is None]
     if right and calm < 1:
-        shows = shows and _shows(probe, plan, runs(right[0], ()))
+        shows = shows and would_show(probe, plan, runs(right[0], ()))
     if right:
-        return None if shows else _certain(_BLIND)
+        return None if shows else certain(BLIND)
     undo()
-    words = [_compared(probe, expected[form], found[form], runs(form, branches)) for form in forms]
+    words = [compared(probe, expected[form], found[form], runs(form, branches)) for form in forms]
     carry_out(probe, plan, None)
-    return _certain(next((each for each in words if isinstance(each, _Unsure)), words[0]))
+    return certain(next((each for each in words if isinstance(each, Unsure)), words[0]))
 
 
 def _terms(branches: Iterable[Branch], in_pass: tuple[int, bool]) -> list[tuple[int, int]]:
     """Where the branches meet their streams in a pass."""
     return [(branch.terms[in_pass].number, branch.terms[in_pass].position) for branch in branches]
-
-
-def probe_of(model: nn.Module, calm: float = 1.0) -> nn.Module:
-    """A copy in float64 with random weights, near in scale to the model's own; then all times ``calm``."""
-    probe = copy.deepcopy(model).double()
-    with seeded(), torch.no_grad():
-        for parameter in probe.parameters():
-            if parameter.is_floating_point() and parameter.numel():
-                spread = float(parameter.std()) if parameter.numel() > 1 else 0.0
-                parameter.add_(torch.randn_like(parameter) * max(0.5 * spread, 0.02)).mul_(calm)
-    return probe
 
 
 def outputs(
@@ -225,125 +193,6 @@ def outputs(
     return [each.detach() for each in found]
 
 
-def difference(
-    expected: Sequence[Tensor], found: Sequence[Tensor], limits: Sequence[float] | None = None
-) -> str | None:
-    """What differs, in words; None where nothing does. ``limits`` are of each output's largest number."""
-    if len(expected) != len(found):
-        return f"{len(found)} tensors came out where {len(expected)} did before"
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        if one.shape != other.shape:
-            return f"output {number} has shape {tuple(other.shape)}, it was {tuple(one.shape)}"
-        gap = _gap(one, other)
-        if gap <= (TOLERANCE if limits is None else limits[number]):
-            if one.is_floating_point() and one.numel() and not torch.isfinite(one).any():
-                return f"output {number} has no finite number, so nothing can be compared"
-            continue
-        if gap < math.inf:
-            return f"output {number} differs by {gap:.2g} of its largest number"
-        return f"output {number} {'is not finite at other places' if one.is_floating_point() else 'differs'}"
-    return None
-
-
-def _gap(one: Tensor, other: Tensor) -> float:
-    """How far two outputs of one shape are apart, of the largest number; where that has no measure, infinity."""
-    if one.is_complex() and other.is_complex():
-        one, other = torch.view_as_real(one), torch.view_as_real(other)
-    if not one.is_floating_point():
-        return 0.0 if torch.equal(one, other) else math.inf
-    real = torch.isfinite(one)
-    if not torch.equal(real, torch.isfinite(other)):
-        return math.inf
-    if not real.any():
-        return 0.0
-    return float((one[real] - other[real]).abs().max()) / max(float(one[real].abs().max()), 1e-12)
-
-
-# ---- rounding -------------------------------------------------------------------------------------------------------
-
-
-def _compared(probe: nn.Module, expected: Sequence[Tensor], found: Sequence[Tensor], again: _Runs) -> str | None:
-    """What differs, in words; `_Unsure` where rounding may be all that does. ``again`` makes what is expected."""
-    words = difference(expected, found)
-    if words is None:
-        return None
-    moves = _moves(probe, expected, again)
-    if difference(expected, found, [max(TOLERANCE, _ROUNDINGS * each) for each in moves]) is not None:
-        return words
-    return _Unsure(
-        f"{words}, and the original's own move by {max(moves):.2g} when its weights do by one unit in the last place"
-    )
-
-
-def _moves(probe: nn.Module, expected: Sequence[Tensor], again: _Runs) -> list[float]:
-    """How far each output moves when all weights move by one unit in the last place, up or down."""
-    moves = [0.0] * len(expected)
-    draw = torch.Generator().manual_seed(0)
-    weights = [each for each in probe.parameters() if each.is_floating_point()]
-    saved = [each.data for each in weights]
-    unit = torch.finfo(torch.float64).eps
-    for _ in range(3):  # a single number may stay where it is by chance
-        try:
-            for weight, value in zip(weights, saved, strict=True):
-                up = torch.randint(0, 2, value.shape, generator=draw).to(value)
-                weight.data = value * (1 + (2 * up - 1) * unit)
-            moved = _all(again)
-        finally:
-            for weight, value in zip(weights, saved, strict=True):
-                weight.data = value
-        same = [one.shape == other.shape for one, other in zip(expected, moved, strict=True)]
-        gaps = [_gap(*each) if is_same else math.inf for is_same, *each in zip(same, expected, moved, strict=True)]
-        moves = [max(each) for each in zip(moves, gaps, strict=True)]
-    return moves
-
-
-def _on_calm_probes(model: nn.Module, compare: Callable[[nn.Module, float], T]) -> T:
-    """What a comparison says of the least calm probe of which it says something."""
-    why = ""
-    for calm in _CALMER:
-        try:
-            return compare(probe_of(model, calm), calm)
-        except IncomparableError as error:
-            why = why or str(error)
-    raise IncomparableError(
-        f"the smaller model could not be compared with the original, which is no proof that it is wrong: {why}; nor on "
-        "smaller weights. Give an example of fewer steps, or leave out the proof (verify=False)."
-    )
-
-
-def _certain(words: str | None) -> str | None:
-    if isinstance(words, _Unsure):
-        raise IncomparableError(words)
-    return words
-
-
-def _shows(probe: nn.Module, plan: Plan, runs: _Runs) -> bool:
-    """Whether the smaller model would compute something else if a single slice of any tensor were its neighbour's."""
-    tensors = tensors_of(probe)
-    found = [run() for run in runs]
-    draw = torch.Generator().manual_seed(0)
-    for name, (_, cuts) in plan.tensors.items():
-        if not isinstance(tensors[name], nn.Parameter):
-            continue
-        right = tensors[name].data
-        for at in cuts:
-            place = int(torch.randint(0, right.shape[at], (), generator=draw))
-            wrong = right.clone()
-            other = right.select(at, place - 1) if right.shape[at] > 1 else 1.5 * right.select(at, place)
-            wrong.select(at, place).copy_(other)
-            tensors[name].data = wrong
-            try:
-                if all(difference(before, run()) is None for before, run in zip(found, runs, strict=True)):
-                    return False
-            finally:
-                tensors[name].data = right
-    return True
-
-
-def _all(runs: _Runs) -> list[Tensor]:
-    return [each for run in track(runs, "comparing") for each in run()]
-
-
 # ---- what does not agree --------------------------------------------------------------------------------------------
 
 
@@ -367,7 +216,7 @@ def wrong_groups(
             "it has a result for, or verify=False."
         )
     sets = list(by_tie.values())
-    return _on_calm_probes(model, lambda probe, calm: _wrong_among(probe, calm, coupling, sets, kept, inputs))
+    return on_calm_probes(model, lambda probe, calm: _wrong_among(probe, calm, coupling, sets, kept, inputs))
 
 
 def right_branches(
@@ -394,7 +243,7 @@ def right_branches(
                         right[branch] = less
         return right, wrong
 
-    return _on_calm_probes(model, look)
+    return on_calm_probes(model, look)
 
 
 def _wrong_branches(
@@ -418,7 +267,7 @@ def _differs_without(
     """What differs between the original whose terms are zero and the model without the branches; the probe is as
     before afterwards."""
 
-    def runs(zeroed: Sequence[Branch], *, backward: bool = False) -> _Runs:
+    def runs(zeroed: Sequence[Branch], *, backward: bool = False) -> Runs:
         return [
             functools.partial(
                 outputs,
@@ -431,12 +280,12 @@ def _differs_without(
             for number, training in coupling.passes
         ]
 
-    expected = _all(runs(branches))
-    if calm < 1 and difference(_all(runs(())), expected) is None:
-        raise IncomparableError(_BLIND)
+    expected = all_of(runs(branches))
+    if calm < 1 and difference(all_of(runs(())), expected) is None:
+        raise IncomparableError(BLIND)
     undo = carry_out(probe, plan_without(branches), None)
     try:
-        found = _all(runs((), backward=True))
+        found = all_of(runs((), backward=True))
         probe.load_state_dict(probe.state_dict())
     except Exception as error:  # whatever the model raises, this removal breaks it
         missed = error.obj if isinstance(error, AttributeError) else None
@@ -445,7 +294,7 @@ def _differs_without(
     finally:
         undo()
         probe.zero_grad(set_to_none=True)
-    words = _certain(_compared(probe, expected, found, runs(branches)))
+    words = certain(compared(probe, expected, found, runs(branches)))
     return None if words is None else (words, "")
 
 
@@ -485,7 +334,7 @@ def differs(
         )
         if found[-1] is None:
             return None
-    return _certain(next((each for each in found if isinstance(each, _Unsure)), found[-1]))
+    return certain(next((each for each in found if isinstance(each, Unsure)), found[-1]))
 
 
 def _differs_in_form(
@@ -497,7 +346,7 @@ def _differs_in_form(
     saved = {name: tensors[name].data for name in plan.tensors}
     undo: Callable[[], None] | None = None
 
-    def runs(*, backward: bool = False, real: bool = False) -> _Runs:
+    def runs(*, backward: bool = False, real: bool = False) -> Runs:
         return [
             functools.partial(
                 outputs,
@@ -520,23 +369,23 @@ def _differs_in_form(
                 gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
                 gone[torch.from_numpy(places)] = False
                 zero(tensors[name], at, gone)
-        expected = _all(runs())
+        expected = all_of(runs())
         undo = carry_out(probe, plan, None)
         try:
-            found = _all(runs(backward=True))
+            found = all_of(runs(backward=True))
             probe.load_state_dict(probe.state_dict())
             if any(statistics.values()):
                 # with its own statistics: there is none of a single value
-                for before, after in zip(expected, _all(runs(real=True)), strict=True):
+                for before, after in zip(expected, all_of(runs(real=True)), strict=True):
                     if bool(torch.isfinite(before).all()) and not bool(torch.isfinite(after).all()):
                         return "a statistic over what is left of it is not finite"
         except Exception as error:  # whatever the model raises, this removal breaks it
             return f"it raises {type(error).__name__}: {error}"
         if difference(expected, found) is None:
-            return _BLIND if calm < 1 and not _shows(probe, plan, runs()) else None
+            return BLIND if calm < 1 and not would_show(probe, plan, runs()) else None
         undo()
         undo = None
-        return _compared(probe, expected, found, runs())
+        return compared(probe, expected, found, runs())
     finally:
         if undo is not None:
             undo()

@@ -11,7 +11,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 
 from secateur.coupling import Coupling, Group, find_coupling
 from secateur.schedules import Moment
-from secateur.shrinking import plans_of, shrink
+from secateur.shrinking import check_globs, may_leave, plans_of, shrink
 from secateur.support import is_sharded, seeded
 
 __all__ = ["GroupLasso", "Growing", "Penalty", "Regularization", "group_lasso", "growing"]
@@ -63,7 +62,7 @@ class GroupLasso:
     begin: Moment = 0
     end: Moment = 0.6
     include: tuple[str, ...] | None = None
-    keep: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < math.inf:
@@ -100,7 +99,7 @@ def growing(
             the steps from begin to end (at least 8 units of the last place of half-precision weights, which take no
             smaller steps).
         begin, end: moments as in `secateur.schedules`. A model that is not trained yet is ranked at a later begin.
-        options: of `shrink`: criterion, allocate, include, keep, round_to, target, ...
+        options: of `shrink`: criterion, allocate, include, exclude, round_to, target, ...
 
     Published with: λ rising by 10⁻⁴ every 5 (ImageNet) or 10 (CIFAR) steps to 1, units chosen by their L1 norm.
 
@@ -117,7 +116,7 @@ def group_lasso(
     begin: Moment = 0,
     end: Moment = 0.6,
     include: str | Iterable[str] | None = None,
-    keep: str | Iterable[str] = (),
+    exclude: str | Iterable[str] = (),
 ) -> GroupLasso:
     """``w ← w · max(0, 1 - lr·λ / rms(u))`` for each unit u: proximal steps of ``λ Σ_u √|u| ‖u‖₂``.
 
@@ -135,15 +134,15 @@ def group_lasso(
         strength: λ; how many units leave follows from it. 0 changes nothing.
         example_inputs: as in `shrink`.
         begin, end: moments as in `secateur.schedules`; the penalty acts between them.
-        include, keep: globs over the names of tensors, as in `shrink`: only units that take part in these; no unit
+        include, exclude: globs over the names of tensors, as in `shrink`: only units that take part in these; no unit
             that takes part in these.
 
     >>> group_lasso(0.1, torch.zeros(1, 3), end=100)
-    GroupLasso(strength=0.1, begin=0, end=100, include=None, keep=())
+    GroupLasso(strength=0.1, begin=0, end=100, include=None, exclude=())
     """
     included = None if include is None else (include,) if isinstance(include, str) else tuple(include)
-    kept = (keep,) if isinstance(keep, str) else tuple(keep)
-    return GroupLasso(strength, example_inputs, begin, end, included, kept)
+    excluded = (exclude,) if isinstance(exclude, str) else tuple(exclude)
+    return GroupLasso(strength, example_inputs, begin, end, included, excluded)
 
 
 def _each(kind: type) -> Callable[[Any], bool]:
@@ -229,7 +228,7 @@ class Penalty:
         trained = {id(each) for one in optimizers for group in one.param_groups for each in group["params"]}
         for name in sorted(names):
             if id(self._parameters[name]) not in trained or not self._parameters[name].requires_grad:
-                raise ValueError(f"{name} should become smaller but no optimizer trains it: pass keep={name!r}.")
+                raise ValueError(f"{name} should become smaller but no optimizer trains it: pass exclude={name!r}.")
 
     def strength(self, step: int) -> float:
         """Of the penalty at a step: s of `growing`, λ of `group_lasso`; 0 before the beginning and from the end on."""
@@ -373,17 +372,12 @@ class Penalty:
         """The groups' members among the parameters."""
         coupling = find_coupling(self._model, rule.example_inputs)
         names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
-        for glob in (*(rule.include or ()), *rule.keep):
-            if not any(fnmatchcase(name, glob) for name in names):
-                raise ValueError(f"{glob!r} matches no tensor of the model.")
-        found = []
-        for group in coupling.groups:
-            matched = [
-                any(fnmatchcase(name, glob) for name, _ in group.members for glob in globs)
-                for globs in (rule.include or ("*",), rule.keep)
-            ]
-            if matched == [True, False]:
-                found.append(self._slices(coupling, group))
+        check_globs(names, (*(rule.include or ()), *rule.exclude))
+        found = [
+            self._slices(coupling, group)
+            for group in coupling.groups
+            if may_leave({name for name, _ in group.members}, rule.include, rule.exclude)
+        ]
         if not found:
             why = "".join(f"\n  {name} dimension {dim}: {why}" for (name, dim), why in [*coupling.frozen.items()][:10])
             raise ValueError(f"no unit of the model can leave: nothing to regularize.{why}")

@@ -1,0 +1,105 @@
+"""What a model costs when so many units stay: parameters, multiply-adds, bytes, or time measured beside its own.
+
+Law: the model is left as it is, and a cost is told of counts alone: nothing is cut to find it, but for the time.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.allocation import Counts, everywhere
+from secateur.coupling import Axis, Coupling
+from secateur.patterns import Pattern
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import plan_of
+from secateur.shrinking.ties import Tied
+from secateur.support import run_example
+
+__all__ = ["TARGETS", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
+
+TARGETS = ("params", "macs", "memory", "latency", "units")
+
+
+def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+    """`everywhere`, of scores per cost: what leaves first gains most of the target for the score that it loses.
+
+    An allocation for `secateur.shrink`, which divides each group's scores by what one of its units costs of the target
+    before (parameters, multiply-adds, bytes); of "latency" and "units" all cost the same.
+
+    >>> from secateur import shrink
+    >>> layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
+    >>> model = nn.Sequential(*layers)
+    >>> _ = shrink(model, torch.zeros(1, 1, 16, 16), 0.3, target="macs", allocate=by_cost)
+    >>> model[0].out_channels < model[2].out_channels  # eight times the positions
+    True
+    """
+    return everywhere(scores, sparsity, pattern)
+
+
+_marked: Any = by_cost
+
+
+_marked.divides_by_cost = True
+
+
+def prices_of(cost: Callable[[Mapping[Axis, int]], float], tied: Sequence[Tied]) -> dict[Axis, float]:
+    """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
+    found: dict[Axis, float] = {}
+    for each in tied:
+        fewer = each.counts(each.parts - each.step)
+        units = sum(group.size - fewer[group.axis] for group in each.groups)
+        price = (cost({}) - cost(fewer)) / units if units else 0.0
+        found |= {group.axis: price or 1.0 for group in each.groups}
+    return found
+
+
+def cost_of(
+    model: nn.Module, coupling: Coupling, example_inputs: Any, target: str
+) -> Callable[[Mapping[Axis, int]], float]:
+    """What the target is when so many stay of each axis."""
+    if target == "params":
+        names = [name for name, _ in model.named_parameters()]
+        return lambda counts: sum(coupling.size(name, counts) for name in names)
+    if target == "macs":
+        return coupling.multiply_adds
+    return coupling.memory if target == "memory" else _latency(model, coupling, example_inputs)
+
+
+def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[Axis, int]], float]:
+    """The time of a forward pass over the model's own, in turn: the median of the ratios."""
+    dense = copy.deepcopy(model).eval()
+
+    def ratio(counts: Mapping[Axis, int]) -> float:
+        smaller = copy.deepcopy(dense)
+        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
+        carry_out(smaller, plan_of(smaller, coupling, kept), None)
+        return ratio_of_times(smaller, dense, example_inputs)
+
+    return ratio
+
+
+@torch.no_grad()
+def ratio_of_times(smaller: nn.Module, dense: nn.Module, example_inputs: Any) -> float:
+    """The time of a forward pass over another's, in turn: the median of the ratios."""
+
+    def seconds(module: nn.Module) -> float:
+        begin = time.perf_counter()
+        run_example(module, example_inputs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    seconds(smaller)
+    seconds(dense)
+    ratios: list[float] = []
+    begin = time.perf_counter()
+    while len(ratios) < 9 or (time.perf_counter() - begin < 0.3 and len(ratios) < 200):
+        ratios.append(seconds(smaller) / seconds(dense))
+    return float(np.median(ratios))

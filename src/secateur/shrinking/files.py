@@ -1,0 +1,164 @@
+"""A shrunken model on disk: its weights, and the plans that made it; no pickle.
+
+Law: the two files are of one save or refused, and a model that they do not fit stays as it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import Plan, plan_in, plans_of
+from secateur.support import Fields, Undo, tensors_of, write_whole
+
+__all__ = ["load_shrunken", "save_shrunken", "text_of"]
+
+_FORMAT = "secateur shrink plan"
+_VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read
+
+
+_MAX_BYTES = 4_000_000_000  # of plan.json: of every tensor all that stays is written as numbers
+
+
+def save_shrunken(model: nn.Module, directory: str | Path) -> None:
+    """Write ``plan.json`` and ``model.safetensors`` of a shrunken model; `load_shrunken` reads them. No pickle.
+
+    >>> import tempfile
+    >>> from secateur import shrink
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> done = shrink(model, torch.zeros(1, 4), 0.5)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_shrunken(model, folder)
+    ...     fresh = load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)
+    >>> torch.equal(fresh(torch.ones(1, 4)), model(torch.ones(1, 4)))
+    True
+    """
+    from safetensors.torch import save
+
+    plans = plans_of(model)
+    if not plans:
+        raise ValueError("this model was not shrunken; save its state_dict instead.")
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors_of(model).items()}
+    # a plan of one save beside the weights of another is told by it: two files cannot be replaced at once
+    write_whole(directory / "model.safetensors", save(tensors, {"format": "pt", "plan": _fingerprint(plans)}))
+    write_whole(directory / "plan.json", text_of(plans))
+
+
+def text_of(plans: Sequence[Plan]) -> str:
+    """What ``plan.json`` holds."""
+    version = 2 if any(plan.modules or plan.scales for plan in plans) else 1
+    every = [plan.to_json() for plan in plans]
+    return json.dumps({"format": _FORMAT, "version": version, "fingerprint": _fingerprint(plans), "plans": every})
+
+
+def _fingerprint(plans: Sequence[Plan]) -> str:
+    """SHA-256 of what the plans say: shapes before, indices, numbers, scales, modules."""
+    return hashlib.sha256(json.dumps([plan.to_json() for plan in plans], sort_keys=True).encode()).hexdigest()
+
+
+def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
+    """Shrink a freshly built model as `save_shrunken` wrote it, and load its weights; on meta, it becomes real.
+
+    Raises:
+        ValueError: the plan is not one that this version reads, or does not fit the model; nothing is changed.
+
+    >>> import tempfile
+    >>> from secateur import shrink
+    >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    >>> done = shrink(model, torch.zeros(1, 4), 0.5)
+    >>> with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
+    ...     save_shrunken(model, folder)
+    ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape
+    torch.Size([7, 4])
+    """
+    directory = Path(directory)
+    plans = _read_plans(directory / "plan.json")
+    tensors, of = _read_weights(directory / "model.safetensors")
+    if of is not None and of != _fingerprint(plans):
+        raise ValueError(f"plan.json and model.safetensors in {directory} are not of one save; save the model again.")
+    undo = Undo()
+    try:  # no `with`, as in `carry_out`
+        for plan in plans:
+            undo.call(_carry_out_of(directory / "plan.json", model, plan))
+        mine = tensors_of(model)
+        if mine.keys() != tensors.keys():
+            other = sorted(mine.keys() ^ tensors.keys())
+            raise ValueError(f"the model and {directory} differ in {', '.join(other[:5])}.")
+        for name, tensor in mine.items():
+            if tensor.shape != tensors[name].shape:
+                shapes = f"{tuple(tensors[name].shape)}, in the model {tuple(tensor.shape)}"
+                raise ValueError(f"{name} has in {directory} shape {shapes} once the plan is carried out.")
+            if _kind(tensor) != _kind(tensors[name]):
+                dtypes = f"{tensors[name].dtype}, in the model {tensor.dtype}"
+                raise ValueError(f"{directory / 'model.safetensors'}: {name} is of dtype {dtypes}.")
+        for name, tensor in mine.items():
+            _put(model, tensor, tensors.pop(name), undo)
+        return model
+    except BaseException:
+        undo.roll_back()
+        raise
+
+
+def _carry_out_of(path: Path, model: nn.Module, plan: Plan) -> Callable[[], None]:
+    try:
+        return carry_out(model, plan, None)
+    except ValueError as error:
+        raise ValueError(f"{path} does not fit the model: {error}") from error
+
+
+def _read_plans(path: Path) -> list[Plan]:
+    hint = f" {path.name} is no plan that this version of secateur reads; save the model again."
+    read = Fields.read(path, hint=hint, largest=_MAX_BYTES)
+    if read.take("format", str) != _FORMAT:
+        raise read.wrong("format", f"is not {_FORMAT!r}")
+    if (version := read.take("version", int)) not in _VERSIONS:
+        raise read.wrong(f"version {version}", f"is not one of {', '.join(map(str, _VERSIONS))}")
+    plans = [plan_in(each) for each in read.inners("plans")]
+    if "fingerprint" in read.values and read.take("fingerprint", str) != _fingerprint(plans):
+        raise read.wrong("fingerprint", "is not that of the plans: it was changed after it was written")
+    return plans
+
+
+def _read_weights(path: Path) -> tuple[dict[str, Tensor], str | None]:
+    """The tensors, and the fingerprint of the plans that they were saved with."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, (file.metadata() or {}).get("plan")  # noqa: SIM118
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} holds no whole tensors: {error}.") from error
+
+
+def _kind(tensor: Tensor) -> str:
+    """Numbers of one kind become each other with a rounding at most."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return "real" if tensor.is_floating_point() else "complex"
+    return "truth" if tensor.dtype == torch.bool else "integer"
+
+
+def _put(model: nn.Module, tensor: Tensor, value: Tensor, undo: Undo) -> None:
+    """Gives a tensor its values; one on meta becomes real, wherever the model has it."""
+    if not tensor.is_meta:
+        undo.values(tensor)
+        tensor.data.copy_(value)
+        return
+    new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
+    for module in model.modules():
+        flat = vars(module).get("_flat_weights")  # where torch's recurrent modules have their parameters once more
+        held_by: list[Any] = [module._parameters, module._buffers, *([flat] if isinstance(flat, list) else [])]
+        for held in held_by:
+            items = list(enumerate(held) if isinstance(held, list) else held.items())
+            for key in [key for key, each in items if each is tensor]:
+                undo.call(operator.setitem, held, key, tensor)
+                held[key] = new

@@ -1,0 +1,59 @@
+"""Which groups of units may leave: globs over the names of groups and of all their tensors.
+
+Law: a group is left whole if any of its names says so; of groups that keep equally many all may leave, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from fnmatch import fnmatchcase
+
+from secateur.coupling import Coupling, Group
+from secateur.shrinking.request import Request
+
+__all__ = ["check_globs", "groups_in_scope", "may_leave", "names_of"]
+
+
+def names_of(coupling: Coupling) -> set[str]:
+    """What a glob can match."""
+    names = {name for group in coupling.groups for name, _ in group.members} | {name for name, _ in coupling.frozen}
+    return names | {group.name for group in coupling.groups}
+
+
+def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
+    """Raises ValueError for a glob that matches none of the names."""
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in known):
+            raise ValueError(f"{glob!r} matches no tensor of the model.")
+
+
+def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
+    """Whether one of the names is included, and none excluded."""
+
+    def about(globs: Iterable[str]) -> bool:
+        return any(fnmatchcase(name, glob) for glob in globs for name in names)
+
+    return (include is None or about(include)) and not about(exclude)
+
+
+def groups_in_scope(coupling: Coupling, asked: Request) -> list[Group]:
+    """The groups that may leave.
+
+    Raises:
+        ValueError: there is none; the message says what is frozen and why.
+    """
+    left = [
+        group
+        for group in coupling.groups
+        if may_leave({group.name, *(name for name, _ in group.members)}, asked.include, asked.exclude)
+    ]
+    # of groups that keep equally many, all leave together or none
+    partly = {group.tied for group in coupling.groups if group not in left}
+    left = [group for group in left if group.tied not in partly]
+    if not left:
+        reasons = dict.fromkeys(coupling.frozen.values())
+        why = "".join(
+            f"\n  {name} dimension {at}: {reason}" for (name, at), reason in list(coupling.frozen.items())[:10]
+        )
+        raise ValueError(f"nothing of the model can leave ({len(reasons)} reasons).{why}")
+    return left

@@ -1,0 +1,174 @@
+"""What left a model or a directory, in tables: for `print`, and for the command.
+
+Law: a table holds text that is fit to be printed; groups that differ only in the numbers of layers share a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from secateur.coupling import Group
+from secateur.shrinking.branches import KEPT
+from secateur.support import bytes_text, percent, printable, table
+
+if TYPE_CHECKING:
+    from secateur.shrinking.directory import CheckpointShrinking
+    from secateur.shrinking.module import Shrunk
+    from secateur.shrinking.request import Request
+
+__all__ = ["Part", "Rows", "checkpoint_parts", "proof_words", "shrunk_parts", "text_of_parts"]
+
+_SHOWN = 10  # rows of what stays whole, unless all are asked for
+_LONG = 10_000  # characters of a cell that names many
+
+
+class Rows(NamedTuple):
+    """A table: its columns, as `secateur.support.table` names them, and what is in them."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+Part = str | Rows  # a line is a string
+
+
+def text_of_parts(parts: Iterable[Part]) -> str:
+    """The parts as plain text."""
+    return "\n".join(each if isinstance(each, str) else table(*each) for each in parts)
+
+
+def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
+    """What left a module: branches, groups, what stays whole and why, totals."""
+    if done.plans[0].modules:
+        yield from _branch_parts(done)
+    rows: dict[Any, list[Group]] = {}
+    for group in done.coupling.groups:
+        own, *others = _members(group) if verbose else dict.fromkeys(map(_any_layer, _members(group)))
+        kept = int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size
+        rows.setdefault((own, tuple(others), group.size, kept, group.notes), []).append(group)
+    shown = Rows(("~Group", ">Units", "~Leaves with"), [])
+    for (_, _, size, kept, notes), groups in rows.items():
+        alike: dict[str, list[str]] = {}
+        for group in groups:
+            for each in _members(group)[1:]:
+                alike.setdefault(each if verbose else _any_layer(each), []).append(each)
+        members = [_merged(each) for each in alike.values()]
+        if len(members) > 3 and not verbose:
+            members = [*members[:2], f"{len(members) - 2} more"]
+        said = f" ({', '.join(notes)})" if notes else ""
+        units = f"{size} -> {kept}" if kept < size else f"{size}"
+        names = _counted([group.name for group in groups])
+        shown.rows.append((printable(names), units, printable(", ".join(members), _LONG) + said))
+    yield shown
+    yield from _whole_parts(done.coupling.frozen, verbose=verbose)
+    yield ""
+    numbers = "{:,}".format
+    multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
+    yield _totals(("parameters", *done.parameters, numbers), multiply_adds, ("bytes", *done.nbytes, bytes_text))
+    yield _asked_and_got(done.asked, done.got)
+
+
+def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
+    """What left a directory: groups, what stays whole and why, fields of the configuration, totals."""
+    rows: dict[tuple[str, int, int], list[str]] = {}
+    for name, (size, kept) in done.counts.items():
+        rows.setdefault((name if verbose else _any_layer(name), size, kept), []).append(name)
+    counts = [(printable(_counted(names)), f"{size} -> {kept}") for (_, size, kept), names in rows.items()]
+    yield Rows(("~Group", ">Units"), [*counts])
+    yield from _whole_parts(done.frozen, verbose=verbose)
+    yield ""
+    fields = [
+        (printable(name), "not set" if before is None else str(before), str(after))
+        for name, (before, after) in done.fields.items()
+    ]
+    yield Rows(("config.json", ">before", ">after"), [*fields])
+    yield ""
+    yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
+    yield _asked_and_got(done.asked, done.got)
+
+
+def proof_words(done: CheckpointShrinking) -> str:
+    """On which model it was proved, as the beginning of a sentence."""
+    return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
+
+
+def _asked_and_got(asked: Request, got: float) -> str:
+    if asked.sparsity is None:
+        return f"Without a sparsity what is zero leaves: {percent(got)} of the {asked.target}."
+    return f"Asked: {percent(asked.sparsity)} of the {asked.target}. Gone: {percent(got)}."
+
+
+def _totals(*rows: tuple[str, int, int, Callable[[int], str]]) -> Rows:
+    shown = [
+        (what, show(before), show(after), percent(after / before if before else None))
+        for what, before, after, show in rows
+    ]
+    return Rows(("Total", ">before", ">after", ">left"), [*shown])
+
+
+def _members(group: Group) -> list[str]:
+    """``name[dimension]`` of all members, the one that gave the group its name first."""
+    names = [name for name, _ in group.members]
+    # the second group of a name has a number
+    own = group.name if group.name in names else group.name.rpartition(":")[0]
+    first = names.index(own)
+    members = [group.members[first], *group.members[:first], *group.members[first + 1 :]]
+    return [f"{name}[{at}]" for name, at in members]
+
+
+def _any_layer(name: str) -> str:
+    return re.sub(r"(?<=\.)[0-9]+(?=\.)", "*", name)
+
+
+def _counted(names: Sequence[str]) -> str:
+    return _merged(names) + (f" (x{len(names)})" if len(names) > 1 else "")
+
+
+def _merged(names: Sequence[str]) -> str:
+    """Names of the same parts as one, with stars for the parts that differ.
+
+    >>> _merged(["layers.0.mlp.2.weight", "layers.1.mlp.2.weight"])
+    'layers.*.mlp.2.weight'
+    """
+    parts = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(part[0] if len(set(part)) == 1 else "*" for part in parts)
+
+
+def _branch_parts(done: Shrunk) -> Iterator[Part]:
+    left = [branch for branch in done.branches if done.plans[0].takes(branch)]
+    others = [", ".join(path for path in branch.modules if path != branch.name) for branch in left]
+    yield Rows(
+        ("~Branch", "~Leaves with", ">Parameters"),
+        [
+            (printable(branch.name), printable(other, _LONG), f"{branch.entries:,}")
+            for branch, other in zip(left, others, strict=True)
+        ],
+    )
+    yield f"{len(left)} of {len(done.branches)} residual branches leave."
+    for name, why in list(done.stayed.items())[:_SHOWN]:
+        if why != KEPT:
+            yield f"{printable(name)} stays: {printable(why, 300)}."
+    yield ""
+
+
+def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Iterator[Part]:
+    if not frozen:
+        return
+    yield ""
+    if verbose:
+        every = [(printable(f"{name}[{at}]"), printable(reason, 1000)) for (name, at), reason in frozen.items()]
+        yield Rows(("~Stays whole", "~because"), [*every])
+        return
+    by_reason: dict[str, list[str]] = {}
+    for (name, at), reason in frozen.items():
+        by_reason.setdefault(reason, []).append(f"{name}[{at}]")
+    shown = [
+        (printable(reason, 300), f"{len(names):,}", printable(names[0]))
+        for reason, names in list(by_reason.items())[:_SHOWN]
+    ]
+    yield Rows(("~Stays whole, because", ">Dimensions", "~such as"), [*shown])
+    if len(by_reason) > _SHOWN:
+        more = len(by_reason) - _SHOWN
+        yield f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all."

@@ -1,0 +1,42 @@
+"""Groups that keep the same share of their units, and the counts that they can have.
+
+Law: a count is the same whole number of parts of each of them, not below the least and a multiple of the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from secateur.coupling import Axis, Group
+
+__all__ = ["Tied", "by_tie"]
+
+
+def by_tie(groups: Iterable[Group]) -> list[list[Group]]:
+    tied: dict[int, list[Group]] = {}
+    for group in groups:
+        tied.setdefault(group.tied, []).append(group)
+    return list(tied.values())
+
+
+class Tied:
+    """Groups that keep the same share: of a group of 36 and one of 3 together a number of thirds."""
+
+    def __init__(self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[Axis, int]) -> None:
+        self.groups = groups
+        self.parts = math.gcd(*(group.size for group in groups))
+        self.step, self.least = 1, 1
+        for group in groups:
+            step = (16 if group.size >= 64 else 1) if round_to is None else round_to
+            self.step = math.lcm(self.step, step // math.gcd(step, group.size // self.parts))
+            self.least = max(self.least, -(-minimum.get(group.axis, 1) * self.parts // group.size))
+
+    def mean(self, counts: Mapping[Axis, int]) -> float:
+        """Of how many of the parts the groups keep."""
+        return sum(counts[group.axis] * self.parts / group.size for group in self.groups) / len(self.groups)
+
+    def counts(self, parts: int) -> dict[Axis, int]:
+        """What each group keeps of so many parts, as far as it may."""
+        parts = min(max(parts, self.step, self.least), self.parts)
+        return {group.axis: group.size // self.parts * parts for group in self.groups}
