@@ -23,11 +23,11 @@ from torch import nn
 
 from secateur.checkpoints import new_directory
 from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
-from secateur.cli.terminal import clear_errors, printing, table_of, terminable, waiting
+from secateur.cli.terminal import clear_errors, printing, terminable, waiting
 from secateur.coupling import Group
 from secateur.shrinking import KEPT, CheckpointShrinking, Shrunk, save_shrunken, shrink_checkpoint
 from secateur.shrinking import shrink as shrink_model
-from secateur.support import bytes_text, in_mode, percent, printable, run_example, tensors_of
+from secateur.support import bytes_text, in_mode, percent, printable, run_example, table_of, tensors_of
 
 __all__ = ["Target", "shrink"]
 

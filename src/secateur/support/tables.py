@@ -1,0 +1,63 @@
+"""Tables of plain text and for a terminal: the same columns, aligned in the same way.
+
+Law: in plain text a line is a row, and a cell is shown as it is, never read as markup.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from secateur.support.text import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["table", "table_of"]
+
+WIDE = 10_000  # columns of a terminal that no line of ours fills
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Lines of plain text: what ``print(result)`` shows of a value of the library.
+
+    A column of numbers is named ``">Size"`` and ends flush right. A cell is what ``str`` makes of it; None is empty.
+
+    >>> print(table(["Layer", ">Zeros"], [["head", 8], ["body.weight", 1024], ["norm", None]]))
+    Layer        Zeros
+    head             8
+    body.weight   1024
+    norm
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    shown = table_of(*columns)
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"a table of {len(columns)} columns has a row of {len(row)} cells: {list(row)}.")
+        shown.add_row(*(Text("" if cell is None else printable(str(cell), WIDE)) for cell in row))
+    text = io.StringIO()
+    Console(file=text, width=WIDE, color_system=None, legacy_windows=False).print(shown)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def table_of(*columns: str, **form: Any) -> Table:
+    """A `rich.table.Table` without lines; ``form`` is of its own arguments.
+
+    A column of numbers is named ``">Size"``, one of words that may fold ``"~Group"``. Strings given to its ``add_row``
+    are read as markup: names from files go in as `rich.text.Text`.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(**{"box": None, "pad_edge": False, "header_style": "bold", "padding": (0, 2, 0, 0)} | form)
+    for column in columns:
+        made.add_column(
+            Text(column.lstrip(">~")),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=not column.startswith("~"),
+            overflow="fold",
+        )
+    return made
