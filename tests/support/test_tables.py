@@ -37,8 +37,7 @@ def test_a_table_is_as_wide_as_its_cells():
 
 
 def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
-    shown = table_of("~words", ">n")
-    shown.add_row("one two three", "123456")
+    shown = table_of(["~words", ">n"], [["one two three", 123456]])
     Console(width=16).print(shown)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3
