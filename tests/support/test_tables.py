@@ -42,3 +42,8 @@ def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3
     assert lines[1].endswith("123456")
+
+
+def test_what_is_cut_looks_like_it(capsys):
+    Console(width=8).print(table_of([">bytes"], [[123456789012]]))
+    assert capsys.readouterr().out.splitlines()[1].rstrip().endswith("…")

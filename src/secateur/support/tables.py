@@ -45,14 +45,16 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), **fo
     `rich.text.Text` is taken as it is.
     """
     from rich.table import Table
+    from rich.text import Text
 
     made = Table(**{"box": None, "pad_edge": False, "header_style": "bold", "padding": (0, 2, 0, 0)} | form)
     for column in columns:
+        kind, head = (column[0], column[1:]) if column.startswith((">", "~")) else ("", column)
         made.add_column(
-            cell_of(column.lstrip(">~")),
-            justify="right" if column.startswith(">") else "left",
-            no_wrap=not column.startswith("~"),
-            overflow="fold",
+            Text(head),
+            justify="right" if kind == ">" else "left",
+            no_wrap=kind != "~",
+            overflow="fold" if kind == "~" else "ellipsis",  # a number that is cut has to look like it
         )
     for row in rows:
         if len(row) != len(columns):
