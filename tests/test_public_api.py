@@ -1,7 +1,11 @@
 """The public surface: small, documented, and nothing hides a module."""
 
+import ast
 import importlib
 import pkgutil
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 
 import secateur
@@ -55,3 +59,38 @@ def test_modules_list_what_they_offer():
             continue
         assert list(loaded.__all__) == sorted(loaded.__all__), name
         assert all(hasattr(loaded, each) for each in loaded.__all__), name
+
+
+def test_the_front_door_imports_nothing_before_it_is_used():
+    script = "import sys, secateur; print(sorted({'torch', 'numpy', 'rich', 'safetensors'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n", done.stdout
+
+
+ANSWERED = """
+import sys
+from secateur.cli import main
+for words in sys.argv[1:]:
+    try:
+        main(words.split())
+    except SystemExit as stop:
+        assert not stop.code, stop.code
+    found = sorted({"torch", "numpy", "rich"} & set(sys.modules))
+    assert not found, f"secateur {words} imports {', '.join(found)}"
+"""
+
+
+def test_the_command_answers_help_without_importing_what_it_does_not_need():
+    commands = ["bench", "compress", "demo", "expand", "inspect", "oneshot", "prune", "shrink", "verify"]
+    words = ["--help", *(f"{command} --help" for command in commands)]
+    done = subprocess.run([sys.executable, "-c", ANSWERED, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage: secateur") == len(words)
+
+
+def test_the_stub_is_in_a_form_that_type_checkers_take_for_public():
+    stub = Path(secateur.__file__).with_suffix(".pyi")
+    for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+        assert isinstance(node, ast.ImportFrom)
+        assert node.level == 1
+        assert [alias.asname for alias in node.names] == [alias.name for alias in node.names]

@@ -1,16 +1,19 @@
-"""The time of what is compared: in one process, taking turns, round after round.
+"""The time of what is compared, as the library measures it (`secateur.support.alternating`), and what a peer asks for.
 
 Law: a ratio is the median of the rounds' ratios, so that what slows the machine for a while slows both of its sides.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, TypeVar
 
-from secateur.support import track
+from secateur.support import in_turns, ratio, ratios, seconds_of
+
+__all__ = ["alternating", "ratio", "ratios", "timed"]
 
 Name = TypeVar("Name", bound=Hashable)
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
@@ -43,42 +46,19 @@ def alternating(
         rotate: Each round begins with another.
         told: what a line of progress says is going on; without it there is none.
     """
-    now = CLOCKS[clock]
-    names = list(calls)
-    times: dict[Name, list[float]] = {name: [] for name in names}
-    every = range(warm_up + rounds)
-    for number in every if told is None else track(every, told):
-        turn = (number - warm_up) % len(names) if rotate else 0
-        for name in names[turn:] + names[:turn]:
-            count = repeats if isinstance(repeats, int) else repeats[name]
-            if settle:
-                time.sleep(0.02)
-                _mean(calls[name], now, 1, settle)
-            if middle:
-                seconds = statistics.median(_mean(calls[name], now, 1, 0.0) for _ in range(count))
-            else:
-                seconds = _mean(calls[name], now, count, at_least)
-            if number >= warm_up:
-                times[name].append(seconds)
-    return times
+    mean = functools.partial(seconds_of, clock=CLOCKS[clock])
 
+    def turn(name: Name) -> float:
+        call, count = calls[name], repeats if isinstance(repeats, int) else repeats[name]
+        if settle:
+            time.sleep(0.02)
+            mean(call, at_least=settle)
+        if middle:
+            return statistics.median(mean(call) for _ in range(count))
+        return mean(call, repeats=count, at_least=at_least)
 
-def _mean(call: Callable[[], object], now: Callable[[], float], count: int, at_least: float) -> float:
-    started, calls = now(), 0
-    while calls < count or (at_least and now() - started < at_least):
-        call()
-        calls += 1
-    return (now() - started) / calls
-
-
-def ratios(ours: list[float], rival: list[float]) -> list[float]:
-    """How many times faster ours is, in each round."""
-    return [theirs / own for own, theirs in zip(ours, rival, strict=True)]
-
-
-def ratio(ours: list[float], rival: list[float]) -> float:
-    """How many times faster ours is."""
-    return statistics.median(ratios(ours, rival))
+    turns = {name: functools.partial(turn, name) for name in calls}
+    return in_turns(turns, rounds, warm_up=warm_up, rotate=rotate, told=told)
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 from torch import nn
 
-import secateur
 from benchmarks.support import corpora
 from benchmarks.support.tables import head, row, spread
 from benchmarks.training import peers
 from benchmarks.training.methods import DENSE, OURS, SCRATCH, TEXT, TUNING, dense
 from benchmarks.training.tasks import Digits, State, initial, task
 from secateur import sparsify
+from secateur.pipeline import reestimate_batchnorm
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def batchnorm(options: argparse.Namespace) -> dict[str, Any]:
             sparsify(pruned, sparsity)
             scores = found.setdefault(f"{sparsity:.0%}", {"as it is": [], "re-estimated": []})
             scores["as it is"].append(statistics.mean(digits.scores(pruned)))
-            secateur.pipeline.reestimate_batchnorm(pruned, batches)
+            reestimate_batchnorm(pruned, batches)
             scores["re-estimated"].append(statistics.mean(digits.scores(pruned)))
     print(head(["removed", "as it is", "re-estimated"]))
     for removed, scores in found.items():

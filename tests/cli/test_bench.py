@@ -9,7 +9,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from secateur.cli.bench import _inputs_for, bench
+from secateur.cli.bench import bench
+from secateur.cli.measuring import inputs_for
 
 app = typer.Typer()
 app.command()(bench)
@@ -31,8 +32,8 @@ def here(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("secateur.cli.bench._ROUNDS", 1)
-    monkeypatch.setattr("secateur.cli.bench._SECONDS_A_ROUND", 0.0)
+    monkeypatch.setattr("secateur.cli.measuring.ROUNDS", 1)
+    monkeypatch.setattr("secateur.cli.measuring.SECONDS_A_TURN", 0.0)
     return tmp_path
 
 
@@ -94,16 +95,16 @@ def test_images_and_sequences_get_what_their_configuration_says(here):
 
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     model = ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8))
-    inputs, what = _inputs_for(model, "vit", 2, 64)
+    inputs, what = inputs_for(model, "vit", 2, 64)
     assert what == "2 × 3 × 16 × 16 pixels"
     assert model(**inputs).last_hidden_state.shape == (2, 5, 32)
     model = T5Model(T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
-    inputs, what = _inputs_for(model, "t5", 1, 7)
+    inputs, what = inputs_for(model, "t5", 1, 7)
     assert what == "1 × 7 tokens"
     assert model(**inputs).last_hidden_state.shape == (1, 7, 16)
     model.main_input_name = "input_values"
     with pytest.raises(ValueError, match=r"t5: its config\.json does not tell what it is given; say it"):
-        _inputs_for(model, "t5", 1, 7)
+        inputs_for(model, "t5", 1, 7)
 
 
 def test_what_cannot_be_made_is_said(here):

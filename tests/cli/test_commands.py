@@ -12,13 +12,13 @@ import threading
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import secateur.demo
 from secateur.checkpoints import pruning as checkpoint_sparsification
 from secateur.cli import commands as cli
-from secateur.cli import shrink as shrink_command
 from secateur.cli import terminal
 from secateur.native import kernels
 from secateur.shrinking import branches as depth
@@ -128,7 +128,9 @@ def test_inspect_shows_names_and_not_what_they_do(tmp_path):
 def test_inspect_folds_long_names_on_a_terminal(tmp_path, monkeypatch):
     name = ".".join(["layer"] * 30)
     save_file({name: torch.ones(2)}, tmp_path / "x.safetensors")
-    monkeypatch.setattr(terminal, "console", lambda: terminal.Console(width=80, force_terminal=True, color_system=None))
+    monkeypatch.setattr(
+        terminal, "console", lambda: Console(width=80, force_terminal=True, color_system=None, markup=False)
+    )
     result = run("inspect", tmp_path / "x.safetensors")
     assert max(map(len, result.stdout.splitlines())) <= 80
     assert result.stdout.count("layer") == 30
@@ -555,24 +557,24 @@ def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeyp
         (folder / "model.safetensors").write_bytes(b"half")
         raise OSError(28, "No space left on device", str(folder))
 
-    monkeypatch.setattr(shrink_command, "save_shrunken", full)
+    monkeypatch.setattr("secateur.shrinking.save_shrunken", full)
     result = shrunk(zoo, "--out", "out", "--no-verify")
     fails(result, "No space left on device")
     assert not list(tmp_path.glob("out*"))
 
 
 def test_shrink_says_what_the_wait_is_for(zoo, monkeypatch, capsys):
-    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    monkeypatch.setattr("secateur.support.PATIENCE", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with terminal.waiting("Thinking"):
         threading.Event().wait(0.2)
     assert "Thinking" in capsys.readouterr().err
-    monkeypatch.setattr(terminal, "PATIENCE", 60.0)
+    monkeypatch.setattr("secateur.support.PATIENCE", 60.0)
     with terminal.waiting("Thinking"):
         pass
     assert "Thinking" not in capsys.readouterr().err
     monkeypatch.setenv("SECATEUR_PROGRESS", "0")
-    monkeypatch.setattr(terminal, "PATIENCE", 0.0)
+    monkeypatch.setattr("secateur.support.PATIENCE", 0.0)
     with terminal.waiting("Thinking"):
         threading.Event().wait(0.1)
     assert capsys.readouterr().err == ""

@@ -32,7 +32,9 @@ from secateur.report import (
     summarize,
     write_report,
 )
-from secateur.report.results import Layer, columns_of, environment, interval_of, wilson
+from secateur.report.results import Layer, environment
+from secateur.report.summary import interval_of, wilson
+from secateur.report.tables import columns_of
 
 HOSTILE = "<script>alert(1)</script>"
 HOSTILE_TOO = """"'></td></table><img src=x onerror=alert(1)>$\\frac{1}{0}$ & ]]> --> </script>"""

@@ -8,23 +8,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.markup import escape
 
-from secateur import allocation, patterns, solvers
-from secateur.allocation import narrowest
-from secateur.blockwise import Layer, OneShot, read_calibration
-from secateur.blockwise import oneshot as prune_blocks
-from secateur.cli.terminal import clear_errors, fail, printing, terminable
-from secateur.support import printable
+from secateur.cli.terminal import clear_errors, command_line, fail, printing, terminable
+
+if TYPE_CHECKING:
+    from secateur.blockwise import Layer
 
 __all__ = ["oneshot"]
 
@@ -34,15 +29,17 @@ def oneshot(
     data: Annotated[
         str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
     ],
-    out: Annotated[Path, typer.Option(help="The directory to write. Must not exist.")],
+    out: Annotated[Path, typer.Option(metavar="OUT", help="The directory to write. Must not exist.")],
     sparsity: Annotated[
-        float | None, typer.Option("--sparsity", "-s", help="Fraction of each weight to remove, in [0, 1).")
+        float | None,
+        typer.Option("--sparsity", "-s", metavar="FRACTION", help="Fraction of each weight to remove, in [0, 1)."),
     ] = None,
     pattern: Annotated[
         str | None,
         typer.Option(
             "--pattern",
             "-p",
+            metavar="PATTERN",
             help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels. By default unstructured; rows for "
             "wanda and dsnot, which compare within a row.",
         ),
@@ -63,11 +60,14 @@ def oneshot(
             "shape; or everywhere, by one threshold.",
         ),
     ] = "uniform",
-    samples: Annotated[int, typer.Option(min=1, help="How many sequences of the text.")] = 128,
+    samples: Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")] = 128,
     sequence_length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in each; at most 2048 if left out, less if the model takes less.")
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Tokens in each; at most 2048 if left out, less if the model takes less."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="For the choice of sequences.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="For the choice of sequences.")] = 0,
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Prune the weights of these names, and no others. Repeatable."),
@@ -80,7 +80,8 @@ def oneshot(
         typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="Where blocks are computed, such as cuda. The processor if left out.")
+        str | None,
+        typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
     ] = None,
 ) -> None:
     """Prune a model with calibration text, block by block, and mend what is left.
@@ -90,10 +91,15 @@ def oneshot(
     appears complete or not at all. Under torchrun the text is shared out among the processes.
     """
     with clear_errors(), terminable(), _resumable():
+        from secateur import allocation, patterns, solvers
+        from secateur.allocation import narrowest
+        from secateur.blockwise import oneshot as prune_blocks
+        from secateur.blockwise import read_calibration
+        from secateur.cli.printing.blocks import print_pruned_blocks
+
         solve, shared = solvers.parse(solver), allocation.parse(allocate)
         chosen = narrowest(solve) if pattern is None else patterns.parse(pattern)
-        arguments: dict[str, Any] = {
-            "directory": str(directory),
+        options: dict[str, Any] = {
             "data": data,
             "out": str(out),
             "sparsity": sparsity,
@@ -124,13 +130,16 @@ def oneshot(
             out=out,
             activations=activations,
             device=device,
-            arguments={"command": shlex.join(["secateur", "oneshot", *_words(arguments)]), **arguments},
+            arguments={
+                "command": command_line("oneshot", directory, **options),
+                "directory": str(directory),
+                **options,
+            },
             on_layer=functools.partial(_print_layer, started=time.monotonic()),
         )
         if int(os.environ.get("RANK", "0")) == 0:
             with printing() as console:
-                _print_done(console, done)
-            sys.stdout.flush()
+                print_pruned_blocks(console, done)
 
 
 @contextlib.contextmanager
@@ -143,6 +152,7 @@ def _resumable() -> Iterator[None]:
 
 def _join_processes(device: str | None) -> None:
     """Under torchrun, every process joins the others."""
+    import torch
     from torch import distributed
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and distributed.is_available() and not distributed.is_initialized():
@@ -150,15 +160,6 @@ def _join_processes(device: str | None) -> None:
         if on_device:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         distributed.init_process_group("nccl" if on_device else "gloo")
-
-
-def _words(arguments: dict[str, Any]) -> list[str]:
-    words = [arguments["directory"]]
-    for name, value in arguments.items():
-        if name != "directory" and value is not None:
-            for one in value if isinstance(value, list) else [value]:
-                words += [f"--{name}", str(one)]
-    return words
 
 
 def _print_layer(layer: Layer, started: float) -> None:
@@ -184,29 +185,3 @@ def _memory() -> str:
         return ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e9:.2f} GB"
-
-
-def _print_done(console: Any, done: OneShot) -> None:
-    wide = not console.is_terminal
-    console.print(
-        f"Pruned {len(done.layers)} weights, {done.sparsity:.1%} of their entries; the mean squared relative error of "
-        f"their outputs is {done.error:.4f}.",
-        soft_wrap=wide,
-    )
-    for reason, names in done.left_alone.items():
-        console.print(
-            f"Left alone, {escape(reason)}: {len(names)}, such as {escape(printable(names[0]))}.", soft_wrap=wide
-        )
-    for warning in done.warnings:
-        console.print(f"Warning: {escape(printable(warning, 400))}", soft_wrap=wide)
-    idle = [layer.name for layer in done.layers if layer.without_tokens or not layer.tokens]
-    if idle:
-        console.print(
-            f"{len(idle)} weights have experts that no token was sent to, and were pruned by magnitude there, such as "
-            f"{escape(printable(idle[0]))}; more calibration text may reach them.",
-            soft_wrap=wide,
-        )
-    console.print(
-        f"\nWrote {escape(printable(str(done.out)))} ({done.seconds:.1f} s); secateur.json in it says what was done.",
-        soft_wrap=wide,
-    )

@@ -4,44 +4,15 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 """
 
 import contextlib
-import enum
-import shlex
-import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.text import Text
 
-from secateur.checkpoints import new_directory
-from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
-from secateur.cli.terminal import clear_errors, printing, terminable, waiting
-from secateur.shrinking import (
-    CheckpointShrinking,
-    Rows,
-    checkpoint_parts,
-    proof_words,
-    save_shrunken,
-    shrink_checkpoint,
-    shrunk_parts,
-)
-from secateur.shrinking import shrink as shrink_model
-from secateur.support import in_mode, printable, run_example, table_of
+from secateur.cli.terminal import clear_errors, command_line, printing, terminable, waiting
 
-__all__ = ["Target", "shrink"]
-
-
-class Target(enum.StrEnum):
-    params = "params"
-    macs = "macs"
-    memory = "memory"
-    latency = "latency"
-    units = "units"
+__all__ = ["shrink"]
 
 
 def shrink(
@@ -53,7 +24,10 @@ def shrink(
             "Hugging Face directory, of which no code is run.",
         ),
     ],
-    sparsity: Annotated[float, typer.Option("--sparsity", "-s", help="Fraction of the target that leaves, in [0, 1).")],
+    sparsity: Annotated[
+        float,
+        typer.Option("--sparsity", "-s", metavar="FRACTION", help="Fraction of the target that leaves, in [0, 1)."),
+    ],
     example: Annotated[
         str | None,
         typer.Option(
@@ -67,9 +41,13 @@ def shrink(
         Path | None, typer.Option(metavar="DIR", help="The directory to write. Must not exist.", show_default=False)
     ] = None,
     target: Annotated[
-        Target,
-        typer.Option(help="Of the example: multiply-adds, memory, measured time; units are channels, heads, ..."),
-    ] = Target.params,
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="params; of the example macs (multiply-adds), memory or latency (measured time); or units (channels, "
+            "heads, ...).",
+        ),
+    ] = "params",
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Shrink only what tensors of these names take part in. Repeatable."),
@@ -134,6 +112,15 @@ def shrink(
                 verbose=verbose,
             )
             return
+        import torch
+
+        from secateur.checkpoints import new_directory
+        from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
+        from secateur.cli.printing.shrunken import print_parts, print_written
+        from secateur.shrinking import save_shrunken, shrunk_parts
+        from secateur.shrinking import shrink as shrink_model
+        from secateur.support import in_mode, run_example
+
         if example is None:
             raise ValueError("give --example MODULE:INPUTS, what the model is run on; only a directory needs none.")
         if out is None and not dry_run:
@@ -156,7 +143,7 @@ def shrink(
                     include=include,
                     exclude=exclude,
                     round_to=round_to,
-                    target=str(target),
+                    target=target,
                     branches=branches,
                     uniform=uniform,
                     verify=not no_verify,
@@ -165,11 +152,10 @@ def shrink(
                 with waiting("Writing"):
                     save_shrunken(model, folder)
         with printing() as console:
-            _print_parts(console, shrunk_parts(done, verbose=verbose))
+            print_parts(console, shrunk_parts(done, verbose=verbose))
             proof = "Not proved, as asked" if no_verify else "Proved on random weights that nothing else changed"
             console.print(f"\n{proof} ({time.monotonic() - started:.1f} s).")
-            _print_written(console, None if dry_run else out, factory, expression)
-        sys.stdout.flush()
+            print_written(console, None if dry_run else out, factory, expression)
 
 
 def _shrink_directory(
@@ -181,19 +167,19 @@ def _shrink_directory(
     include: list[str] | None,
     exclude: list[str] | None,
     round_to: int | None,
-    target: Target,
+    target: str,
     no_verify: bool,
     dry_run: bool,
     verbose: bool,
 ) -> None:
     if out is None and not dry_run:
         raise ValueError("give --out DIR, the directory to write, or --dry-run.")
-    options = {"include": include, "exclude": exclude, "round-to": round_to, "example": example, "target": str(target)}
-    words = ["shrink", str(directory), "--sparsity", str(sparsity), "--out", str(out)]
-    for name, value in options.items():
-        for one in value if isinstance(value, list) else [] if value is None else [value]:
-            words += [f"--{name}", str(one)]
-    words += ["--no-verify"] * no_verify
+    from secateur.cli.factories import inputs_of
+    from secateur.cli.printing.shrunken import print_checkpoint
+    from secateur.shrinking import shrink_checkpoint
+
+    options = {"include": include, "exclude": exclude, "round-to": round_to, "example": example, "target": target}
+    command = command_line("shrink", directory, sparsity=sparsity, out=out, **options, no_verify=no_verify)
     done = shrink_checkpoint(
         directory,
         None if dry_run else out,
@@ -202,54 +188,9 @@ def _shrink_directory(
         include=include,
         exclude=exclude,
         round_to=round_to,
-        target=str(target),
+        target=target,
         verify=not no_verify,
-        arguments={"command": shlex.join(["secateur", *words]), "sparsity": sparsity, **options},
+        arguments={"command": command, "sparsity": sparsity, **options},
     )
     with printing() as console:
-        _print_checkpoint(console, done, verbose=verbose)
-    sys.stdout.flush()
-
-
-# ---- printing --------------------------------------------------------------------------------------------------------
-
-
-def _print_parts(console: Console, parts: Iterable[Rows | str]) -> None:
-    for part in parts:
-        if isinstance(part, str):
-            console.print(Text(part))
-            continue
-        shown = table_of(*part.columns)
-        for row in part.rows:
-            shown.add_row(*map(Text, row))
-        console.print(shown)
-
-
-def _print_written(console: Console, out: Path | None, factory: str, expression: str) -> None:
-    if out is None:
-        console.print("Nothing was written.")
-        return
-    module, _, name = factory.partition(":")
-    base = name.partition(".")[0]
-    console.print(f"Wrote plan.json and model.safetensors to {escape(printable(str(out)))}. To load it:\n")
-    for line in (
-        "from secateur import load_shrunken",
-        f"from {module} import {base}",
-        f"model = load_shrunken({expression}, {str(out)!r})",
-    ):
-        console.print(f"    {escape(printable(line))}", soft_wrap=True)
-
-
-def _print_checkpoint(console: Console, done: CheckpointShrinking, *, verbose: bool) -> None:
-    _print_parts(console, checkpoint_parts(done, verbose=verbose))
-    proof = escape(proof_words(done))
-    console.print(f"\n{proof} ({done.seconds:.1f} s).", soft_wrap=not console.is_terminal)
-    if done.left_out:
-        files = ", ".join(printable(str(path)) for path in done.left_out[:4])
-        console.print(f"Left out, as they hold the weights in other forms: {escape(files)}.", soft_wrap=True)
-    console.print(
-        "Nothing was written."
-        if done.out is None
-        else f"Wrote {escape(printable(str(done.out)))}; from_pretrained loads it.",
-        soft_wrap=True,
-    )
+        print_checkpoint(console, done, verbose=verbose)

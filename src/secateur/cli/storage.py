@@ -1,21 +1,14 @@
 """``secateur compress`` and ``secateur expand``: compressed checkpoints from the command line.
 
-Law: as in `secateur.cli`, which registers these two: results on stdout, one line on stderr for what the user can mend.
+Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
-from __future__ import annotations
-
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from secateur.checkpoints import open_checkpoint
 from secateur.cli.terminal import clear_errors, printing, terminable
-from secateur.storage import Compression, expand_checkpoint, save_compressed
-from secateur.support import bytes_text, percent, printable, table_of
 
 __all__ = ["compress", "expand"]
 
@@ -24,7 +17,9 @@ def compress(
     path: Annotated[
         Path, typer.Argument(metavar="DIR", help="A directory with .safetensors files, or one .safetensors file.")
     ],
-    out: Annotated[Path, typer.Option(help="What to write: a directory for a directory, which must not exist.")],
+    out: Annotated[
+        Path, typer.Option(metavar="OUT", help="What to write: a directory for a directory, which must not exist.")
+    ],
     masks: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep these masks, a safetensors file of bools, beside the weights."),
@@ -38,17 +33,26 @@ def compress(
     dense ones. OUT appears complete or not at all.
     """
     with clear_errors(), terminable():
+        from secateur.checkpoints import open_checkpoint
+        from secateur.cli.printing.checkpoints import print_compression
+        from secateur.storage import save_compressed
+        from secateur.support import bytes_text, percent
+
         try:
             done = save_compressed(path, out, masks=None if masks is None else open_checkpoint(masks), zstd=zstd)
         except (KeyError, TypeError) as error:  # masks of other tensors, or no masks
             raise ValueError(error.args[0]) from None
         share = percent(done.ratio)
-        _print(done, f"Wrote {out}: {bytes_text(done.stored)} of {bytes_text(done.dense)} dense, {share}")
+        with printing() as console:
+            line = f"Wrote {out}: {bytes_text(done.stored)} of {bytes_text(done.dense)} dense, {share}"
+            print_compression(console, done, line)
 
 
 def expand(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A compressed directory, or one compressed file.")],
-    out: Annotated[Path, typer.Option(help="What to write: a directory for a directory, which must not exist.")],
+    out: Annotated[
+        Path, typer.Option(metavar="OUT", help="What to write: a directory for a directory, which must not exist.")
+    ],
 ) -> None:
     """Write the dense checkpoint that a compressed one was made of, byte for byte.
 
@@ -56,18 +60,10 @@ def expand(
     appears complete or not at all.
     """
     with clear_errors(), terminable():
+        from secateur.cli.printing.checkpoints import print_compression
+        from secateur.storage import expand_checkpoint
+        from secateur.support import bytes_text
+
         done = expand_checkpoint(path, out)
-        _print(done, f"Wrote {out}: {bytes_text(done.dense)} from {bytes_text(done.stored)}")
-
-
-def _print(done: Compression, line: str) -> None:
-    table = table_of("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio")
-    for encoding in sorted({tensor.encoding for tensor in done.tensors}):
-        tensors = [tensor for tensor in done.tensors if tensor.encoding == encoding]
-        dense, stored = sum(tensor.dense for tensor in tensors), sum(tensor.stored for tensor in tensors)
-        ratio = percent(stored / dense if dense else None)
-        table.add_row(encoding, f"{len(tensors):,}", bytes_text(dense), bytes_text(stored), ratio)
-    with printing() as console:
-        console.print(table)
-        console.print(f"\n{escape(printable(line))} ({done.seconds:.1f} s).", soft_wrap=not console.is_terminal)
-    sys.stdout.flush()
+        with printing() as console:
+            print_compression(console, done, f"Wrote {out}: {bytes_text(done.dense)} from {bytes_text(done.stored)}")

@@ -1,24 +1,27 @@
 """What the commands share: results as tables on stdout, one line on stderr for what the user can mend.
 
-Law: in a pipe a line is a row and colours are gone; whatever is wrong with the input ends in exit code 2.
+Law: in a pipe a line is a row and colours are gone; whatever is wrong with the input ends in exit code 2. Nothing of
+the library is imported before it is used, so that help is there at once.
 """
+
+from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from secateur.support import PATIENCE, printable
+if TYPE_CHECKING:
+    from rich.console import Console
 
-__all__ = ["clear_errors", "fail", "printing", "terminable", "waiting"]
+__all__ = ["clear_errors", "command_line", "fail", "printing", "terminable", "waiting"]
 
 
 @contextlib.contextmanager
@@ -49,6 +52,8 @@ def clear_errors() -> Iterator[None]:
 
 
 def fail(message: str, code: int = 2) -> typer.Exit:
+    from secateur.support import printable
+
     lines = " ".join(line.strip() for line in message.splitlines())
     print(f"secateur: {printable(lines, 2000)}", file=sys.stderr)
     return typer.Exit(code)
@@ -83,6 +88,11 @@ def waiting(what: str) -> Iterator[None]:
         yield
         return
     os.environ["SECATEUR_PROGRESS"] = "0"  # the bars of what is called would be drawn over this one
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from secateur.support import PATIENCE
+
     bar = Progress(SpinnerColumn(), TextColumn(what), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
     bar.add_task(what, total=None)
     timer = threading.Timer(PATIENCE, bar.start)
@@ -99,14 +109,32 @@ def waiting(what: str) -> Iterator[None]:
             os.environ["SECATEUR_PROGRESS"] = before
 
 
+def command_line(verb: str, *arguments: object, **options: Any) -> str:
+    """What a shell would have to be given to do it again; options that are None or False are left out.
+
+    >>> command_line("prune", "my model", sparsity=0.5, pattern=None, round_to=8, exclude=["*.0", "*.1"], zstd=True)
+    "secateur prune 'my model' --sparsity 0.5 --round-to 8 --exclude '*.0' --exclude '*.1' --zstd"
+    """
+    words = ["secateur", verb, *map(str, arguments)]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one is not False:
+                words += [option] if one is True else [option, str(one)]
+    return shlex.join(words)
+
+
 def console() -> Console:
-    # In a pipe a line is a tensor, for grep; on a terminal long names fold.
-    return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
+    from rich.console import Console
+
+    # In a pipe a line is a tensor, for grep; on a terminal long names fold. What is printed may come from files.
+    width = None if sys.stdout.isatty() else 10_000
+    return Console(width=width, highlight=False, emoji=False, markup=False)
 
 
 @contextlib.contextmanager
 def printing() -> Iterator[Console]:
-    """A console; in a pipe its lines end where their text ends."""
+    """A console on which nothing is markup; in a pipe its lines end where their text ends."""
     where = console()
     if where.is_terminal:
         yield where
@@ -114,3 +142,4 @@ def printing() -> Iterator[Console]:
     with where.capture() as captured:
         yield where
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    sys.stdout.flush()

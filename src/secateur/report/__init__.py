@@ -1,21 +1,10 @@
 """What happened, on one page: results, their tables and plots, and the page."""
 
+from secateur.report.describing import count_multiply_adds, describe
 from secateur.report.page import write_report
-from secateur.report.results import (
-    Check,
-    History,
-    Network,
-    Results,
-    Row,
-    Run,
-    count_multiply_adds,
-    describe,
-    load_results,
-    missing_baselines,
-    print_summary,
-    save_results,
-    summarize,
-)
+from secateur.report.results import Check, History, Network, Results, Run, load_results, save_results
+from secateur.report.summary import Row, missing_baselines, summarize
+from secateur.report.tables import print_summary
 
 __all__ = [
     "Check",

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from secateur.report.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot, layer_plot
-from secateur.report.results import Results, best_rows, columns_of, missing_baselines, shrunken_table, summarize
+from secateur.report.results import Results
+from secateur.report.summary import best_rows, missing_baselines, summarize
+from secateur.report.tables import columns_of, shrunken_table
 from secateur.support import write_whole
 
 __all__ = ["write_report"]

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from secateur.report.results import Network, Results, Row, interval_of
+from secateur.report.results import Network, Results
+from secateur.report.summary import Row, interval_of
 
 __all__ = ["Plot", "STYLE", "accuracy_plots", "cost_plots", "histogram", "history_plot", "layer_plot"]
 

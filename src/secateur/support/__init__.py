@@ -1,4 +1,4 @@
-"""What every room uses, each once: files, sharding, ownership, running a model, tables, progress."""
+"""What every room uses, each once: files, sharding, ownership, running a model, tables, timing, progress."""
 
 from secateur.support import private, records
 from secateur.support.files import naming, whole_file, write_whole
@@ -27,6 +27,7 @@ from secateur.support.running import (
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
 from secateur.support.tables import table, table_of
 from secateur.support.text import bytes_text, percent, percents, printable
+from secateur.support.timing import alternating, in_turns, ratio, ratios, seconds_of
 from secateur.support.undo import Undo
 from secateur.support.words import function_of, unknown
 
@@ -38,12 +39,14 @@ __all__ = [
     "ONE_AT_A_TIME",
     "PATIENCE",
     "Undo",
+    "alternating",
     "bytes_text",
     "count_nonzero",
     "device_of",
     "function_of",
     "in_dtype",
     "in_mode",
+    "in_turns",
     "is_sharded",
     "laid_out",
     "local",
@@ -57,12 +60,15 @@ __all__ = [
     "percents",
     "printable",
     "private",
+    "ratio",
+    "ratios",
     "records",
     "repeatable",
     "replicating_group",
     "restored",
     "run_batch",
     "run_example",
+    "seconds_of",
     "seeded",
     "sharded_parameter",
     "table",

@@ -1,0 +1,169 @@
+"""A model in every form that bench compares, and the time of each, beside the dense one.
+
+Law: every figure is measured in this run, in alternating rounds; the model's weights may be random, for time does not
+depend on their values.
+"""
+
+import copy
+import functools
+import io
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.allocation import uniform
+from secateur.blockwise import blaming_config, build_on_meta
+from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.cli.factories import inputs_of, model_of
+from secateur.cli.terminal import waiting
+from secateur.inference import Packing, pack
+from secateur.patterns import Pattern
+from secateur.pipeline import sparsify
+from secateur.shrinking import shrink
+from secateur.support import alternating, printable, run_batch, track
+
+__all__ = ["Bench", "Form", "bytes_of", "inputs_for", "measured", "model_and_inputs"]
+
+ROUNDS = 7
+SECONDS_A_TURN = 0.02
+
+
+@dataclass(frozen=True)
+class Form:
+    name: str
+    sparsity: float | None
+    model: nn.Module
+    packing: Packing | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was measured: ``times`` are seconds of one call of each form in each round; ``missing`` says why."""
+
+    forms: list[Form]
+    times: list[list[float]]
+    missing: dict[str, str]
+    threads: int
+
+
+def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -> tuple[nn.Module, Any, str]:
+    """The model, one batch for it, and what the batch is, if that was chosen here."""
+    if not Path(where).is_dir():
+        if example is None:
+            raise ValueError(
+                f"{where} is no directory, so --example has to say what the model is given: module:inputs, "
+                "a tensor or a dict of keyword arguments."
+            )
+        return model_of(where)[0], inputs_of(example), ""
+    kind = type(build_on_meta(open_checkpoint(Path(where))))
+    with waiting("loading the model"), blaming_config(Path(where), "its model cannot be loaded"):
+        built: nn.Module = kind.from_pretrained(where, local_files_only=True, dtype="auto")  # type: ignore[attr-defined]
+    if example is not None:
+        return built, inputs_of(example), ""
+    inputs, what = inputs_for(built, where, batch, tokens)
+    return built, inputs, f"{what}; "
+
+
+def inputs_for(model: Any, where: str, batch: int, tokens: int) -> tuple[dict[str, Tensor], str]:
+    """Random inputs of the size that a transformers model's configuration allows."""
+    config, main = model.config, model.main_input_name
+    text, draw = config.get_text_config(), torch.Generator().manual_seed(0)
+    if main == "input_ids" and getattr(text, "vocab_size", None):
+        longest = getattr(text, "max_position_embeddings", None) or tokens
+        if tokens > longest:
+            raise ValueError(f"--tokens {tokens} is more than the {longest} positions of {printable(where)}.")
+        ids = torch.randint(0, text.vocab_size, (batch, tokens), generator=draw)
+        inputs = {"input_ids": ids}
+        if getattr(config, "is_encoder_decoder", False):
+            inputs["decoder_input_ids"] = ids
+        return inputs, f"{batch} × {tokens} tokens"
+    size = getattr(config, "image_size", None)
+    if main == "pixel_values" and size:
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        channels = getattr(config, "num_channels", 3)
+        images = torch.randn(batch, channels, height, width, generator=draw)
+        return {"pixel_values": images.to(model.dtype)}, f"{batch} × {channels} × {height} × {width} pixels"
+    raise CheckpointError(f"{printable(where)}: its config.json does not tell what it is given; say it with --example.")
+
+
+def measured(
+    model: nn.Module,
+    inputs: Any,
+    chosen: Mapping[str, Pattern],
+    sparsities: Sequence[float],
+    threads: int | None = None,
+) -> Bench:
+    """Every form of the model, timed in turns with as many threads; torch's own setting is put back."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads or before)
+        forms, missing = _forms(model, inputs, chosen, sparsities)
+        calls = {number: functools.partial(run_batch, form.model, inputs) for number, form in enumerate(forms)}
+        with torch.no_grad():
+            times = alternating(calls, ROUNDS, at_least=SECONDS_A_TURN, told="timing")
+        return Bench(forms, list(times.values()), missing, torch.get_num_threads())
+    finally:
+        torch.set_num_threads(before)
+
+
+def _forms(
+    model: nn.Module, inputs: Any, chosen: Mapping[str, Pattern], sparsities: Sequence[float]
+) -> tuple[list[Form], dict[str, str]]:
+    """The forms, the dense model first, and why others are missing."""
+    model.eval().requires_grad_(False)
+    forms, missing = [Form("dense", None, model)], {}
+    as_it_is = copy.deepcopy(model)
+    packing = pack(as_it_is, inputs)
+    if any(layer.sparsity > 0.01 for layer in packing.layers):
+        forms.append(Form("as it is", None, as_it_is, packing))
+    wanted = [(word, sparsity) for word in chosen for sparsity in sparsities]
+    for word, sparsity in track(wanted, "pruning and packing"):
+        other = copy.deepcopy(model)
+        sparsify(other, sparsity, pattern=chosen[word], allocate=uniform)
+        forms.append(Form(word, sparsity, other, pack(other, inputs)))
+    smaller = copy.deepcopy(model)
+    try:
+        with waiting("shrinking"):
+            shrink(smaller, inputs[0] if isinstance(inputs, tuple | list) else inputs, 0.5, target="macs", verify=False)
+        forms.append(Form("shrink, half the work", None, smaller))
+    except Exception as error:  # the user's model may be of any kind, and the other forms stand
+        missing["shrink, half the work"] = _line(error)
+    for form in [forms[0], *(each for each in forms if each.name.startswith("shrink"))]:
+        name = "int8" if form.name == "dense" else f"{form.name}, int8"
+        try:
+            quantized = _int8(form.model)
+            with torch.no_grad():
+                run_batch(quantized, inputs)
+            forms.append(Form(name, None, quantized))
+        except Exception as error:  # as above
+            missing[name] = _line(error)
+    return forms, missing
+
+
+def _int8(model: nn.Module) -> nn.Module:
+    """A copy with linear layers in int8, activations by what they are at run time: what torch does by itself."""
+    if not any(type(module) is nn.Linear for module in model.modules()):
+        raise ValueError("torch has it for linear layers, and there is none.")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch names a successor, in a package of its own
+        quantized: nn.Module = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)  # type: ignore[no-untyped-call]
+    return quantized
+
+
+def _line(error: Exception) -> str:
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0], 150)
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Of parameters and buffers, each once; of quantized layers what saving them takes."""
+    state = list(model.state_dict().values())
+    if all(isinstance(value, Tensor) for value in state):
+        return sum({tensor.data_ptr(): tensor.nbytes for tensor in state}.values())
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    return buffer.tell()

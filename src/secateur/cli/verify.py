@@ -1,0 +1,42 @@
+"""``secateur verify``: what a pruned directory claims of itself, counted.
+
+Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from secateur.cli.terminal import clear_errors, printing
+
+__all__ = ["verify"]
+
+
+def verify(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A directory with secateur.json beside the weights.")
+    ],
+    source: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="What it was pruned from: then all else has to be unchanged.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
+
+    Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
+    """
+    with clear_errors():
+        from secateur.checkpoints import verify_checkpoint
+
+        found = verify_checkpoint(directory, source)
+        if as_json:
+            print(json.dumps(found.as_json(), indent=2), flush=True)
+        else:
+            from secateur.cli.printing.checkpoints import print_verification
+
+            with printing() as console:
+                print_verification(console, found)
+    if not found.ok:
+        raise typer.Exit(1)
