@@ -74,6 +74,11 @@ def test_no_file_and_no_regular_file(tmp_path):
         (lambda r: r.each("list", int), r"list\[1\] must be a whole number, not an object of 1"),
         (lambda r: list(r.inners("list")), r"list\[0\] must be an object, not 1"),
         (lambda r: r.inner("inner").inner("one").take("size", int, least=0), "inner.one.size must be .* not -1"),
+        (lambda r: r.each("list", float, most=0), r"list\[0\] must be a number of at most 0, not 1"),
+        (lambda r: [one.take("size", str) for _, one in r.inners_named("inner")], "inner.one.size must be a string"),
+        (lambda r: list(r.inners_named("share")), "share must be an object, not 0.5"),
+        (lambda r: r.inner("inner").each_named("one", int, least=0), "inner.one.size must be .* not -1"),
+        (lambda r: r.inner("inner").wrong("", "is odd"), "inner is odd"),
         (lambda r: r.only("name"), "true is not known"),
     ],
 )
@@ -88,6 +93,24 @@ def test_fields_are_held_to_their_types(tmp_path, ask, message):
     }
     record = Fields(values, tmp_path / "r.json", error=CheckpointError, hint=" Delete it.")
     with pytest.raises(CheckpointError, match=rf"r\.json: damaged: {message}.* Delete it\.$"):
-        ask(record)
+        if isinstance(error := ask(record), ValueError):
+            raise error
     assert record.take("share", float, most=1) == 0.5
     assert record.maybe("nothing", str) is None
+
+
+def test_what_is_right_is_read_whole(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"sizes": [1, 2], "counts": {"a": 1}, "inner": {"one": {"size": 3}}}))
+    record = Fields.read(path)
+    assert record.each("sizes", int, least=1) == [1, 2]
+    assert record.each_named("counts", int) == {"a": 1}
+    assert {name: one.take("size", int) for name, one in record.inners_named("inner")} == {"one": 3}
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text('{"a": 1}')
+    assert Fields.read(path, largest=8).values == {"a": 1}
+    with pytest.raises(ValueError, match=r"r\.json: more than 7 bytes of JSON"):
+        Fields.read(path, largest=7)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Branch, Coupling, Kept, replacement
-from secateur.support import tensors_of, write_whole
+from secateur.support import Fields, tensors_of, write_whole
 
 __all__ = [
     "Factors",
@@ -41,6 +42,8 @@ Factors = list[tuple[int, npt.NDArray[np.float64]]]
 
 _FORMAT = "secateur shrink plan"
 _VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read
+_MAX_BYTES = 4_000_000_000  # of plan.json: of every tensor all that stays is written as numbers
+_LARGEST, _HUGE = 2**63 - 1, 1e308  # what an index, and a float, can be
 _ATTRIBUTE = "shrink_plans"  # of a shrunken model: what was removed, in order
 # Numbers that torch's own modules hold for their printed form and do not use in a forward pass: as their tensors say.
 _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
@@ -110,43 +113,46 @@ class Plan:
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> Plan:
         """What `to_json` made."""
-        tensors = {
-            str(name): (
-                tuple(_integer(size) for size in entry["shape"]),
-                {int(at): _integers(kept) for at, kept in entry["kept"].items()},
-            )
-            for name, entry in values["tensors"].items()
-        }
-        numbers = [(_place(each["place"]), _integer(each["from"]), _integer(each["to"])) for each in values["numbers"]]
-        scales = [
-            (
-                str(each["tensor"]),
-                _integer(each["dimension"]),
-                _integers(each["indices"]),
-                float(each["by"]),
-            )
-            for each in values.get("scales", ())
-        ]
-        modules = {str(path): dict(form) for path, form in values.get("modules", {}).items()}
-        for form in modules.values():
-            replacement(form)  # one that cannot be made is no plan
-        return Plan(tensors, numbers, scales, modules)
+        return _plan_in(Fields(values, Path("plan.json")))
 
 
-def _integer(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(f"{str(value)[:100]} is no integer")
-    return value
+def _plan_in(read: Fields) -> Plan:
+    tensors = {
+        name: (tuple(entry.each("shape", int)), _kept(entry.inner("kept")))
+        for name, entry in read.inners_named("tensors")
+    }
+    numbers = [(_place(each), each.take("from", int), each.take("to", int)) for each in read.inners("numbers")]
+    scales = [
+        (
+            each.take("tensor", str),
+            each.take("dimension", int),
+            np.asarray(each.each("indices", int, least=0, most=_LARGEST), dtype=np.int64),
+            float(each.take("by", float, least=-_HUGE, most=_HUGE)),
+        )
+        for each in (read.inners("scales") if "scales" in read.values else ())
+    ]
+    modules: dict[str, Mapping[str, Any]] = {}
+    for path, form in read.inners_named("modules") if "modules" in read.values else ():
+        try:
+            replacement(form.values)  # one that cannot be made is no plan
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise form.wrong("", f"describes no module ({error})") from None
+        modules[path] = dict(form.values)
+    return Plan(tensors, numbers, scales, modules)
 
 
-def _integers(values: Any) -> npt.NDArray[np.int64]:
-    return np.asarray([_integer(each) for each in values], dtype=np.int64)
+def _kept(read: Fields) -> dict[int, npt.NDArray[np.int64]]:
+    for at in read.values:
+        if not re.fullmatch(r"\d{1,9}", at, re.ASCII):
+            raise read.wrong(at, "is not the number of a dimension")
+    return {int(at): np.asarray(read.each(at, int, least=0, most=_LARGEST), dtype=np.int64) for at in read.values}
 
 
-def _place(values: Any) -> tuple[str | int, ...]:
-    if not isinstance(values, list) or not all(type(each) in (str, int) for each in values) or len(values) < 2:
-        raise TypeError(f"{str(values)[:100]} is no place of a number")
-    return tuple(values)
+def _place(number: Fields) -> tuple[str | int, ...]:
+    found = number.take("place", list)
+    if not all(type(each) in (str, int) for each in found) or len(found) < 2:
+        raise number.wrong("place", "is no place of a number: the path of a module, then names, keys and indices")
+    return tuple(found)
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
@@ -242,19 +248,15 @@ def _carry_out_of(path: Path, model: nn.Module, plan: Plan) -> Callable[[], None
 
 
 def _read_plans(path: Path) -> list[Plan]:
-    def refused(word: str) -> None:
-        raise ValueError(f"{word} is no number")
-
-    try:
-        # a number that is too large for its kind, and what is nested deeper than Python goes, are no ValueErrors
-        read = json.loads(path.read_text(encoding="utf-8"), parse_constant=refused)
-        if read.get("format") != _FORMAT or read.get("version") not in _VERSIONS:
-            raise ValueError(f"it is {str(read.get('format'))[:100]!r} version {str(read.get('version'))[:100]}")
-        plans = [Plan.from_json(each) for each in read["plans"]]
-        if read.get("fingerprint", _fingerprint(plans)) != _fingerprint(plans):
-            raise ValueError("it was changed after it was written")
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise ValueError(f"{path} is no plan that this version of secateur reads: {error}.") from error
+    hint = f" {path.name} is no plan that this version of secateur reads; save the model again."
+    read = Fields.read(path, hint=hint, largest=_MAX_BYTES)
+    if read.take("format", str) != _FORMAT:
+        raise read.wrong("format", f"is not {_FORMAT!r}")
+    if (version := read.take("version", int)) not in _VERSIONS:
+        raise read.wrong(f"version {version}", f"is not one of {', '.join(map(str, _VERSIONS))}")
+    plans = [_plan_in(each) for each in read.inners("plans")]
+    if "fingerprint" in read.values and read.take("fingerprint", str) != _fingerprint(plans):
+        raise read.wrong("fingerprint", "is not that of the plans: it was changed after it was written")
     return plans
 
 

@@ -39,18 +39,23 @@ class _WrongError(Exception):
 
 
 def read_json(
-    path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True
+    path: Path,
+    *,
+    error: type[ValueError] = ValueError,
+    hint: str = "",
+    finite: bool = True,
+    largest: int = MAX_JSON,
 ) -> dict[str, Any]:
-    """The JSON object in a file of at most 100 MB, as `parse_json` reads it.
+    """The JSON object in a file of at most 100 MB, or of ``largest`` bytes, as `parse_json` reads it.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is not one, of the class ``error``; ``hint`` says what to do.
     """
     with open_regular(path, error=error) as file:
-        text = file.read(MAX_JSON + 1)
-    if len(text) > MAX_JSON:
-        raise error(f"{path}: more than {MAX_JSON} bytes of JSON.{hint}")
+        text = file.read(largest + 1)
+    if len(text) > largest:
+        raise error(f"{path}: more than {largest} bytes of JSON.{hint}")
     return parse_json(text, path, error=error, hint=hint, finite=finite)
 
 
@@ -140,9 +145,19 @@ class Fields:
         self.values, self.path, self.error, self.hint, self.place = values, path, error, hint, place
 
     @classmethod
-    def read(cls, path: Path, *, error: type[ValueError] = ValueError, hint: str = "", finite: bool = True) -> Fields:
+    def read(
+        cls,
+        path: Path,
+        *,
+        error: type[ValueError] = ValueError,
+        hint: str = "",
+        finite: bool = True,
+        largest: int = MAX_JSON,
+    ) -> Fields:
         """Of a file; raises what `read_json` does."""
-        return cls(read_json(path, error=error, hint=hint, finite=finite), path, error=error, hint=hint)
+        return cls(
+            read_json(path, error=error, hint=hint, finite=finite, largest=largest), path, error=error, hint=hint
+        )
 
     def take(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> T:
         """The value of a field."""
@@ -159,7 +174,10 @@ class Fields:
     def each(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> list[T]:
         """The values of a list."""
         found = self.take(key, list)
-        return [self._held(one, f"{key}[{at}]", kind, least, most) for at, one in enumerate(found)]
+        for at, one in enumerate(found):
+            if not _fits(one, kind, least, most):  # there may be millions: only what is wrong is named
+                self._held(one, f"{key}[{at}]", kind, least, most)
+        return found
 
     def inner(self, key: str) -> Fields:
         """The fields of an object in this one."""
@@ -169,6 +187,19 @@ class Fields:
         """The fields of each object in a list."""
         for at, one in enumerate(self.each(key, dict)):
             yield self._of(one, f"{key}[{at}]")
+
+    def inners_named(self, key: str) -> Iterator[tuple[str, Fields]]:
+        """The names in an object of objects, and the fields of each."""
+        found = self.inner(key)
+        for name in found.values:
+            yield name, found.inner(name)
+
+    def each_named(
+        self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None
+    ) -> dict[str, T]:
+        """The values of an object whose names are free, such as those of tensors."""
+        found = self.inner(key)
+        return {name: found.take(name, kind, least=least, most=most) for name in found.values}
 
     def only(self, *keys: str) -> None:
         """Refuses fields of other names: who wrote them meant something by them."""
@@ -181,14 +212,13 @@ class Fields:
         return self.error(f"{self.path}: damaged: {printable(self._name(key), 120)} {what}.{self.hint}")
 
     def _name(self, key: str) -> str:
-        return f"{self.place}.{key}" if self.place else key
+        return ".".join(part for part in (self.place, key) if part)
 
     def _of(self, values: Mapping[str, Any], key: str) -> Fields:
         return Fields(values, self.path, error=self.error, hint=self.hint, place=self._name(key))
 
     def _held(self, value: Any, key: str, kind: type[T], least: float | None, most: float | None) -> T:
-        fits = type(value) is kind or (kind is float and type(value) is int)  # true is an int to Python
-        if fits and (least is None or value >= least) and (most is None or value <= most):
+        if _fits(value, kind, least, most):
             held: T = value
             return held
         bounds = [f"at {word} {bound:g}" for word, bound in (("least", least), ("most", most)) if bound is not None]
@@ -202,6 +232,11 @@ def open_regular(path: Path, *, error: type[ValueError] = ValueError) -> BinaryI
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise error(f"{path}: not a regular file.")
     return open(path, "rb")
+
+
+def _fits(value: Any, kind: type, least: float | None, most: float | None) -> bool:
+    fits = type(value) is kind or (kind is float and type(value) is int)  # true is an int to Python
+    return fits and (least is None or value >= least) and (most is None or value <= most)
 
 
 def _short(value: Any) -> str:
