@@ -473,14 +473,21 @@ def add(tensors):
         (add, None, "more only on one side"),
         (None, lambda header: header.update(version=2), "is of version 2"),
         (None, lambda header: header.update(kind="masks"), "holds no packed model"),
-        (None, lambda header: header["layers"]["0"].update(kind="Magic"), "'Magic', which this secateur does not know"),
+        (
+            None,
+            lambda header: header["layers"]["0"].update(kind="Magic"),
+            r"layers\.0\.kind is 'Magic', which this secateur does not know",
+        ),
+        (None, lambda header: header["layers"].update({"0": 3}), r"damaged: layers\.0 must be an object, not 3"),
+        (None, lambda header: header["layers"]["0"].update(in_features="9"), r"in_features must be a whole number"),
+        (None, lambda header: header.pop("layers"), "damaged: layers is missing"),
         (None, lambda header: header["layers"].update({"9": {"kind": "GroupedLinear"}}), "does not fit Sequential"),
         (
             None,
             lambda header: header["layers"]["0"].update(in_features=99),
             "is 64×99 in the file, but has a weight of",
         ),
-        (None, lambda header: header["same"].update({"a": "b"}), "does not fit Sequential"),
+        (None, lambda header: header["same"].update({"a": "b"}), r"same\.a is the same as a tensor that is not"),
     ],
 )
 def test_a_file_that_does_not_fit_changes_nothing(clock, tmp_path, tensors, header, message):

@@ -28,7 +28,7 @@ from secateur.inference.semi_structured import (
     why_no_semi_structured_device,
     why_not_semi_structured,
 )
-from secateur.support import Forward, device_of, moved, run_batch, track, unchanged, write_whole
+from secateur.support import Fields, Forward, device_of, moved, records, run_batch, track, unchanged, write_whole
 
 __all__ = [
     "BlockLinear",
@@ -665,18 +665,22 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(f"{path} is not a file.")
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("secateur", "{}"))
+            about = (file.metadata() or {}).get("secateur", "{}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file of a packed model: {error}") from None
-    if not isinstance(header, dict) or header.get("kind") != "packed":
+    header = Fields(records.parse_json(about.encode(), Path(path)), Path(path))
+    if header.values.get("kind") != "packed":
         raise ValueError(f"{path} holds no packed model; load_state_dict reads plain weights.")
-    if header.get("version") != 1:
-        raise ValueError(f"{path} is of version {header.get('version')}; this secateur reads version 1.")
+    if (version := header.take("version", int)) != 1:
+        raise ValueError(f"{path} is of version {version}; this secateur reads version 1.")
+    for name, other in header.each_named("same", str).items():
+        if other not in tensors:
+            raise header.inner("same").wrong(name, "is the same as a tensor that is not there")
+        tensors[name] = tensors[other]
+    forms = list(header.inners_named("layers"))
     try:
-        for name, other in header["same"].items():
-            tensors[name] = tensors[other]
-        replacements = {name: _module_of(name, form, tensors) for name, form in header["layers"].items()}
+        replacements = {name: _module_of(name, form, tensors) for name, form in forms}
         for name, replacement in replacements.items():
             _check_fits(name, model.get_submodule(name), replacement)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -971,15 +975,15 @@ def _form(module: nn.Module) -> dict[str, Any]:
     return {**form, "stride": list(module.stride)} if isinstance(module, Pointwise) else form
 
 
-def _module_of(name: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    layout = dict(form)
-    kind, stride = layout.pop("kind"), layout.pop("stride", None)
+def _module_of(name: str, form: Fields, tensors: Mapping[str, Tensor]) -> nn.Module:
+    kind, stride = form.take("kind", str), form.each("stride", int, least=1) if "stride" in form.values else None
+    layout = {key: form.take(key, int, least=0) for key in form.values if key not in ("kind", "stride")}
     if kind not in _KINDS:
-        raise ValueError(f"{name} has the form {kind!r}, which this secateur does not know.")
+        raise form.wrong("kind", f"is {kind!r}, which this secateur does not know")
     prefix = f"{name}.linear." if stride is not None else f"{name}."
     own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     linear: nn.Module = _KINDS[kind]._from_tensors(own, layout)
-    return linear if stride is None else Pointwise(linear, tuple(int(step) for step in stride))
+    return linear if stride is None else Pointwise(linear, tuple(stride))
 
 
 def _check_fits(name: str, dense: nn.Module, packed: nn.Module) -> None:
