@@ -49,9 +49,15 @@ def available() -> bool:
     return _library()[0] is not None
 
 
+@functools.cache
 def library() -> Any:
-    """The shared object as ctypes has it, or None; also home of the functions of expand.c, which `encodings` calls."""
-    return _library()[0]
+    """The shared object as ctypes has it, at work in torch's threads; or None. Its functions are those of csrc."""
+    found = _library()[0]
+    if found is not None:
+        found.secateur_team(_team())
+        # a forked child has none of torch's threads, and its runtime would wait for them in vain
+        os.register_at_fork(after_in_child=functools.partial(found.secateur_team, None))
+    return found
 
 
 def describe() -> str:
@@ -180,16 +186,13 @@ def _library() -> tuple[Any, str]:
     if not (folder / _FILES[1]).exists():
         return None, "none, installed without a C compiler"
     try:
-        library = _opened(folder / _FILES[1])
-        level = min(int(library.secateur_level()), _AT_MOST.get(wanted, 4))
+        found = _opened(folder / _FILES[1])
+        level = min(int(found.secateur_level()), _AT_MOST.get(wanted, 4))
         if level > 1:
-            library = _opened(folder / _FILES[level])
-        library.secateur_team(_team())
-        # a forked child has none of torch's threads, and its runtime would wait for them in vain
-        os.register_at_fork(after_in_child=functools.partial(library.secateur_team, None))
+            found = _opened(folder / _FILES[level])
     except (OSError, AttributeError) as error:
         return None, f"none, {error}"
-    return library, f"compiled for x86-64-v{level}" if level else f"compiled for {platform.machine()}"
+    return found, f"compiled for x86-64-v{level}" if level else f"compiled for {platform.machine()}"
 
 
 @functools.cache
@@ -200,6 +203,8 @@ def _team() -> Any:
     After an operation those threads go on looking for work for some milliseconds, and threads of our own would share
     the processors with them.
     """
+    import torch  # only whoever computes needs it: `describe` does not
+
     try:
         torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p)
@@ -208,16 +213,16 @@ def _team() -> Any:
 
 
 def _opened(path: Path) -> Any:
-    library = ctypes.CDLL(str(path))
-    if library.secateur_interface() != _INTERFACE:
+    opened = ctypes.CDLL(str(path))
+    if opened.secateur_interface() != _INTERFACE:
         raise OSError(f"{path.name} was compiled from another version; install secateur again")
-    library.secateur_team.restype = None
-    library.secateur_team.argtypes = [ctypes.c_void_p]
+    opened.secateur_team.restype = None
+    opened.secateur_team.argtypes = [ctypes.c_void_p]
     for name, tensors, sizes in (("secateur_csr", 6, 5), ("secateur_block", 6, 3), ("secateur_window", 8, 4)):
-        function = getattr(library, name)
+        function = getattr(opened, name)
         function.restype = ctypes.c_int
         function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
-    return library
+    return opened
 
 
 # --------------------------------------------------------------------------------------------------------- operators
@@ -241,12 +246,12 @@ def _csr(
     if values.shape != indices.shape:
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     _check(x, indices, pointers, values, bias, rows * panels, rows)
-    library, _ = _library()
-    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
         return _dense_linear(x, weight, bias)
     return _called(
-        library.secateur_csr,
+        compiled.secateur_csr,
         x,
         (indices, pointers, values, bias),
         rows,
@@ -262,10 +267,10 @@ def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: T
     if values.shape != (*indices.shape, LANES):
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     _check(x, indices, pointers, values, bias, blocks, rows)
-    library, _ = _library()
-    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, dense_block(indices, pointers, values, rows, columns), bias)
-    return _called(library.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
+    return _called(compiled.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
 
 
 def _window(
@@ -287,13 +292,13 @@ def _window(
         windows.check(**layout, rows=rows, columns=columns)
 
     _once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
-    library, _ = _library()
-    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, windows.from_windows(**layout, rows=rows, columns=columns), bias)
     if columns < windows.WINDOW:
         x = functional.pad(x, (0, windows.WINDOW - columns))
     stored = (words, pointers, values, bias, moves, order)
-    return _called(library.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
+    return _called(compiled.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
 
 
 def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
