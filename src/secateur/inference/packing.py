@@ -22,11 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur import native
 from secateur.inference.semi_structured import (
     SemiStructuredLinear,
     why_no_semi_structured_device,
     why_not_semi_structured,
+)
+from secateur.native import (
+    LANES,
+    MOST_COLUMNS,
+    available,
+    block_linear,
+    csr_linear,
+    dense_block,
+    dense_csr,
+    describe,
+    from_windows,
+    laid_out,
+    to_windows,
+    window_linear,
 )
 from secateur.support import Fields, Forward, device_of, moved, records, run_batch, track, unchanged, write_whole
 
@@ -275,14 +288,14 @@ class SparseLinear(_Kernel):
     @property
     def weight(self) -> Tensor:
         panels = max(1, -(-self.in_features // self.columns_together))
-        dense = native.dense_csr(
+        dense = dense_csr(
             self.indices, self.pointers, self.values, self.out_features, self.in_features, panels, self.rows_together
         )
         return dense.to(self.values.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
-        return native.csr_linear(
+        return csr_linear(
             x, self.indices, self.pointers, self.values, self.bias, self.columns_together, self.rows_together
         )
 
@@ -333,9 +346,9 @@ class BlockLinear(_Kernel):
         """The layer of a weight (outputs, inputs) with zeros: what 16 outputs all have zero is left out."""
         rows, columns = weight.shape
         _few_columns(columns)
-        blocks = -(-rows // native.LANES)
-        tiles = functional.pad(weight.detach(), (0, 0, 0, blocks * native.LANES - rows))
-        tiles = tiles.view(blocks, native.LANES, columns)
+        blocks = -(-rows // LANES)
+        tiles = functional.pad(weight.detach(), (0, 0, 0, blocks * LANES - rows))
+        tiles = tiles.view(blocks, LANES, columns)
         kept = tiles.ne(0).any(1)
         block, column = kept.nonzero(as_tuple=True)
         values = tiles.transpose(1, 2)[block, column].contiguous()  # (kept blocks, 16)
@@ -350,12 +363,12 @@ class BlockLinear(_Kernel):
 
     @property
     def weight(self) -> Tensor:
-        dense = native.dense_block(self.indices, self.pointers, self.values, self.out_features, self.in_features)
+        dense = dense_block(self.indices, self.pointers, self.values, self.out_features, self.in_features)
         return dense.to(self.values.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
-        return native.block_linear(x, self.indices, self.pointers, self.values, self.bias, self.out_features)
+        return block_linear(x, self.indices, self.pointers, self.values, self.bias, self.out_features)
 
     def _layout(self) -> dict[str, Any]:
         return {"in_features": self.in_features, "out_features": self.out_features}
@@ -403,23 +416,23 @@ class WindowLinear(_Kernel):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.values = native.laid_out(self.values)
+        self.values = laid_out(self.values)
         return self
 
     @classmethod
     def from_dense(cls, weight: Tensor, bias: Tensor | None = None) -> WindowLinear:
         """The layer of a weight (outputs, inputs) with zeros; 16 million weights take a second or two."""
         rows, columns = weight.shape
-        made: dict[str, Any] = dict(native.to_windows(weight))
+        made: dict[str, Any] = dict(to_windows(weight))
         return cls(**made, bias=bias, in_features=columns, out_features=rows)
 
     @property
     def weight(self) -> Tensor:
-        return native.from_windows(**self._stored(), rows=self.out_features, columns=self.in_features)
+        return from_windows(**self._stored(), rows=self.out_features, columns=self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
-        return native.window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features)
+        return window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features)
 
     def extra_repr(self) -> str:
         kept = int(torch.count_nonzero(self.values))
@@ -487,8 +500,8 @@ def _expect(x: Tensor, columns: int) -> None:
 
 
 def _few_columns(columns: int) -> None:
-    if columns > native.MOST_COLUMNS:
-        raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {native.MOST_COLUMNS}.")
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
 
 
 # -------------------------------------------------------------------------------------------------------------- pack
@@ -855,8 +868,8 @@ def _pads(module: nn.modules.conv._ConvNd) -> bool:
 
 
 def _no_form(zeros: float, kernels_too: bool) -> str:
-    if kernels_too and not native.available():
-        return f"{zeros:.0%} zeros in no pattern that plain operations skip, and {native.describe()}"
+    if kernels_too and not available():
+        return f"{zeros:.0%} zeros in no pattern that plain operations skip, and {describe()}"
     return f"{zeros:.0%} zeros in no pattern that can be skipped"
 
 
@@ -869,14 +882,14 @@ def _candidates(weight: Tensor, bias: Tensor | None, batch: int, with_kernels: b
     if products and fewest <= _WORTH_TRYING * rows * columns:
         outputs = max(size for size, count in products.items() if count <= fewest * _SLACK)
         yield GroupedLinear.from_dense(weight, bias, outputs=outputs)
-    if not with_kernels or not native.available() or weight.dtype == torch.float64:
+    if not with_kernels or not available() or weight.dtype == torch.float64:
         return
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns and batch <= _FEW_VECTORS:
         yield WindowLinear.from_dense(weight, bias)
-    if columns > native.MOST_COLUMNS:
+    if columns > MOST_COLUMNS:
         return
-    blocks = functional.pad(alive, (0, 0, 0, -rows % native.LANES)).view(-1, native.LANES, columns).any(1)
-    if int(blocks.sum()) * native.LANES <= _WORTH_TRYING * rows * columns:
+    blocks = functional.pad(alive, (0, 0, 0, -rows % LANES)).view(-1, LANES, columns).any(1)
+    if int(blocks.sum()) * LANES <= _WORTH_TRYING * rows * columns:
         yield BlockLinear.from_dense(weight, bias)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns:
         yield SparseLinear.from_dense(weight, bias, batch=batch)
