@@ -23,6 +23,7 @@ AT_THE_TOP = {
     "cli": {"typer", "rich", "click"},
     "checkpoints": {"safetensors"},
     "support": {"rich"},
+    "native": {"lazy_loader"},
     "integrations": {"lightning", "transformers"},
 }
 FRONT = {"lazy_loader"}
@@ -66,6 +67,8 @@ def nodes(path, *, top_level=False):
 def named_by(place):
     """What the door of a package, or a word, names."""
     path = HOUSE / place / "__init__.py"
+    if (stub := path.with_suffix(".pyi")).exists():  # a door that imports what it names when it is used
+        return {alias.asname for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names}
     path = path if path.exists() else HOUSE / f"{place}.py"
     for node in nodes(path, top_level=True):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":

@@ -25,7 +25,7 @@ from benchmarks.support.timing import alternating, ratio
 from secateur import Block, Unstructured, sparsify
 from secateur.allocation import uniform
 from secateur.inference import BlockLinear, GroupedLinear, SparseLinear, WindowLinear
-from secateur.native import kernels
+from secateur.native import describe, library, loading
 from secateur.patterns import GroupedColumns
 
 SIZE = 4096
@@ -103,7 +103,7 @@ def dense_products(weight: Tensor, x: Tensor) -> dict[str, Callable[[], Any]]:
 
 
 def bench_kernels(options: argparse.Namespace) -> None:
-    print(f"{SIZE}×{SIZE}; {kernels.describe()}; clock: {options.clock}\n")
+    print(f"{SIZE}×{SIZE}; {describe()}; clock: {options.clock}\n")
     for threads in options.threads:
         torch.set_num_threads(threads)
         bandwidth, rate = floors(options.rounds, options.clock)
@@ -133,9 +133,9 @@ def bench_kernels(options: argparse.Namespace) -> None:
 def bench_threads(options: argparse.Namespace) -> None:
     """A kernel between torch's operations, in two threads of torch's and in two of its own."""
     torch.set_num_threads(2)
-    compiled = kernels._library()[0]
-    if compiled is None or kernels._team() is None:
-        raise SystemExit(f"nothing to compare here: {kernels.describe()}")
+    compiled = library()
+    if compiled is None or loading._team() is None:
+        raise SystemExit(f"nothing to compare here: {describe()}")
     print("two threads; a pruned pair of layers of 384 and 1536, GELU between and LayerNorm after, four times\n")
     print(head(["form", "batch", "own threads, ms", "torch's, ms", "times faster"]))
     norm = nn.LayerNorm(384)
@@ -159,7 +159,7 @@ def bench_threads(options: argparse.Namespace) -> None:
                         x = norm(x + pair[1](functional.gelu(pair[0](x))))
                     return x
 
-                forms = {"own": partial(stack, None), "torch": partial(stack, kernels._team())}
+                forms = {"own": partial(stack, None), "torch": partial(stack, loading._team())}
                 times = in_milliseconds(forms, options.rounds, "wall")
                 own, shared = (statistics.median(times[word]) for word in ("own", "torch"))
                 faster = ratio(times["torch"], times["own"])

@@ -324,19 +324,20 @@ def test_what_cannot_be_checked_is_said(dense):
         ("", "not valid JSON"),
         ("[1]", "not a JSON object"),
         ("[" * 100_000, "not valid JSON"),
-        ('{"pruned": 3}', "'pruned' must be fractions"),
-        ('{"pruned": {"a": NaN}}', "'pruned' must be fractions"),
-        ('{"pruned": {"a": true}}', "'pruned' must be fractions"),
-        ('{"pruned": {"a": 1e999}}', "'pruned' must be fractions"),
-        ('{"pruned": {}, "removed": {"a": -1}}', "'removed' must be counts"),
-        ('{"pruned": {}, "removed": [1]}', "'removed' must be counts"),
-        ('{"pruned": {}, "left_alone": [1]}', "'left_alone' must be lists"),
-        ('{"pruned": {}, "left_alone": {"why": [1]}}', "'left_alone' must be lists"),
-        ('{"pruned": {}, "sparsity": 3}', "'sparsity' must be fractions"),
-        ('{"pruned": {}, "sparsity": {"model": 3}}', "'sparsity' must be fractions"),
-        ('{"pruned": {}, "pattern": 3}', "'pattern' must be a word"),
-        ('{"pruned": {}, "kept_weights": []}', "'kept_weights' must be"),
-        ('{"pruned": {}, "method": 3}', "'method' must be a word"),
+        ('{"pruned": 3}', "pruned must be an object, not 3"),
+        ('{"pruned": {"a": NaN}}', r"pruned\.a must be a number of at least 0 and at most 1, not NaN"),
+        ('{"pruned": {"a": true}}', r"pruned\.a must be a number of at least 0 and at most 1, not true"),
+        ('{"pruned": {"a": 1e999}}', r"pruned\.a must be a number of at least 0 and at most 1, not Infinity"),
+        ('{"pruned": {}, "removed": {"a": -1}}', r"removed\.a must be a whole number of at least 0, not -1"),
+        ('{"pruned": {}, "removed": [1]}', "removed must be an object, not a list"),
+        ('{"pruned": {}, "left_alone": [1]}', "left_alone must be an object, not a list"),
+        ('{"pruned": {}, "left_alone": {"why": [1]}}', r"left_alone\.why\[0\] must be a string, not 1"),
+        ('{"pruned": {}, "sparsity": 3}', "sparsity must be an object, not 3"),
+        ('{"pruned": {}, "sparsity": {"model": 3}}', r"sparsity\.model must be a number .* at most 1, not 3"),
+        ('{"pruned": {}, "pattern": 3}', "pattern must be a string, not 3"),
+        ('{"pruned": {}, "kept_weights": []}', "kept_weights must be a string, not a list"),
+        ('{"pruned": {}, "kept_weights": "all"}', 'kept_weights must be "unchanged" or "updated"'),
+        ('{"pruned": {}, "method": 3}', "method must be a string, not 3"),
     ],
 )
 def test_a_record_that_cannot_be_read(dense, text, message):
@@ -345,6 +346,7 @@ def test_a_record_that_cannot_be_read(dense, text, message):
     with pytest.raises(CheckpointError, match=message) as caught:
         verify_checkpoint(out)
     assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{out / RECORD}: damaged: ")
 
 
 def test_no_record_no_directory_and_a_damaged_shard(dense, tmp_path):

@@ -20,7 +20,7 @@ import secateur.demo
 from secateur.checkpoints import pruning as checkpoint_sparsification
 from secateur.cli import commands as cli
 from secateur.cli import terminal
-from secateur.native import kernels
+from secateur.native import describe
 from secateur.shrinking import branches as depth
 from secateur.shrinking import subject, tables
 from secateur.version import __version__
@@ -50,7 +50,7 @@ def model(tmp_path):
 
 
 def test_help_and_version():
-    assert run("--version").stdout == f"secateur {__version__}\n{kernels.describe()}\n"
+    assert run("--version").stdout == f"secateur {__version__}\n{describe()}\n"
     text = run("--help").stdout
     for word in ("inspect", "prune", "shrink", "demo"):
         assert re.search(rf"^  {word} .*\.$", text, re.MULTILINE)  # a whole sentence on one line
@@ -68,7 +68,7 @@ def test_help_says_that_code_is_run(command):
 
 def test_python_m_secateur():
     done = subprocess.run([sys.executable, "-m", "secateur", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"secateur {__version__}\n{kernels.describe()}\n"
+    assert done.stdout == f"secateur {__version__}\n{describe()}\n"
 
 
 # ---- inspect -----------------------------------------------------------------------------------------------------

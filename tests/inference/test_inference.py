@@ -25,7 +25,7 @@ from secateur.inference import (
     save_packed,
 )
 from secateur.inference import packing as inference
-from secateur.native import kernels
+from secateur.native import available, loading
 from secateur.patterns import GroupedColumns
 from secateur.pipeline import attach, make_masks
 from secateur.targets import find_targets
@@ -227,7 +227,7 @@ def test_a_packed_model_is_the_masked_one(pattern, clock, tmp_path):
     model, x = model_of(pattern), torch.randn(4, 48)
     expected = model(x)
     packing = pack(model, x)
-    assert packing.packed or not kernels.available()
+    assert packing.packed or not available()
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
     for layer in packing.packed:
         assert type(model.get_submodule(layer.name)).__name__ == layer.kind
@@ -279,7 +279,7 @@ def test_plain_operations_only(clock):
 
 def test_without_kernels_it_says_so(clock, monkeypatch):
     clock(2.0)
-    monkeypatch.setattr(kernels, "_library", lambda: (None, "none, for the test"))
+    monkeypatch.setattr(loading, "_library", lambda: (None, "none, for the test"))
     packing = pack(model_of(Unstructured()), torch.randn(4, 48), include="0")
     assert packing.layers[0].why.endswith("no pattern that plain operations skip, and kernels: none, for the test")
 
@@ -354,7 +354,7 @@ def test_convolutions_of_one_place_are_packed_and_larger_ones_are_not(pattern, c
     x = torch.randn(2, 32, 6, 6)
     expected = model(x)
     packing = pack(model, x)
-    assert (type(model[0]) is Pointwise) == (bool(packing.packed)) == (kernels.available() or pattern != Unstructured())
+    assert (type(model[0]) is Pointwise) == (bool(packing.packed)) == (available() or pattern != Unstructured())
     assert type(model[2]) is nn.Conv2d
     assert packing.layers[1].why == "only kernels of one place pay; shrink takes whole channels out"
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
@@ -473,14 +473,21 @@ def add(tensors):
         (add, None, "more only on one side"),
         (None, lambda header: header.update(version=2), "is of version 2"),
         (None, lambda header: header.update(kind="masks"), "holds no packed model"),
-        (None, lambda header: header["layers"]["0"].update(kind="Magic"), "'Magic', which this secateur does not know"),
+        (
+            None,
+            lambda header: header["layers"]["0"].update(kind="Magic"),
+            r"layers\.0\.kind is 'Magic', which this secateur does not know",
+        ),
+        (None, lambda header: header["layers"].update({"0": 3}), r"damaged: layers\.0 must be an object, not 3"),
+        (None, lambda header: header["layers"]["0"].update(in_features="9"), r"in_features must be a whole number"),
+        (None, lambda header: header.pop("layers"), "damaged: layers is missing"),
         (None, lambda header: header["layers"].update({"9": {"kind": "GroupedLinear"}}), "does not fit Sequential"),
         (
             None,
             lambda header: header["layers"]["0"].update(in_features=99),
             "is 64×99 in the file, but has a weight of",
         ),
-        (None, lambda header: header["same"].update({"a": "b"}), "does not fit Sequential"),
+        (None, lambda header: header["same"].update({"a": "b"}), r"same\.a is the same as a tensor that is not"),
     ],
 )
 def test_a_file_that_does_not_fit_changes_nothing(clock, tmp_path, tensors, header, message):

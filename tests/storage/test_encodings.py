@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from secateur.native import kernels
+from secateur.native import available, loading
 from secateur.storage import encodings
 from secateur.storage.encodings import (
     BITMASK,
@@ -31,7 +31,7 @@ from secateur.storage.encodings import (
     unpack_bits,
 )
 
-FOLDER = Path(kernels.__file__).parent
+FOLDER = Path(loading.__file__).parent
 PATTERNS = [Grouped(n, m) for m in (2, 4) for n in range(1, m)] + [Grouped(3, 8), Grouped(1, 16), Grouped(8, 16)]
 ENCODINGS = [BITMASK, CSR8, CSR16]
 # around the borders of a byte, of a row, and of a piece
@@ -40,11 +40,11 @@ SIZES = [0, 1, 7, 8, 9, 255, 256, 257, PIECE, PIECE + 1, 2 * PIECE - 1]
 
 def libraries():
     """Every shared object that this processor can run, and None: numpy."""
-    level = kernels.library().secateur_level() if kernels.available() else -1
-    return [None, *sorted({name for at, name in kernels._FILES.items() if at <= level and (FOLDER / name).exists()})]
+    level = loading.library().secateur_level() if available() else -1
+    return [None, *sorted({name for at, name in loading._FILES.items() if at <= level and (FOLDER / name).exists()})]
 
 
-OPENED = {name: None if name is None else kernels._opened(FOLDER / name) for name in libraries()}
+OPENED = {name: None if name is None else loading._opened(FOLDER / name) for name in libraries()}
 
 
 @pytest.fixture(params=OPENED, ids=str)

@@ -43,9 +43,9 @@ from torch import Tensor
 from secateur.checkpoints.inspection import zero_pieces
 from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.pruning import RECORD
-from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint, read_json
+from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
-from secateur.support import printable, track
+from secateur.support import Fields, printable, track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
@@ -149,7 +149,8 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
     checkpoint = open_checkpoint(directory)
     if not (directory / RECORD).is_file():
         raise CheckpointError(f"{directory}: no {RECORD} here, so that nothing is claimed; name a pruned directory.")
-    claims = _Claims.of(read_json(directory / RECORD), directory / RECORD)
+    hint = " It is not the record of this model, or no longer."
+    claims = _Claims.of(Fields.read(directory / RECORD, error=CheckpointError, hint=hint, finite=False))
     dense = None if source is None else open_checkpoint(source)
     problems: list[str] = []
     unchecked = list(claims.unchecked)
@@ -205,35 +206,21 @@ class _Claims:
     unchecked: tuple[str, ...] = field(default=())
 
     @staticmethod
-    def of(record: Mapping[str, Any], path: Path) -> _Claims:
-        def wrong(key: str, what: str) -> CheckpointError:
-            return CheckpointError(f"{path}: {key!r} must be {what}; the file is damaged, or not secateur's.")
-
-        pruned = record.get("pruned")
-        if not isinstance(pruned, dict) or not all(_is_share(share) for share in pruned.values()):
-            raise wrong("pruned", "fractions by names of tensors")
-        removed = record.get("removed", {})
-        if not isinstance(removed, dict) or not all(type(count) is int and count >= 0 for count in removed.values()):
-            raise wrong("removed", "counts by names of tensors")
-        alone = record.get("left_alone")
-        if alone is not None:
-            lists = alone.values() if isinstance(alone, dict) else (None,)
-            if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
-                raise wrong("left_alone", "lists of names by reasons")
-        sparsity = record.get("sparsity", {})
-        if not isinstance(sparsity, dict):
-            raise wrong("sparsity", "fractions by 'targets' and 'model'")
-        totals = {group: sparsity[group] for group in ("targets", "model") if sparsity.get(group) is not None}
-        if not all(_is_share(share) for share in totals.values()):
-            raise wrong("sparsity", "fractions by 'targets' and 'model'")
-        word, method = record.get("pattern"), record.get("method", "sparsify")
-        if word is not None and not isinstance(word, str):
-            raise wrong("pattern", "a word such as 2:4")
-        if not isinstance(method, str):
-            raise wrong("method", "a word such as sparsify")
-        kept = record.get("kept_weights", "unchanged" if method == "sparsify" else "updated")
+    def of(read: Fields) -> _Claims:
+        pruned = read.each_named("pruned", float, least=0, most=1)
+        removed = read.each_named("removed", int, least=0) if "removed" in read.values else {}
+        alone = None
+        if read.values.get("left_alone") is not None:
+            reasons = read.inner("left_alone")
+            alone = frozenset(name for reason in reasons.values for name in reasons.each(reason, str))
+        totals = read.inner("sparsity") if "sparsity" in read.values else Fields({}, read.path)
+        shares = {group: totals.optional(group, float, least=0, most=1) for group in ("targets", "model")}
+        word = read.optional("pattern", str)
+        method, kept = read.optional("method", str), read.optional("kept_weights", str)
+        if kept is None:
+            kept = "unchanged" if method in (None, "sparsify") else "updated"
         if kept not in ("unchanged", "updated"):
-            raise wrong("kept_weights", "'unchanged' or 'updated'")
+            raise read.wrong("kept_weights", 'must be "unchanged" or "updated"')
         unchecked = []
         pattern = None
         if word is not None and (pattern := _pattern_of(word)) is None:
@@ -246,8 +233,8 @@ class _Claims:
             kept == "unchanged",
             pruned,
             removed,
-            None if alone is None else frozenset(name for names in alone.values() for name in names),
-            totals,
+            alone,
+            {group: share for group, share in shares.items() if share is not None},
             tuple(unchecked),
         )
 
@@ -268,10 +255,6 @@ class _Claims:
                 yield f"{printable(name)}: in the checkpoint, but not in {RECORD}."
             elif name in self.pruned and name in self.left_alone:
                 yield f"{printable(name)}: {RECORD} calls it both pruned and left alone."
-
-
-def _is_share(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= 1
 
 
 def _pattern_of(word: str) -> Pattern | None:

@@ -22,13 +22,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur import native
 from secateur.inference.semi_structured import (
     SemiStructuredLinear,
     why_no_semi_structured_device,
     why_not_semi_structured,
 )
-from secateur.support import Forward, device_of, moved, run_batch, track, unchanged, write_whole
+from secateur.native import (
+    LANES,
+    MOST_COLUMNS,
+    available,
+    block_linear,
+    csr_linear,
+    dense_block,
+    dense_csr,
+    describe,
+    from_windows,
+    laid_out,
+    to_windows,
+    window_linear,
+)
+from secateur.support import Fields, Forward, device_of, moved, records, run_batch, track, unchanged, write_whole
 
 __all__ = [
     "BlockLinear",
@@ -275,14 +288,14 @@ class SparseLinear(_Kernel):
     @property
     def weight(self) -> Tensor:
         panels = max(1, -(-self.in_features // self.columns_together))
-        dense = native.dense_csr(
+        dense = dense_csr(
             self.indices, self.pointers, self.values, self.out_features, self.in_features, panels, self.rows_together
         )
         return dense.to(self.values.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
-        return native.csr_linear(
+        return csr_linear(
             x, self.indices, self.pointers, self.values, self.bias, self.columns_together, self.rows_together
         )
 
@@ -333,9 +346,9 @@ class BlockLinear(_Kernel):
         """The layer of a weight (outputs, inputs) with zeros: what 16 outputs all have zero is left out."""
         rows, columns = weight.shape
         _few_columns(columns)
-        blocks = -(-rows // native.LANES)
-        tiles = functional.pad(weight.detach(), (0, 0, 0, blocks * native.LANES - rows))
-        tiles = tiles.view(blocks, native.LANES, columns)
+        blocks = -(-rows // LANES)
+        tiles = functional.pad(weight.detach(), (0, 0, 0, blocks * LANES - rows))
+        tiles = tiles.view(blocks, LANES, columns)
         kept = tiles.ne(0).any(1)
         block, column = kept.nonzero(as_tuple=True)
         values = tiles.transpose(1, 2)[block, column].contiguous()  # (kept blocks, 16)
@@ -350,12 +363,12 @@ class BlockLinear(_Kernel):
 
     @property
     def weight(self) -> Tensor:
-        dense = native.dense_block(self.indices, self.pointers, self.values, self.out_features, self.in_features)
+        dense = dense_block(self.indices, self.pointers, self.values, self.out_features, self.in_features)
         return dense.to(self.values.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
-        return native.block_linear(x, self.indices, self.pointers, self.values, self.bias, self.out_features)
+        return block_linear(x, self.indices, self.pointers, self.values, self.bias, self.out_features)
 
     def _layout(self) -> dict[str, Any]:
         return {"in_features": self.in_features, "out_features": self.out_features}
@@ -403,23 +416,23 @@ class WindowLinear(_Kernel):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        self.values = native.laid_out(self.values)
+        self.values = laid_out(self.values)
         return self
 
     @classmethod
     def from_dense(cls, weight: Tensor, bias: Tensor | None = None) -> WindowLinear:
         """The layer of a weight (outputs, inputs) with zeros; 16 million weights take a second or two."""
         rows, columns = weight.shape
-        made: dict[str, Any] = dict(native.to_windows(weight))
+        made: dict[str, Any] = dict(to_windows(weight))
         return cls(**made, bias=bias, in_features=columns, out_features=rows)
 
     @property
     def weight(self) -> Tensor:
-        return native.from_windows(**self._stored(), rows=self.out_features, columns=self.in_features)
+        return from_windows(**self._stored(), rows=self.out_features, columns=self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         _expect(x, self.in_features)
-        return native.window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features)
+        return window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features)
 
     def extra_repr(self) -> str:
         kept = int(torch.count_nonzero(self.values))
@@ -487,8 +500,8 @@ def _expect(x: Tensor, columns: int) -> None:
 
 
 def _few_columns(columns: int) -> None:
-    if columns > native.MOST_COLUMNS:
-        raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {native.MOST_COLUMNS}.")
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
 
 
 # -------------------------------------------------------------------------------------------------------------- pack
@@ -665,18 +678,22 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise FileNotFoundError(f"{path} is not a file.")
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {}).get("secateur", "{}"))
+            about = (file.metadata() or {}).get("secateur", "{}")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except SafetensorError as error:
         raise ValueError(f"{path} is not a safetensors file of a packed model: {error}") from None
-    if not isinstance(header, dict) or header.get("kind") != "packed":
+    header = Fields(records.parse_json(about.encode(), Path(path)), Path(path))
+    if header.values.get("kind") != "packed":
         raise ValueError(f"{path} holds no packed model; load_state_dict reads plain weights.")
-    if header.get("version") != 1:
-        raise ValueError(f"{path} is of version {header.get('version')}; this secateur reads version 1.")
+    if (version := header.take("version", int)) != 1:
+        raise ValueError(f"{path} is of version {version}; this secateur reads version 1.")
+    for name, other in header.each_named("same", str).items():
+        if other not in tensors:
+            raise header.inner("same").wrong(name, "is the same as a tensor that is not there")
+        tensors[name] = tensors[other]
+    forms = list(header.inners_named("layers"))
     try:
-        for name, other in header["same"].items():
-            tensors[name] = tensors[other]
-        replacements = {name: _module_of(name, form, tensors) for name, form in header["layers"].items()}
+        replacements = {name: _module_of(name, form, tensors) for name, form in forms}
         for name, replacement in replacements.items():
             _check_fits(name, model.get_submodule(name), replacement)
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
@@ -851,8 +868,8 @@ def _pads(module: nn.modules.conv._ConvNd) -> bool:
 
 
 def _no_form(zeros: float, kernels_too: bool) -> str:
-    if kernels_too and not native.available():
-        return f"{zeros:.0%} zeros in no pattern that plain operations skip, and {native.describe()}"
+    if kernels_too and not available():
+        return f"{zeros:.0%} zeros in no pattern that plain operations skip, and {describe()}"
     return f"{zeros:.0%} zeros in no pattern that can be skipped"
 
 
@@ -865,14 +882,14 @@ def _candidates(weight: Tensor, bias: Tensor | None, batch: int, with_kernels: b
     if products and fewest <= _WORTH_TRYING * rows * columns:
         outputs = max(size for size, count in products.items() if count <= fewest * _SLACK)
         yield GroupedLinear.from_dense(weight, bias, outputs=outputs)
-    if not with_kernels or not native.available() or weight.dtype == torch.float64:
+    if not with_kernels or not available() or weight.dtype == torch.float64:
         return
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns and batch <= _FEW_VECTORS:
         yield WindowLinear.from_dense(weight, bias)
-    if columns > native.MOST_COLUMNS:
+    if columns > MOST_COLUMNS:
         return
-    blocks = functional.pad(alive, (0, 0, 0, -rows % native.LANES)).view(-1, native.LANES, columns).any(1)
-    if int(blocks.sum()) * native.LANES <= _WORTH_TRYING * rows * columns:
+    blocks = functional.pad(alive, (0, 0, 0, -rows % LANES)).view(-1, LANES, columns).any(1)
+    if int(blocks.sum()) * LANES <= _WORTH_TRYING * rows * columns:
         yield BlockLinear.from_dense(weight, bias)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns:
         yield SparseLinear.from_dense(weight, bias, batch=batch)
@@ -971,15 +988,15 @@ def _form(module: nn.Module) -> dict[str, Any]:
     return {**form, "stride": list(module.stride)} if isinstance(module, Pointwise) else form
 
 
-def _module_of(name: str, form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
-    layout = dict(form)
-    kind, stride = layout.pop("kind"), layout.pop("stride", None)
+def _module_of(name: str, form: Fields, tensors: Mapping[str, Tensor]) -> nn.Module:
+    kind, stride = form.take("kind", str), form.each("stride", int, least=1) if "stride" in form.values else None
+    layout = {key: form.take(key, int, least=0) for key in form.values if key not in ("kind", "stride")}
     if kind not in _KINDS:
-        raise ValueError(f"{name} has the form {kind!r}, which this secateur does not know.")
+        raise form.wrong("kind", f"is {kind!r}, which this secateur does not know")
     prefix = f"{name}.linear." if stride is not None else f"{name}."
     own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     linear: nn.Module = _KINDS[kind]._from_tensors(own, layout)
-    return linear if stride is None else Pointwise(linear, tuple(int(step) for step in stride))
+    return linear if stride is None else Pointwise(linear, tuple(stride))
 
 
 def _check_fits(name: str, dense: nn.Module, packed: nn.Module) -> None:

@@ -1,30 +1,8 @@
-"""The compiled kernels: loading them, the operators that call them, and the layouts they read."""
+"""The compiled kernels: loading them, the operators that call them, and the layouts they read.
 
-from secateur.native.kernels import (
-    MOST_COLUMNS,
-    available,
-    block_linear,
-    csr_linear,
-    dense_block,
-    dense_csr,
-    describe,
-    library,
-    window_linear,
-)
-from secateur.native.windows import LANES, from_windows, laid_out, to_windows
+Law: to ask which kernels there are imports no torch; a name is imported when it is first used (`__init__.pyi`).
+"""
 
-__all__ = [
-    "LANES",
-    "MOST_COLUMNS",
-    "available",
-    "block_linear",
-    "csr_linear",
-    "dense_block",
-    "dense_csr",
-    "describe",
-    "from_windows",
-    "laid_out",
-    "library",
-    "to_windows",
-    "window_linear",
-]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,11 +11,12 @@ import platform
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from secateur.support import write_whole
+from secateur.support import Fields, write_whole
 from secateur.version import __version__
 
 __all__ = ["Check", "History", "Layer", "Network", "Results", "Run", "environment", "load_results", "save_results"]
@@ -262,7 +263,29 @@ def save_results(results: Results, path: str | os.PathLike[str]) -> None:
 
 def load_results(path: str | os.PathLike[str]) -> Results:
     """The `Results` that `save_results` wrote; ``ValueError`` where the file holds anything else."""
+    path = Path(path)
+    return _made(Results, Fields.read(path, hint=f" {path.name} does not hold the results of a report."))
+
+
+T = TypeVar("T")
+
+_PARTS: dict[str, type] = {
+    "runs": Run, "shrunken": Run, "networks": Network, "layers": Layer, "histories": History, "checks": Check
+}  # fmt: skip
+
+
+def _made(kind: type[T], read: Fields) -> T:
+    """A dataclass of the fields of a record."""
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    read.only(*(each.name for each in fields))
+    for each in fields:
+        if each.default is each.default_factory is dataclasses.MISSING and each.name not in read.values:
+            raise read.wrong(each.name, "is missing")
+    values = dict(read.values)
+    for name, part in _PARTS.items():
+        if name in values:
+            values[name] = [_made(part, inner) for inner in read.inners(name)]
     try:
-        return Results(**json.loads(Path(path).read_text(encoding="utf-8")))
+        return kind(**values)
     except (TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} does not hold the results of a report: {error}") from error
+        raise read.wrong("", f"cannot be: {str(error).rstrip('.')}") from None

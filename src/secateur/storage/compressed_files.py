@@ -45,7 +45,7 @@ from secateur.storage.encodings import (
     put_plane,
     select,
 )
-from secateur.support import printable
+from secateur.support import Fields, printable
 
 __all__ = [
     "EncodedTensor",
@@ -702,54 +702,49 @@ def stored_tensors(
         return {name: StoredTensor(entry, {"": entry}) for name, entry in entries.items()}, None
     header = metadata.get(HEADER_KEY, "").encode()
     before, _ = parse_header(header, path)
-    records = about["tensors"]
+    records = about.inner("tensors")
     found: dict[str, StoredTensor] = {}
     used: set[str] = set()
     for entry in sorted(before.values(), key=lambda entry: (entry.start, entry.stop)):
-        stored = _stored(entry, records.get(entry.name, {"encoding": "dense"}), entries)
+        stored = _stored(entry, records.inner(entry.name) if entry.name in records.values else None, entries)
         used.update(part.name for part in stored.parts.values())
         found[entry.name] = stored
-    for name, same in about.get("tied", {}).items():
+    for name, same in about.each_named("tied", str).items() if "tied" in about.values else ():
         if name in found or same not in before:
             raise CheckpointError(f"{path}: damaged: {printable(name)} is tied to nothing, or is there twice.")
         found[name] = found[same]
-    for name in [*(entries.keys() - used), *(records.keys() - before.keys())]:
+    for name in [*(entries.keys() - used), *(records.values.keys() - before.keys())]:
         raise CheckpointError(f"{path}: damaged: {printable(name)} belongs to no tensor.")
     return found, header
 
 
-def _about(path: Path, metadata: Mapping[str, str]) -> dict[str, Any] | None:
+def _about(path: Path, metadata: Mapping[str, str]) -> Fields | None:
     """What the metadata say, or None where they say that the file is none of ours."""
     if KEY not in metadata:
         return None
-    about = parse_json(metadata[KEY].encode(), path)
-    if about.get("kind") != KIND:
+    about = Fields(parse_json(metadata[KEY].encode(), path), path, error=CheckpointError)
+    if about.values.get("kind") != KIND:
         return None  # a file of masks
-    if about.get("version") != FORMAT_VERSION:
+    if about.values.get("version") != FORMAT_VERSION:
         raise CheckpointError(
-            f"{path}: compressed in version {printable(repr(about.get('version')))} of the format; "
+            f"{path}: compressed in version {printable(repr(about.values.get('version')))} of the format; "
             f"this Secateur reads version {FORMAT_VERSION}. Use a newer one."
         )
-    tied = about.get("tied", {})
-    if not isinstance(tied, dict) or not all(isinstance(same, str) for same in tied.values()):
-        raise CheckpointError(f"{path}: damaged: its tied names are none.")
-    if not isinstance(about.get("tensors"), dict) or HEADER_KEY not in metadata:
-        raise CheckpointError(f"{path}: damaged: it lacks its records, or the header that it had before.")
+    if HEADER_KEY not in metadata:
+        raise about.wrong(HEADER_KEY, "is missing: the header that the file had before")
     return about
 
 
-def _stored(entry: TensorEntry, record: object, entries: Mapping[str, TensorEntry]) -> StoredTensor:
+def _stored(entry: TensorEntry, record: Fields | None, entries: Mapping[str, TensorEntry]) -> StoredTensor:
     where = f"{entry.path}: damaged: {printable(entry.name)}"
-    if not isinstance(record, dict) or not isinstance(record.get("encoding"), str):
-        raise CheckpointError(f"{where} has no valid record.")
-    if unknown := record.keys() - {"encoding", "kept", "mask", "constant", "signs", "zstd"}:
-        raise CheckpointError(f"{where}: its record has a word of no meaning, {printable(repr(min(unknown)))}.")
-    flags = {word: record.get(word, False) for word in ("mask", "constant", "signs")}
-    kept, zstd = record.get("kept", entry.numel), record.get("zstd", [])
-    if type(kept) is not int or not 0 <= kept <= entry.numel or any(type(each) is not bool for each in flags.values()):
-        raise CheckpointError(f"{where} has no valid record.")
+    record = record or Fields({"encoding": "dense"}, entry.path, error=CheckpointError)
+    record.only("encoding", "kept", "mask", "constant", "signs", "zstd")
+    word = record.take("encoding", str)
+    flags = {flag: flag in record.values and record.take(flag, bool) for flag in ("mask", "constant", "signs")}
+    kept = record.take("kept", int, least=0, most=entry.numel) if "kept" in record.values else entry.numel
+    zstd = record.each("zstd", str) if "zstd" in record.values else []
     try:
-        encoding = None if record["encoding"] == "dense" else parse_encoding(record["encoding"])
+        encoding = None if word == "dense" else parse_encoding(word)
         needed = {} if encoding is None else encoding.parts(entry.numel, kept)
     except EncodingError as error:
         raise CheckpointError(f"{where}: {error}") from None
@@ -766,14 +761,13 @@ def _stored(entry: TensorEntry, record: object, entries: Mapping[str, TensorEntr
         (encoding is None and (kept != entry.numel or flags["constant"]))
         or (entry.dtype not in _WIDTHS and "" not in shapes)
         or (flags["signs"] and (encoding is None or entry.dtype not in _SIGNED_ZERO))
-        or not isinstance(zstd, list)
-        or not all(isinstance(part, str) and part in shapes for part in zstd)
+        or not all(part in shapes for part in zstd)
         or len(set(zstd)) < len(zstd)
     )
     if wrong:
         raise CheckpointError(f"{where}: its record contradicts itself.")
     parts = {}
-    for part, (word, shape) in shapes.items():
+    for part, (dtype, shape) in shapes.items():
         name = f"{entry.name}::{part}" if part else entry.name
         if name not in entries:
             raise CheckpointError(f"{where} lacks {printable(name)}.")
@@ -781,10 +775,10 @@ def _stored(entry: TensorEntry, record: object, entries: Mapping[str, TensorEntr
         fits = (
             (parts[part].dtype, len(parts[part].shape)) == ("U8", 1)
             if part in zstd
-            else (parts[part].dtype, parts[part].shape) == (word, shape)
+            else (parts[part].dtype, parts[part].shape) == (dtype, shape)
         )
         if not fits:
-            raise CheckpointError(f"{where}: {printable(name)} is not of dtype {word} and shape {list(shape)}.")
+            raise CheckpointError(f"{where}: {printable(name)} is not of dtype {dtype} and shape {list(shape)}.")
     stored = StoredTensor(entry, parts, encoding, kept, flags["mask"], flags["constant"], frozenset(zstd))
     if not _is_justified(entry.nbytes, stored.nbytes):
         raise CheckpointError(

@@ -1,9 +1,8 @@
-"""The kernels against float64, at every level of processor that this machine has, and what they refuse."""
+"""The operators against float64, at every level of processor that this machine has, and what they refuse."""
 
-import importlib.util
-import platform
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,29 +12,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur.inference import BlockLinear, SparseLinear, WindowLinear
-from secateur.native import kernels, windows
+from secateur.native import available, loading, operators, windows
 from support.forks import forked
 
-FOLDER = Path(kernels.__file__).parent
-FIND = kernels._library.__wrapped__  # without its cache
+FOLDER = Path(loading.__file__).parent
 
 
 def libraries():
     """Every shared object that this processor can run, and None: the dense products of torch."""
     found = [None]
-    if kernels.available():
-        level = kernels._library()[0].secateur_level()
-        found += [name for at, name in kernels._FILES.items() if at <= level and (FOLDER / name).exists()]
+    if available():
+        level = loading.library().secateur_level()
+        found += [name for at, name in loading._FILES.items() if at <= level and (FOLDER / name).exists()]
     return sorted(set(found), key=str)
 
 
 @pytest.fixture(params=libraries(), ids=str)
 def library(request):
-    before = kernels._library
-    found = None if request.param is None else kernels._opened(FOLDER / request.param)
-    kernels._library = lambda: (found, "for the test")
+    before = operators.library
+    found = None if request.param is None else loading._opened(FOLDER / request.param)
+    operators.library = lambda: found
     yield request.param
-    kernels._library = before
+    operators.library = before
 
 
 def drawn(data, most_rows=70, most_columns=90):
@@ -92,50 +90,18 @@ def test_windows_are_the_product(library, data, threads, own):
     with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
 
 
-@settings(max_examples=30)
-@given(data=st.data())
-def test_windows_hold_the_matrix(data):
-    """Wide ones too, whose lanes are far apart, and rows of very different lengths."""
-    rows, columns = data.draw(st.integers(0, 40)), data.draw(st.integers(0, 900))
-    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
-    shares = torch.rand(rows, 1, generator=generator) ** data.draw(st.integers(1, 9))
-    weight = torch.randn(rows, columns, generator=generator) * (torch.rand(rows, columns, generator=generator) < shares)
-    weight = weight.to(data.draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])))
-    layout = windows.to_windows(weight)
-    windows.check(**layout, rows=rows, columns=columns)
-    assert torch.equal(windows.from_windows(**layout, rows=rows, columns=columns).to(weight.dtype), weight)
-    taken = layout["values"].ne(0).sum()
-    assert taken == weight.ne(0).sum()
-
-
-def test_a_layout_by_hand():
-    """Three rows of 40 columns: columns 0 and 39 are more than a window apart; 31 is the last in the first one."""
-    weight = torch.zeros(3, 40)
-    weight[0, 0], weight[0, 39], weight[1, 31], weight[2, 1:4] = 1.0, 2.0, 3.0, torch.tensor([4.0, 5.0, 6.0])
-    layout = windows.to_windows(weight)
-    assert layout["order"].tolist() == [-1] * 13 + [1, 0, 2]
-    # from 0 the rows take 31, 0 and 1; from 2 and 3 row 2 takes its others, while 39 is out of sight; the last step
-    # begins at 8, for it must not look beyond column 39
-    assert layout["moves"].tolist() == [[0, 2, 1, 5, 0, 0]]
-    numbers = [[word >> 5 * step & 31 for word in layout["words"][0, 13:].tolist()] for step in range(6)]
-    assert numbers == [[31, 0, 1], [0, 0, 0], [0, 0, 0], [0, 31, 0], [0, 0, 0], [0, 0, 0]]
-    values = [[3.0, 1.0, 4.0], [0.0, 0.0, 5.0], [0.0, 0.0, 6.0], [0.0, 2.0, 0.0]]
-    assert layout["values"][0, :, 13:].tolist() == [*values, [0.0] * 3, [0.0] * 3]
-    assert layout["pointers"].tolist() == [0, 1]
-
-
 def with_threads(threads, own, body):
     """More threads than the sizes of a test would get: torch's, or the kernels' own."""
-    work, before = kernels._WORK_FOR_A_THREAD, torch.get_num_threads()
-    compiled = kernels._library()[0]
+    work, before = operators._WORK_FOR_A_THREAD, torch.get_num_threads()
+    compiled = operators.library()
     if compiled is not None:
-        compiled.secateur_team(None if own else kernels._team())
-    kernels._WORK_FOR_A_THREAD = 1
+        compiled.secateur_team(None if own else loading._team())
+    operators._WORK_FOR_A_THREAD = 1
     torch.set_num_threads(threads)
     try:
         body()
     finally:
-        kernels._WORK_FOR_A_THREAD = work
+        operators._WORK_FOR_A_THREAD = work
         torch.set_num_threads(before)
 
 
@@ -205,8 +171,8 @@ def test_a_forked_child_does_not_wait_for_torch_s_threads():
 
     def child():
         signal.alarm(30)  # rather than wait for ever
-        kernels._WORK_FOR_A_THREAD = 1
-        torch.set_num_threads(2 if kernels.available() else 1)  # torch's own products do wait
+        operators._WORK_FOR_A_THREAD = 1
+        torch.set_num_threads(2 if available() else 1)  # torch's own products do wait
         torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-4)
 
     assert forked(child) == 0
@@ -259,7 +225,7 @@ def csr(**changes):
         "columns_together": 5,
         "rows_together": 2,
     }
-    return kernels.csr_linear(**{**right, **changes})
+    return operators.csr_linear(**{**right, **changes})
 
 
 @pytest.mark.parametrize(
@@ -291,11 +257,11 @@ def test_messages(changes, message):
 def test_blocks_refuse_too():
     indices, pointers = torch.tensor([5]).to(torch.uint16), torch.tensor([0, 1], dtype=torch.int32)
     with pytest.raises(ValueError, match="an index is 5"):
-        kernels.block_linear(torch.randn(1, 5), indices, pointers, torch.randn(1, 16), None, 3)
+        operators.block_linear(torch.randn(1, 5), indices, pointers, torch.randn(1, 16), None, 3)
     with pytest.raises(ValueError, match=r"1 indices for values of shape \(1, 8\)"):
-        kernels.block_linear(torch.randn(1, 9), indices, pointers, torch.randn(1, 8), None, 3)
+        operators.block_linear(torch.randn(1, 9), indices, pointers, torch.randn(1, 8), None, 3)
     with pytest.raises(ValueError, match="2 pointers where 3 are needed"):
-        kernels.block_linear(torch.randn(1, 9), indices, pointers, torch.randn(1, 16), None, 30)
+        operators.block_linear(torch.randn(1, 9), indices, pointers, torch.randn(1, 16), None, 30)
 
 
 def window(**changes):
@@ -303,7 +269,7 @@ def window(**changes):
     weight = torch.zeros(20, 40)
     weight[:, 0], weight[:, 39] = 1.0, 2.0
     right = {"x": torch.randn(2, 40), **windows.to_windows(weight), "bias": None, "rows": 20}
-    return kernels.window_linear(**{**right, **changes})
+    return operators.window_linear(**{**right, **changes})
 
 
 GROUPS = 2  # of the call above
@@ -399,100 +365,8 @@ def test_inference_mode(library):
             layer(x)
 
 
-def test_without_kernels_it_is_said(monkeypatch):
-    monkeypatch.setenv("SECATEUR_KERNELS", "0")
-    found, words = FIND()
-    assert found is None
-    assert words == "not used (SECATEUR_KERNELS=0)"
-
-
-@pytest.mark.skipif(not kernels.available(), reason="installed without kernels")
-@pytest.mark.parametrize(("wanted", "most"), [("baseline", 1), ("v3", 3), ("v4", 4), ("1", 4)])
-def test_the_environment_lowers_the_level(monkeypatch, wanted, most):
-    monkeypatch.setenv("SECATEUR_KERNELS", wanted)
-    opened = []
-    real = kernels._opened
-    monkeypatch.setattr(kernels, "_opened", lambda path: opened.append(path.name) or real(path))
-    found, words = FIND()
-    level = min(found.secateur_level(), most)
-    assert opened[-1] == kernels._FILES[level]
-    assert words.endswith(f"v{level}") or not level
-
-
-def test_a_broken_library_is_no_library(tmp_path, monkeypatch):
-    for name in set(kernels._FILES.values()):
-        (tmp_path / name).write_bytes(b"not a shared object")
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
-    monkeypatch.delenv("SECATEUR_KERNELS", raising=False)
-    found, words = FIND()
-    assert found is None
-    assert words.startswith("none, ")
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "elsewhere" / "kernels.py"))
-    assert FIND() == (None, "none, installed without a C compiler")
-
-
-# ------------------------------------------------------------------------------------------------------- the build
-
-
-def hook():
-    spec = importlib.util.spec_from_file_location("hatch_build", Path(__file__).parents[2] / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(
-    ("machine", "names"),
-    [
-        ("x86_64", ["libkernels.baseline.so", "libkernels.v3.so", "libkernels.v4.so"]),
-        ("AMD64", ["libkernels.baseline.so", "libkernels.v3.so", "libkernels.v4.so"]),
-        ("aarch64", ["libkernels.baseline.so"]),
-        ("arm64", ["libkernels.baseline.so"]),
-        ("riscv64", ["libkernels.baseline.so"]),
-    ],
-)
-def test_levels_of_other_machines(monkeypatch, machine, names):
-    """Where there is one level it is compiled for the machine as it is, and it is the file that is looked for."""
-    monkeypatch.setattr(platform, "machine", lambda: machine)
-    levels = hook().levels()
-    assert sorted(levels) == names
-    assert all(flags == [] for flags in levels.values()) == (len(names) == 1)
-    assert all(any(flag.startswith("-march=x86-64") for flag in flags) for flags in levels.values() if flags)
-    assert kernels._FILES[0] == "libkernels.baseline.so"
-
-
-def test_a_machine_without_levels_says_its_name(tmp_path, monkeypatch):
-    """aarch64, as far as Python sees it: the object says level 0."""
-    (tmp_path / "libkernels.baseline.so").write_bytes(b"")
-    other = type("Library", (), {"secateur_level": lambda self: 0, "secateur_team": lambda self, team: None})()
-    monkeypatch.setattr(kernels, "__file__", str(tmp_path / "kernels.py"))
-    monkeypatch.setattr(kernels, "_opened", lambda path: other)
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.delenv("SECATEUR_KERNELS", raising=False)
-    assert FIND() == (other, "compiled for aarch64")
-
-
-def test_a_failed_compilation_leaves_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("CC", "false")
-    with pytest.raises(subprocess.CalledProcessError):
-        hook().compile_kernels(tmp_path)
-    monkeypatch.setenv("CC", "/no/such/compiler")
-    with pytest.raises(OSError):
-        hook().compile_kernels(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_installation_goes_on_without_a_compiler(monkeypatch):
-    build = hook()
-    said = []
-    app = type("App", (), {"display_warning": lambda self, text: said.append(text)})()
-    each = type("Hook", (build.CustomBuildHook,), {"__init__": lambda self: None, "app": app})()
-    data = {"artifacts": []}
-    monkeypatch.delenv("SECATEUR_KERNELS", raising=False)
-    monkeypatch.setenv("CC", "false")
-    each.initialize("standard", data)
-    assert data == {"artifacts": []}
-    assert "installed without compiled kernels" in said[0]
-    monkeypatch.setenv("SECATEUR_KERNELS", "1")
-    with pytest.raises(RuntimeError, match="the kernels do not compile"):
-        each.initialize("standard", data)
+def test_operators_are_there_wherever_a_packed_layer_may_be():
+    """An exported or compiled program names them, and imports none of this."""
+    code = "import torch, secateur.inference; print(torch.ops.secateur.csr_linear, torch.ops.secateur.window_linear)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "secateur.csr_linear secateur.window_linear\n"

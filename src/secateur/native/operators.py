@@ -1,4 +1,4 @@
-"""The compiled kernels: which of them this machine has, and the three operators that call them.
+"""The three operators that call the kernels: products with a sparse weight.
 
 Law: every index that the C code follows has been compared with its bounds since the tensor last changed, and an
 operator gives the same result, within rounding, with and without compiled kernels.
@@ -6,14 +6,9 @@ operator gives the same result, within rounding, with and without compiled kerne
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
-import os
-import platform
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,46 +16,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from secateur.native import windows
+from secateur.native.loading import library
 from secateur.native.windows import LANES
 
-__all__ = [
-    "LANES",
-    "MOST_COLUMNS",
-    "available",
-    "block_linear",
-    "csr_linear",
-    "dense_block",
-    "dense_csr",
-    "describe",
-    "library",
-    "window_linear",
-]
+__all__ = ["MOST_COLUMNS", "block_linear", "csr_linear", "dense_block", "dense_csr", "window_linear"]
 
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
-# with a dot before the suffix, so that nothing takes them for Python modules
-_FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
-_AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor
-_INTERFACE = 3  # that of kernels.c
+
+
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
-
-
-def available() -> bool:
-    """Whether compiled kernels are used here; without them the operators compute with dense matrices, slowly."""
-    return _library()[0] is not None
-
-
-def library() -> Any:
-    """The shared object as ctypes has it, or None; also home of the functions of expand.c, which `encodings` calls."""
-    return _library()[0]
-
-
-def describe() -> str:
-    """What ``secateur --version`` says about the kernels.
-
-    >>> describe() == ("kernels: " + _library()[1])
-    True
-    """
-    return f"kernels: {_library()[1]}"
 
 
 def csr_linear(
@@ -170,56 +134,6 @@ def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:
     return int((pointers.shape[0] - 1) // panels)
 
 
-@functools.cache
-def _library() -> tuple[Any, str]:
-    """The shared object for this processor and a word for it, or None and why there is none."""
-    wanted = os.environ.get("SECATEUR_KERNELS", "")
-    if wanted == "0":
-        return None, "not used (SECATEUR_KERNELS=0)"
-    folder = Path(__file__).parent
-    if not (folder / _FILES[1]).exists():
-        return None, "none, installed without a C compiler"
-    try:
-        library = _opened(folder / _FILES[1])
-        level = min(int(library.secateur_level()), _AT_MOST.get(wanted, 4))
-        if level > 1:
-            library = _opened(folder / _FILES[level])
-        library.secateur_team(_team())
-        # a forked child has none of torch's threads, and its runtime would wait for them in vain
-        os.register_at_fork(after_in_child=functools.partial(library.secateur_team, None))
-    except (OSError, AttributeError) as error:
-        return None, f"none, {error}"
-    return library, f"compiled for x86-64-v{level}" if level else f"compiled for {platform.machine()}"
-
-
-@functools.cache
-def _team() -> Any:
-    """What runs a function in the threads that torch's own operations run in, or None: `GOMP_parallel` of the OpenMP
-    runtime that torch is linked to, be it GNU's or, on Linux, LLVM's or Intel's.
-
-    After an operation those threads go on looking for work for some milliseconds, and threads of our own would share
-    the processors with them.
-    """
-    try:
-        torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p)
-    except (OSError, AttributeError):
-        return None
-
-
-def _opened(path: Path) -> Any:
-    library = ctypes.CDLL(str(path))
-    if library.secateur_interface() != _INTERFACE:
-        raise OSError(f"{path.name} was compiled from another version; install secateur again")
-    library.secateur_team.restype = None
-    library.secateur_team.argtypes = [ctypes.c_void_p]
-    for name, tensors, sizes in (("secateur_csr", 6, 5), ("secateur_block", 6, 3), ("secateur_window", 8, 4)):
-        function = getattr(library, name)
-        function.restype = ctypes.c_int
-        function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
-    return library
-
-
 # --------------------------------------------------------------------------------------------------------- operators
 
 
@@ -241,12 +155,12 @@ def _csr(
     if values.shape != indices.shape:
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     _check(x, indices, pointers, values, bias, rows * panels, rows)
-    library, _ = _library()
-    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
         return _dense_linear(x, weight, bias)
     return _called(
-        library.secateur_csr,
+        compiled.secateur_csr,
         x,
         (indices, pointers, values, bias),
         rows,
@@ -262,10 +176,10 @@ def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: T
     if values.shape != (*indices.shape, LANES):
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     _check(x, indices, pointers, values, bias, blocks, rows)
-    library, _ = _library()
-    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, dense_block(indices, pointers, values, rows, columns), bias)
-    return _called(library.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
+    return _called(compiled.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
 
 
 def _window(
@@ -287,13 +201,13 @@ def _window(
         windows.check(**layout, rows=rows, columns=columns)
 
     _once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
-    library, _ = _library()
-    if library is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, windows.from_windows(**layout, rows=rows, columns=columns), bias)
     if columns < windows.WINDOW:
         x = functional.pad(x, (0, windows.WINDOW - columns))
     stored = (words, pointers, values, bias, moves, order)
-    return _called(library.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
+    return _called(compiled.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
 
 
 def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
@@ -499,5 +413,9 @@ def _define(
 
 
 _define("csr_linear", _csr, _fake_csr, _csr_backward)
+
+
 _define("block_linear", _block, _fake_block, _block_backward)
+
+
 _define("window_linear", _window, _fake_window, _window_backward, _keep_windows)

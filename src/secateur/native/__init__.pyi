@@ -1,0 +1,13 @@
+from .loading import available as available
+from .loading import describe as describe
+from .loading import library as library
+from .operators import MOST_COLUMNS as MOST_COLUMNS
+from .operators import block_linear as block_linear
+from .operators import csr_linear as csr_linear
+from .operators import dense_block as dense_block
+from .operators import dense_csr as dense_csr
+from .operators import window_linear as window_linear
+from .windows import LANES as LANES
+from .windows import from_windows as from_windows
+from .windows import laid_out as laid_out
+from .windows import to_windows as to_windows
