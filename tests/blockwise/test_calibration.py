@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from secateur.blockwise import calibration, read_calibration
 from secateur.blockwise.calibration import longest_sequence
-from secateur.blockwise.pruning import digest
+from secateur.blockwise.record import digest
 from secateur.checkpoints import CheckpointError
 
 WORDS = [f"w{number}" for number in range(500)]

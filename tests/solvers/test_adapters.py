@@ -5,7 +5,7 @@ import torch
 from secateur import criteria
 from secateur.evidence import needs
 from secateur.solvers import admm, alps, dsnot, from_criterion, sparsegpt, with_refit
-from tests.support.solving import name
+from support.solving import name
 
 
 def test_solvers_name_their_evidence():

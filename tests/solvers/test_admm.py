@@ -6,7 +6,7 @@ import torch
 from secateur import Rows
 from secateur.solvers import admm
 from secateur.solvers.admm import CORNER, _inverse
-from tests.support.solving import layer
+from support.solving import layer
 
 
 def test_penalties_are_positive_and_each_has_its_steps():

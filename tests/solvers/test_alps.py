@@ -4,7 +4,7 @@ import pytest
 
 from secateur import Rows
 from secateur.solvers import alps, best_mask, output_error, refit
-from tests.support.solving import layer
+from support.solving import layer
 
 
 def test_a_penalty_is_positive():

@@ -5,7 +5,7 @@ import torch
 
 from secateur import NM, Block, Channels, Rows
 from secateur.solvers import dsnot
-from tests.support.solving import evidence_of, layer
+from support.solving import evidence_of, layer
 
 
 def test_dsnot_by_hand():

@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from secateur.solvers.gram import correlation, factor, once_for
-from tests.support.solving import layer
+from support.solving import layer
 
 
 def test_the_factor_is_that_of_the_inverse():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from secateur import Rows, Unstructured
 from secateur.solvers import best_mask, output_error, sparsegpt
 from secateur.solvers.least_squares import refit
-from tests.support.solving import layer
+from support.solving import layer
 
 
 def test_refit_is_least_squares():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from secateur import NM, Rows, Unstructured
 from secateur.solvers import best_mask, check_pattern, sparsegpt
-from tests.support.solving import Diagonals
+from support.solving import Diagonals
 
 
 def test_a_pattern_of_ones_own_that_spreads_wrongly():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from secateur import NM, Block, Channels, Rows, Unstructured, criteria
 from secateur.evidence import needs
 from secateur.solvers import admm, alps, best_mask, dsnot, from_criterion, output_error, sparsegpt, with_refit
-from tests.support.solving import Diagonals, evidence_of, layer, name
+from support.solving import Diagonals, evidence_of, layer, name
 
 
 def solved(solver, weight, sparsity, pattern, gram):

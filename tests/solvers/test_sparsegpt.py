@@ -12,7 +12,7 @@ from secateur.selection import keep_largest
 from secateur.solvers import output_error, sparsegpt
 from secateur.solvers.gram import SolverWarning
 from secateur.solvers.sparsegpt import _tournament
-from tests.support.solving import layer
+from support.solving import layer
 
 
 def plain_sparsegpt(weight, gram, *, sparsity=None, n=None, m=None, block=128, damping=0.01):
