@@ -66,11 +66,11 @@ def oneshot(
 
     Args:
         model: any module, or a Hugging Face directory with safetensors files.
-        batches: tensors, tuples that begin with the input, or mappings of keyword arguments; see `secateur.support`.
-            Gone through several times; an iterator is put into a list.
+        batches: what a DataLoader yields: tensors, tuples of the inputs and targets, which are not needed, or mappings
+            of keyword arguments. Gone through several times; what is no sequence is put into a list.
         sparsity: fraction of each weight that is removed; none for a pattern that fixes it, such as ``NM(2, 4)``.
         solver: ``(weight, sparsity, pattern, *, <evidence>) -> (new weight, mask)``, by default `admm`; others are in
-            `secateur.solvers` and `secateur.solvers`, and `from_criterion` makes one of any criterion. It may ask
+            `secateur.solvers`, and `from_criterion` makes one of any criterion. It may ask
             for ``gram``, ``input_norm``, ``input_mean`` and ``input_var``. Or a word, such as ``"sparsegpt"``.
         pattern: `Unstructured` by default, and `Rows` where the solver's scores compare within an output, as Wanda's
             and DSnoT's do; or a word, such as ``"2:4"``. Experts, and other matrices that share a tensor, compete
@@ -80,11 +80,14 @@ def oneshot(
             them.
         include, exclude: globs over parameter names, as `find_targets` takes them; include can ask for routers.
         out: for a directory, the one to write, which must not exist.
-        forward: ``(model, batch) -> outputs``; see `secateur.support.run`.
+        forward: ``(model, batch) -> outputs``; by default ``model(inputs)``, or ``model(**mapping)``.
         activations: a folder for what blocks pass on, in files mapped into memory; by default it stays in memory.
         device: for a directory, where blocks are computed; by default the processor.
         arguments: what ``secateur.json`` shall say of how this was called.
         on_layer: called with each `Layer` once it is solved.
+
+    Returns:
+        What was done: it prints as a table, and holds the numbers.
 
     Raises:
         ValueError: no blocks, no batches, a glob without a match, a sparsity or shape that does not fit the pattern,

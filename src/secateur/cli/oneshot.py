@@ -11,6 +11,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -109,9 +110,10 @@ def oneshot(
         _join_processes(device)
         if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
-        batches = read_calibration(
-            data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
-        )
+        with _warnings_as_lines():
+            batches = read_calibration(
+                data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
+            )
         done = prune_blocks(
             directory,
             batches,
@@ -131,6 +133,16 @@ def oneshot(
             with printing() as console:
                 _print_done(console, done)
             sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """A warning is one line on stderr, without the place in the code, which is not the reader's."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+    for warning in said if int(os.environ.get("RANK", "0")) == 0 else ():
+        print(f"Warning: {printable(str(warning.message), 400)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def collect(
     Args:
         model: any module. Of one in DistributedDataParallel (or the module inside it) or ``fully_shard``, each rank
             passes its own batches, and all ranks get the evidence over all of them.
-        batches: tensors, tuples that begin with the input, or mappings of keyword arguments; see `secateur.support`.
+        batches: what a DataLoader yields: tensors, tuples of the inputs and targets, or mappings of keyword arguments.
             Moved to the model's device. An ``attention_mask`` (batch, sequence) in a mapping leaves padding out of
             the statistics of inputs and outputs.
         asked: a criterion, or some words of `VOCABULARY`.
