@@ -19,13 +19,13 @@ from torch import nn
 from secateur import NM, Block, Channels, Rows, Unstructured, allocation, criteria, prune, shrink_checkpoint
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blockwise import directory as block_files
+from secateur.blockwise import in_directory as blockwise
 from secateur.blockwise import journal as resumable
 from secateur.blockwise import oneshot
-from secateur.blockwise import pruning as blockwise
 from secateur.blockwise.finding import find_blocks, left_alone_within
 from secateur.blockwise.journal import JOURNAL
 from secateur.blockwise.products import Products, Tokens
-from secateur.blockwise.pruning import digest
+from secateur.blockwise.record import digest
 from secateur.blockwise.replay import Outputs
 from secateur.checkpoints import CheckpointError, sparsify_checkpoint
 from secateur.solvers import admm, alps, dsnot, from_criterion, sparsegpt, with_refit
@@ -182,10 +182,10 @@ def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
         for part in batched:
             with torch.no_grad(), products.watching(Tokens()):
                 layer(part[None])
-        (sums,) = products.found().values()
-        sums.finish()
-        assert sums.tokens == 24
-        found.append(sums.evidence([words])[words])
+        (met,) = products.found().values()
+        met.sums.finish()
+        assert met.tokens == 24
+        found.append(met.evidence([words])[words])
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
     expected = {"gram": x.T @ x, "input_norm": x.norm(dim=0)[None], "input_var": x.var(0, correction=0)[None]}
     torch.testing.assert_close(found[0], expected[words], rtol=1e-4, atol=1e-4)
@@ -197,10 +197,10 @@ def test_a_gram_matrix_wider_than_a_panel_is_whole_and_symmetric(monkeypatch):
     products = Products({"weight": layer.weight}, frozenset(["gram"]))
     with torch.no_grad(), products.watching(Tokens()):
         layer(x)
-    (sums,) = products.found().values()
-    sums.finish()
-    torch.testing.assert_close(sums.gram, x.T @ x)
-    assert torch.equal(sums.gram, sums.gram.T)
+    (met,) = products.found().values()
+    met.sums.finish()
+    torch.testing.assert_close(met.sums.gram, x.T @ x)
+    assert torch.equal(met.sums.gram, met.sums.gram.T)
 
 
 def test_weights_with_one_input_share_one_gram_matrix_and_others_do_not():
@@ -214,10 +214,10 @@ def test_weights_with_one_input_share_one_gram_matrix_and_others_do_not():
                 k(x)
                 x = x + 1  # may well take the place in memory of what is gone
                 v(x)
-    sums = {piece.name: found for piece, found in products.found().items()}
-    assert sums["q"] is sums["k"]
-    assert sums["q"] is not sums["v"]
-    assert sums["q"].tokens == sums["v"].tokens == 6
+    met = {piece.name: found for piece, found in products.found().items()}
+    assert met["q"] is met["k"]
+    assert met["q"] is not met["v"]
+    assert met["q"].tokens == met["v"].tokens == 6
 
 
 def test_an_input_that_is_changed_in_place_is_another_one():
@@ -227,7 +227,7 @@ def test_an_input_that_is_changed_in_place_is_another_one():
     with torch.no_grad(), products.watching(Tokens()):
         q(x)
         k(x.mul_(2))
-    sums = {piece.name: found for piece, found in products.found().items()}
+    sums = {piece.name: found.sums for piece, found in products.found().items()}
     sums["q"].finish()
     sums["k"].finish()
     torch.testing.assert_close(sums["k"].gram, 4 * sums["q"].gram)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from secateur.blockwise import calibration, read_calibration
 from secateur.blockwise.calibration import longest_sequence
-from secateur.blockwise.pruning import digest
+from secateur.blockwise.record import digest
 from secateur.checkpoints import CheckpointError
 
 WORDS = [f"w{number}" for number in range(500)]
@@ -231,6 +231,32 @@ def test_random_tokens_are_asked_for_by_name(model):
     assert len({token for tokens in found for token in tokens[0].tolist()}) > 50
 
 
+@pytest.mark.parametrize("count", [1, 8, 9, 17, 18, 26, 27])
+@pytest.mark.parametrize("form", ["text", "documents"])
+def test_a_short_text_is_used_as_far_as_it_goes(model, tmp_path, form, count):
+    """Whole sequences of 10 with 9 tokens of text each, and one shorter one where there is none."""
+    (tmp_path / "a.txt").write_text(counting(count))
+    source, own = (tmp_path / "a.txt", 0) if form == "text" else ([counting(count)], 1)  # the end of a document
+    whole = (count + own) // 9
+    if whole >= 3:
+        found = read_calibration(source, tokenizer_directory=model, samples=3, sequence_length=10)
+    else:
+        used = f"{whole} sequences? of 10" if whole else f"1 sequence of {count + own + 1}"
+        with pytest.warns(UserWarning, match=f"is short: calibrating with {used} tokens, not 3 of 10") as said:
+            found = read_calibration(source, tokenizer_directory=model, samples=3, sequence_length=10)
+        assert len(said) == 1
+        assert "\n" not in str(said[0].message)
+        assert said[0].filename == __file__
+    assert [tuple(tokens.shape) for tokens in found] == [(1, 10)] * min(whole, 3) or [(1, count + own + 1)]
+    read = torch.cat([tokens[0, 1:] for tokens in found]).tolist()
+    assert len(set(read)) == len(read), "no token is used twice"
+
+
+def test_one_sequence_that_is_shorter_than_asked_is_told(model):
+    with pytest.warns(UserWarning, match="calibrating with 1 sequence of 5 tokens, not 1 of 10"):
+        read_calibration([counting(3)], tokenizer_directory=model, samples=1, sequence_length=10)
+
+
 def _file(name, content):
     def make(folder):
         path = folder / name
@@ -243,12 +269,8 @@ def _file(name, content):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            _file("a.txt", b"w1 w2 w3"),
-            r"a.txt has 3 tokens; 2 sequences of 10 need 18 beside the tokenizer's own 1. Give more",
-        ),
-        (_file("a.jsonl", b'{"text": "w1"}'), "a.jsonl has 2 tokens; 2 sequences of 10 need 18"),
-        (_file("a.txt", b""), "a.txt has 0 tokens"),
+        (_file("a.txt", b""), "a.txt has no tokens: there is nothing to calibrate with"),
+        (_file("a.jsonl", b'{"text": ""}'), "a.jsonl has no tokens: there is nothing to calibrate with"),
         (lambda folder: folder / "none.txt", "none.txt: no such file; give a .txt, .jsonl or .json file, or 'random'"),
         (lambda folder: folder, "not a regular file"),
         (_file("a.parquet", b"PAR1"), r"read from .txt, .jsonl and .json, not from .parquet"),
@@ -264,7 +286,7 @@ def _file(name, content):
         (_file("a.json", b'["w1", '), "a.json: damaged: not valid JSON"),
         (lambda _: [], "the calibration data is empty"),
         (lambda _: {"input_ids": [1]}, "a single batch; pass a list of batches"),
-        (lambda _: ["w1", "w2"], "the list of documents has 4 tokens; 2 sequences"),
+        (lambda _: [""], "the list of documents has no tokens"),
         (lambda _: ["w1", 3], "document 1: not a record or a string"),
         (lambda _: [{"ids": [1]}], r"batch 0: a mapping without 'input_ids': \['ids'\]"),
         (lambda _: [[1], [[1, 2], [3]]], "batch 1: not tokens .*rows of one batch must be equally long"),

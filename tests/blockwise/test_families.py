@@ -9,8 +9,8 @@ from torch import nn
 from secateur import Unstructured, criteria
 from secateur.blockwise import oneshot
 from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.observation import find_next, prepared, store
 from secateur.blockwise.replay import Replay
-from secateur.blockwise.walk import find_next, prepared, store
 from secateur.checkpoints import open_checkpoint
 from secateur.solvers import from_criterion, sparsegpt
 from secateur.support import device_of, mapped, run_batch

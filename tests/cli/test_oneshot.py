@@ -128,6 +128,20 @@ def test_killed_resumed_verified_loaded_and_better_than_sparsegpt(tmp_path):
     assert ours - dense < (theirs - dense) / 2
 
 
+def test_a_short_text_is_used_and_one_line_says_so(folder):
+    ended = call(folder, "-s", "0.5", "--samples", "999")
+    assert ended.exit_code == 0, ended.stderr
+    said = [line for line in ended.stderr.splitlines() if "short" in line]
+    assert said == [
+        f"Warning: {folder / 'text.txt'} is short: calibrating with 37 sequences of 16 tokens, not 999 of 16."
+    ]
+    assert len(ended.stderr.splitlines()) == 14 + 1, "and a line a layer"
+    (folder / "empty.txt").write_text("")
+    ended = call(folder, "-s", "0.5", data="empty.txt", out="other")
+    assert ended.exit_code == 2
+    assert "empty.txt has no tokens" in ended.stderr
+
+
 def test_what_is_wrong_is_one_line(folder):
     for words, line in (
         (("-s", "1.5"), "sparsity is the fraction that is removed"),
@@ -135,7 +149,6 @@ def test_what_is_wrong_is_one_line(folder):
         (("-s", "0.6", "--pattern", "2:4"), "removes 0.5"),
         (("--pattern", "2:4", "--allocate", "owl"), "leave --allocate out"),
         (("-s", "0.5", "--include", "nothing*"), "no parameter matches"),
-        (("-s", "0.5", "--samples", "999"), "tokens"),
     ):
         ended = call(folder, *words)
         assert ended.exit_code == 2, ended.output

@@ -2,7 +2,9 @@
 
 from secateur.blockwise.calibration import read_calibration
 from secateur.blockwise.directory import blaming_config, build_on_meta, family_of, parameters_counted
-from secateur.blockwise.pruning import Layer, OneShot, oneshot
+from secateur.blockwise.outcome import OneShot
+from secateur.blockwise.pruning import oneshot
+from secateur.blockwise.solving import Layer
 
 __all__ = [
     "Layer",

@@ -53,7 +53,8 @@ def read_calibration(
     Documents are joined with the tokenizer's end-of-text between them and cut into sequences, so that no padding is
     needed; each sequence begins and ends with what the tokenizer puts around a text (Llama's ``<s>``, BERT's ``[CLS]``
     and ``[SEP]``). Which sequences are taken, and in which order, follows from the seed. Of a file that is much larger
-    than what is needed, text is read at places spread over the whole of it.
+    than what is needed, text is read at places spread over the whole of it. A text that is too short is used as far as
+    it goes: fewer sequences, or one shorter one, with a warning of one line that says how many.
 
     Args:
         source: a ``.txt`` file, which is one document; a ``.jsonl`` or ``.json`` file of records (or strings); or an
@@ -65,8 +66,8 @@ def read_calibration(
         field: of the records that holds the text.
 
     Raises:
-        ValueError: too little text, which says how many tokens there are; a record without the field; a token beyond
-            the vocabulary; a length beyond the model's positions.
+        ValueError: no text at all; a record without the field; a token beyond the vocabulary; a length beyond the
+            model's positions.
         CheckpointError: there is no tokenizer in the directory.
 
     >>> read_calibration([[1, 2, 3], torch.tensor([[4, 5]])], tokenizer_directory=".", samples=2)
@@ -101,6 +102,13 @@ def read_calibration(
         documents = (_text_of(each, f"document {number}", field) for number, each in enumerate(source))
         bodies = _packed(text.joined(track(documents, "tokenizing")), text, samples, generator, "the list of documents")
     found = [text.whole(body) for body in bodies]
+    if len(found) < samples or len(found[0]) < length:
+        sequences = "sequence" if len(found) == 1 else "sequences"
+        warnings.warn(
+            f"{source if isinstance(source, str | Path) else 'the list of documents'} is short: calibrating with "
+            f"{len(found):,} {sequences} of {len(found[0]):,} tokens, not {samples:,} of {length:,}.",
+            stacklevel=2,
+        )
     _check_vocabulary((int(tokens.max()) for tokens in found), vocabulary, f"the tokenizer in {directory}")
     return [torch.from_numpy(tokens)[None] for tokens in found]
 
@@ -163,7 +171,7 @@ class _Text:
 def _packed(
     pieces: Iterable[Tokens], text: _Text, samples: int, generator: np.random.Generator, where: str
 ) -> list[Tokens]:
-    """Sequences that do not overlap, out of the tokens one after the other."""
+    """Sequences that do not overlap, out of the tokens one after the other; as many as there are, or a shorter one."""
     needed = samples * text.body
     held: list[Tokens] = []
     count = 0
@@ -172,15 +180,12 @@ def _packed(
         count += len(piece)
         if count >= _SPARSE * needed:
             break
-    if count < needed:
-        around = len(text.before) + len(text.after)
-        beside = f" beside the tokenizer's own {around}" if around else ""
-        raise ValueError(
-            f"{where} has {count:,} tokens; {samples} sequences of {text.body + around:,} need {needed:,}{beside}. "
-            "Give more text, or ask for fewer samples or a shorter sequence_length."
-        )
-    tokens = np.concatenate(held)
-    chosen = generator.permutation(count // text.body)[:samples]
+    if not count:
+        raise ValueError(f"{where} has no tokens: there is nothing to calibrate with.")
+    tokens, whole = np.concatenate(held), count // text.body
+    if not whole:
+        return [tokens]
+    chosen = generator.permutation(whole)[:samples]
     return [tokens[at * text.body : (at + 1) * text.body] for at in chosen]
 
 

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from secateur.evidence import add_gram, in_range, mirrored, narrowed
+from secateur.evidence import Sums
 
-__all__ = ["AllMetError", "Piece", "Products", "Statistics", "Tokens"]
+__all__ = ["SAMPLE", "AllMetError", "Met", "Piece", "Products", "Tokens"]
 
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 
@@ -54,118 +54,58 @@ class Piece(NamedTuple):
 
 
 @dataclass(eq=False)
-class Statistics:
-    """Sums over the tokens that met one matrix, or several matrices at once.
+class Met:
+    """What is known of the tokens that met one matrix, or several matrices at once: the sums over them, and a sample
+    of them where the sums hold no Gram matrix.
 
-    >>> sums = Statistics(frozenset(["gram"]), 2)
-    >>> sums.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
-    >>> sums.finish(); sums.gram
+    >>> met = Met(Sums(frozenset(["gram"])))
+    >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
+    >>> met.sums.finish(); met.sums.gram
     tensor([[10.,  2.],
             [ 2.,  4.]])
     """
 
-    words: frozenset[str]
-    inputs: int
-    tokens: int = 0
-    gram: Tensor | None = None
-    squares: Tensor | None = None
-    totals: Tensor | None = None
-    dtype: torch.dtype = torch.float32  # of what is given out, where that holds it
+    sums: Sums
     sample: list[Tensor] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return int(self.sums.tokens)
 
     def add(self, x: Tensor) -> None:
         """``x``: (tokens, inputs)."""
         if not x.shape[0]:
             return
-        self.tokens += x.shape[0]
-        if x.dtype == torch.float64:
-            self.dtype = torch.float64
-        wide = in_range(x)
-        if "gram" in self.words:
-            self.gram = add_gram(self.gram, wide)
-        elif (missing := SAMPLE - sum(len(part) for part in self.sample)) > 0:
+        self.sums.add_inputs(x)
+        if "gram" not in self.sums.words and (missing := SAMPLE - sum(len(part) for part in self.sample)) > 0:
             self.sample.append(x[:missing].clone())
-        if self.words & {"input_norm", "input_var"}:
-            exact = wide.double() if "input_var" in self.words else wide  # a variance is a difference of sums
-            self.squares = _added(self.squares, exact.square().sum(0).double())
-        if self.words & {"input_mean", "input_var"}:
-            self.totals = _added(self.totals, wide.sum(0, dtype=torch.float64))
-
-    def add_over_ranks(self, like: Tensor) -> None:
-        """Every process's sums become the sums over all; one that saw nothing adds nothing."""
-        from torch import distributed
-
-        wide = torch.promote_types(like.dtype, torch.float32)
-        widened = self.gram is not None and self.gram.dtype == torch.float64
-        said = torch.tensor([self.tokens, widened, self.dtype == torch.float64], device=like.device)
-        distributed.all_reduce(said)
-        self.tokens = int(said[0])
-        wide = torch.float64 if int(said[1]) else wide
-        self.dtype = torch.float64 if int(said[2]) else self.dtype
-        wanted = [
-            ("gram", (self.inputs, self.inputs), wide, {"gram"}),
-            ("squares", (self.inputs,), torch.float64, {"input_norm", "input_var"}),
-            ("totals", (self.inputs,), torch.float64, {"input_mean", "input_var"}),
-        ]
-        for key, shape, dtype, words in wanted:
-            if self.words & words:
-                held = getattr(self, key)
-                total = torch.zeros(shape, dtype=dtype, device=like.device) if held is None else held.to(dtype).clone()
-                distributed.all_reduce(total)
-                setattr(self, key, total)
-        samples: list[Any] = [None] * distributed.get_world_size()
-        distributed.all_gather_object(samples, [part.cpu() for part in self.sample])
-        parts = [part.to(like.device) for rank in samples for part in rank]
-        self.sample = [torch.cat(parts)[:SAMPLE]] if parts else []
-
-    def finish(self) -> None:
-        """Mirrors the half of the Gram matrix that was not computed."""
-        if self.gram is not None:
-            self.gram = mirrored(narrowed(self.gram, self.dtype))
 
     def is_finite(self) -> bool:
-        """In one pass each, without a temporary tensor."""
-        sums = [each for each in (self.gram, self.squares, self.totals, *self.sample) if each is not None]
-        return all(math.isfinite(bound) for each in sums if each.numel() for bound in torch.aminmax(each))
+        return self.sums.is_finite() and all(bool(part.isfinite().all()) for part in self.sample)
 
     def evidence(self, words: Iterable[str]) -> dict[str, Tensor]:
         """What a solver asks for by these words; vectors are (1, inputs)."""
-        found: dict[str, Tensor] = {}
-        for word in words:
-            if word == "gram":
-                assert self.gram is not None
-                found[word] = self.gram
-            elif word == "input_norm":
-                assert self.squares is not None
-                found[word] = narrowed(self.squares.sqrt(), torch.float32)[None]
-            else:
-                assert self.totals is not None
-                mean = self.totals / self.tokens
-                if word == "input_mean":
-                    found[word] = narrowed(mean, torch.float32)[None]
-                else:
-                    assert self.squares is not None
-                    variance = (self.squares / self.tokens - mean.square()).clamp_(min=0)
-                    found[word] = narrowed(variance, torch.float32)[None]
-        return found
+        found = {word: self.sums.statistic(word) for word in words}
+        return {word: value if word == "gram" else value[None] for word, value in found.items()}
 
     def error(self, before: Tensor, after: Tensor) -> tuple[float, float]:
         """``‖X(W' - W)ᵀ‖²`` and ``‖XWᵀ‖²``: what a layer's outputs lost, and what they were; over all tokens where
         there is a Gram matrix, else over a sample of them."""
+        gram = self.sums.gram
         wide = torch.promote_types(before.dtype, torch.float32)
         old = before.to(wide)
         change = after.to(wide) - old
-        if self.gram is None and not self.sample:
+        if gram is None and not self.sample:
             return 0.0, 0.0
         # all is brought near to 1 by powers of 2, which round nothing: squares of squares leave float32 soon
-        x = torch.cat(self.sample).to(wide) if self.gram is None else self.gram
-        size = _power_of_2(x if self.gram is None else x.diagonal())
+        x = torch.cat(self.sample).to(wide) if gram is None else gram
+        size = _power_of_2(x if gram is None else x.diagonal())
         both = torch.promote_types(wide, x.dtype)
         found = []
         for matrix in (change, old):
             by = _power_of_2(matrix)
             near = matrix.to(both) / by
-            if self.gram is None:
+            if gram is None:
                 found.append((x / size @ near.T).square().sum().item() * size**2 * by**2)
             else:
                 found.append((near / size @ x.to(both)).mul_(near).sum().item() * size * by**2)
@@ -176,10 +116,6 @@ def _power_of_2(values: Tensor) -> float:
     """Of the size of the largest entry; 1 for a tensor of zeros."""
     largest = float(values.detach().abs().amax()) if values.numel() else 0.0
     return 2.0 ** (math.frexp(largest)[1] - 1) if 0 < largest < math.inf else 1.0
-
-
-def _added(held: Tensor | None, more: Tensor) -> Tensor:
-    return more if held is None else held.add_(more)
 
 
 @dataclass
@@ -257,7 +193,7 @@ class Products(TorchFunctionMode):
     >>> products = Products({"weight": layer.weight}, frozenset(["input_norm"]))
     >>> with torch.no_grad(), products.watching(Tokens()):
     ...     _ = layer(torch.tensor([[3.0, 0.0], [4.0, 1.0]]))
-    >>> [(piece.name, sums.evidence(["input_norm"])) for piece, sums in products.found().items()]
+    >>> [(piece.name, met.evidence(["input_norm"])) for piece, met in products.found().items()]
     [('weight', {'input_norm': tensor([[5., 1.]])})]
     """
 
@@ -265,7 +201,7 @@ class Products(TorchFunctionMode):
         super().__init__()
         self.words = words
         self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items()}
-        self.sums: dict[Piece, Statistics] = {}
+        self.met: dict[Piece, Met] = {}
         self.shared: dict[Piece, Piece] = {}  # a piece whose inputs are another's, tensor for tensor
         self.seen: dict[Any, tuple[Tensor, Piece]] = {}  # in this forward pass; the tensors are held, so none is new
         self.counted: set[tuple[Piece, Any]] = set()
@@ -283,9 +219,9 @@ class Products(TorchFunctionMode):
         self.counted.clear()
         return self
 
-    def found(self) -> dict[Piece, Statistics]:
+    def found(self) -> dict[Piece, Met]:
         """The sums of each matrix; matrices that share their inputs share one object."""
-        return {**self.sums, **{piece: self.sums[first] for piece, first in self.shared.items()}}
+        return {**self.met, **{piece: self.met[first] for piece, first in self.shared.items()}}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -343,16 +279,16 @@ class Products(TorchFunctionMode):
 
     def _add(self, piece: Piece, x: Tensor, key: Any, sequence_first: bool) -> None:
         first = self.seen.setdefault(key, (x, piece))[1]
-        if first != piece and piece not in self.sums and self.shared.setdefault(piece, first) == first:
+        if first != piece and piece not in self.met and self.shared.setdefault(piece, first) == first:
             return
         if piece in self.shared:
             raise ValueError(
                 f"{piece.name} and {self.shared[piece].name} had the same input in one batch and different ones in "
                 "another; prune one of them by itself (include=, exclude=)."
             )
-        if piece not in self.sums:
-            self.sums[piece] = Statistics(self.words, piece.shape[1])
-        self.sums[piece].add(self._kept(x.detach(), sequence_first))
+        if piece not in self.met:
+            self.met[piece] = Met(Sums(self.words))
+        self.met[piece].add(self._kept(x.detach(), sequence_first))
 
     def _kept(self, x: Tensor, sequence_first: bool) -> Tensor:
         """(tokens, inputs) without padding."""

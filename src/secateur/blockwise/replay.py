@@ -111,7 +111,7 @@ class Replay:
         model: any module, in evaluation mode.
         blocks: ``{name: module}`` of it.
         outputs: where the outputs of finished blocks are.
-        forward: how a batch is run; see `secateur.support.run`.
+        forward: how a batch is run; see `secateur.support.run_batch`.
         on_arrival: called with a module outside of the blocks that holds parameters of its own, before it is run.
         device: where the model computes.
     """

@@ -10,6 +10,7 @@ import functools
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -115,9 +116,10 @@ def oneshot(
         _join_processes(device)
         if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
-        batches = read_calibration(
-            data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
-        )
+        with _warnings_as_lines():
+            batches = read_calibration(
+                data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
+            )
         done = prune_blocks(
             directory,
             batches,
@@ -140,6 +142,16 @@ def oneshot(
         if int(os.environ.get("RANK", "0")) == 0:
             with printing() as console:
                 print_pruned_blocks(console, done)
+
+
+@contextlib.contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """A warning is one line on stderr, without the place in the code, which is not the reader's."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        yield
+    for warning in said if int(os.environ.get("RANK", "0")) == 0 else ():
+        print(f"Warning: {printable(str(warning.message), 400)}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What data says about weights: collection, gradients, and the sums of what flows through a layer."""
 
-from secateur.evidence.collection import VOCABULARY, collect, needs
-from secateur.evidence.statistics import add_gram, in_range, mirrored, narrowed
+from secateur.evidence.collection import collect
+from secateur.evidence.statistics import Sums, add_gram, in_range, mirrored, narrowed, sum_over_ranks
+from secateur.evidence.vocabulary import VOCABULARY, needs
 
-__all__ = ["VOCABULARY", "add_gram", "collect", "in_range", "mirrored", "narrowed", "needs"]
+__all__ = ["VOCABULARY", "Sums", "add_gram", "collect", "in_range", "mirrored", "narrowed", "needs", "sum_over_ranks"]

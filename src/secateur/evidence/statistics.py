@@ -1,35 +1,41 @@
-"""What flows through a layer, summed over tokens: of each input feature that meets a weight, and of each output.
+"""Running sums over tokens: of each input feature that meets a weight, of each pair of them, and of each output.
 
-Law: the sums are those of the unfolded inputs X with which the layer is outputs = X · weight', whatever its stride,
-padding, dilation or groups; nothing is held between batches but the sums.
+Law: the sums over any split of the tokens into batches, and over processes, agree; they are in float32 or wider, so
+wide that squares neither overflow nor vanish; a Gram matrix is symmetric to the last bit.
 """
 
 from __future__ import annotations
 
-import types
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
-__all__ = ["Layer", "STATISTICS", "Sums", "add_gram", "in_range", "layer_of", "mirrored", "narrowed"]
+__all__ = ["STATISTICS", "Sums", "add_gram", "in_range", "mirrored", "narrowed", "sum_over_ranks", "widest"]
 
 PANEL = 512  # columns of a Gram matrix that are computed together
 LARGEST = 2.0**40  # in float32 the squares of 2^47 such numbers can be summed, and those of its inverse are no zeros
+_OF_INPUTS = frozenset(["input_norm", "input_mean", "input_var", "gram"])
 STATISTICS = ("input_norm", "input_mean", "input_var", "output_norm", "gram")
 
 
 @dataclass(eq=False)
 class Sums:
-    """The running sums that the words ask for; vectors in float64, the Gram matrix in float32 or wider, of which only
-    the upper half is summed: `mirrored` makes it whole.
+    """The running sums that the words ask for; vectors in float64, the Gram matrix in float32 or wider.
 
-    >>> sums = Sums(frozenset(["input_norm"]))
+    Of the Gram matrix only the upper half is summed; `finish` makes it whole.
+
+    >>> sums = Sums(frozenset(["input_norm", "gram"]))
     >>> sums.add_inputs(torch.tensor([[3.0, 1.0], [4.0, 1.0]]))
-    >>> sums.squares
-    tensor([25.,  2.], dtype=torch.float64)
+    >>> sums.finish()
+    >>> sums.statistic("input_norm")
+    tensor([5.0000, 1.4142])
+    >>> sums.statistic("gram")
+    tensor([[25.,  7.],
+            [ 7.,  2.]])
     """
 
     words: frozenset[str]
@@ -39,24 +45,23 @@ class Sums:
     squares: Tensor | None = None
     outputs: Tensor | None = None
     gram: Tensor | None = None
-    dtype: torch.dtype = torch.float32  # of the result
+    dtype: torch.dtype = torch.float32  # of what is given out, where that holds it
 
     def add_inputs(self, x: Tensor) -> None:
-        """``x``: (tokens, features)."""
-        self.add(self.total(x), self.square(x), x.shape[0])
+        """All that the words ask for of inputs; ``x``: (tokens, features)."""
+        self.see(x)
+        wide = in_range(x) if self.words & _OF_INPUTS else x
+        self.add(self._total(wide, 0), self._square(wide, 0), x.shape[0])
+        if "gram" in self.words:
+            self._add_gram(wide)
 
     def total(self, x: Tensor, dims: int | tuple[int, ...] = 0) -> Tensor | None:
         self.see(x)
-        if not self.words & {"input_mean", "input_var"}:
-            return None
-        return x.sum(dims, dtype=_double(x))
+        return self._total(x, dims)
 
     def square(self, x: Tensor, dims: int | tuple[int, ...] = 0) -> Tensor | None:
         self.see(x)
-        if not self.words & {"input_norm", "input_var"}:
-            return None
-        # a variance is a difference of sums: float32 would leave nothing of it where the mean is large
-        return _sum_of_squares(x, dims, exact="input_var" in self.words)
+        return self._square(in_range(x), dims)
 
     def add(self, totals: Tensor | None, squares: Tensor | None, tokens: int | Tensor) -> None:
         self._add("totals", totals)
@@ -66,22 +71,102 @@ class Sums:
     def add_gram(self, x: Tensor) -> None:
         """``x``: (tokens, features)."""
         self.see(x)
-        with torch.autocast(x.device.type, enabled=False):
-            held = None if self.gram is None else self.gram.to(x.device)
-            self.gram = add_gram(held, in_range(x.to(self.dtype)))
+        self._add_gram(in_range(x))
 
     def add_outputs(self, y: Tensor, dims: int | tuple[int, ...] = 0) -> None:
         self.see(y)
-        self._add("outputs", _sum_of_squares(y, dims, exact=False))
+        self._add("outputs", in_range(y).square().sum(dims).to(widest(y)))
 
     def see(self, x: Tensor) -> None:
+        """What is given out is of float64 once an input is; not because its size asked for it."""
         if x.dtype == torch.float64:
             self.dtype = torch.float64
+
+    def finish(self) -> None:
+        """Makes the Gram matrix whole, once for all who read it."""
+        if self.gram is not None:
+            self.gram = mirrored(narrowed(self.gram, self.dtype))
+
+    def is_finite(self) -> bool:
+        """In one pass each, without a temporary tensor."""
+        sums = [each for each in (self.totals, self.squares, self.outputs, self.gram) if each is not None]
+        return all(math.isfinite(bound) for each in sums if each.numel() for bound in torch.aminmax(each))
+
+    def statistic(self, word: str) -> Tensor:
+        """What a word asks for, after `finish`: the Gram matrix, or one number for each feature."""
+        if word == "gram":
+            assert self.gram is not None
+            return self.gram
+        if word == "output_norm":
+            assert self.outputs is not None
+            return narrowed(self.outputs.sqrt(), self.dtype)
+        if word == "input_norm":
+            assert self.squares is not None
+            return narrowed(self.squares.sqrt(), self.dtype)
+        assert self.totals is not None
+        tokens = torch.as_tensor(self.tokens, dtype=torch.float64).to(self.totals)
+        vector = self.totals / tokens
+        if word == "input_var":
+            assert self.squares is not None
+            vector = (self.squares / tokens - vector.square()).clamp_(min=0)
+        return narrowed(vector, self.dtype)
+
+    def _total(self, x: Tensor, dims: int | tuple[int, ...]) -> Tensor | None:
+        if not self.words & {"input_mean", "input_var"}:
+            return None
+        return x.sum(dims, dtype=widest(x))
+
+    def _square(self, wide: Tensor, dims: int | tuple[int, ...]) -> Tensor | None:
+        if not self.words & {"input_norm", "input_var"}:
+            return None
+        # a variance is a difference of sums: float32 would leave nothing of it where the mean is large
+        exact = wide.to(widest(wide)) if "input_var" in self.words else wide
+        return exact.square().sum(dims).to(widest(wide))
+
+    def _add_gram(self, wide: Tensor) -> None:
+        with torch.autocast(wide.device.type, enabled=False):
+            self.gram = add_gram(None if self.gram is None else self.gram.to(wide.device), wide)
 
     def _add(self, name: str, more: Tensor | None) -> None:
         if more is not None:
             held = getattr(self, name)
             setattr(self, name, more if held is None else held.to(more.device).add_(more))
+
+
+def sum_over_ranks(sums: Mapping[Any, Sums], group: Any, device: torch.device) -> None:
+    """Every rank's sums become the sums over all; what one rank's batches never reached counts as 0 there.
+
+    The keys are the same on all ranks, and can be sorted.
+    """
+    from torch import distributed
+
+    fields = ("calls", "tokens", "totals", "squares", "outputs", "gram")
+    for each in sums.values():
+        each.calls, each.tokens = (torch.as_tensor(value, dtype=torch.float64) for value in (each.calls, each.tokens))
+    here = {
+        (name, key): (tuple(value.shape), value.dtype, each.dtype)
+        for name, each in sums.items()
+        for key in fields
+        if (value := getattr(each, key)) is not None
+    }
+    everyone: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(everyone, here, group=group)
+    # a place never reached has tokens of shape (), and attention's three inputs have (3, 1): the larger one is right;
+    # and so is the wider one where a rank met numbers that are too large for float32
+    union: dict[tuple[Any, str], Any] = {}
+    for ranks in everyone:
+        for spot, found in ranks.items():
+            union[spot] = max(
+                union.get(spot, found), found, key=lambda each: (len(each[0]), each[1].itemsize, each[2].itemsize)
+            )
+    for (name, key), (shape, dtype, result) in sorted(union.items(), key=lambda item: item[0]):
+        each = sums[name]
+        value = getattr(each, key)
+        zeros = torch.zeros(shape, dtype=dtype, device=device)
+        tensor = zeros if value is None else zeros.add_(value.to(device))
+        distributed.all_reduce(tensor, group=group)
+        setattr(each, key, tensor)
+        each.dtype = result
 
 
 def add_gram(gram: Tensor | None, x: Tensor) -> Tensor:
@@ -124,7 +209,7 @@ def in_range(x: Tensor) -> Tensor:
     if x.dtype == torch.float64:
         return x
     wide = x.float()
-    if not wide.numel() or _double(wide) != torch.float64:
+    if not wide.numel() or widest(wide) != torch.float64:
         return wide
     smallest, largest = torch.aminmax(wide.detach())
     size = max(-float(smallest), float(largest))
@@ -144,284 +229,5 @@ def narrowed(sums: Tensor, dtype: torch.dtype) -> Tensor:
     return sums if size > limits.max or 0 < size < limits.tiny / limits.eps else sums.to(dtype)
 
 
-def _double(x: Tensor) -> torch.dtype:
+def widest(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
-
-
-def _sum_of_squares(x: Tensor, dims: int | tuple[int, ...], *, exact: bool) -> Tensor:
-    if exact:
-        return x.to(_double(x)).square().sum(dims)
-    return in_range(x).square().sum(dims).to(_double(x))
-
-
-class Layer(Protocol):
-    """How a kind of module meets one of its weights."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The one whose calls are watched."""
-
-    @property
-    def words(self) -> frozenset[str]:
-        """What can be said about it."""
-
-    @property
-    def kind(self) -> str:
-        """Two layers that share a weight mean the same features by it if their kinds are equal."""
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
-        """Add one call; ``keep``: bool (batch, sequence), the tokens that are no padding, or None."""
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        """One number for each input feature, broadcastable to a weight of ``shape``."""
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        """One number for each output feature, broadcastable to a weight of ``shape``."""
-
-
-_ALL = frozenset(STATISTICS)
-
-
-@dataclass(frozen=True, eq=False)
-class _Dense:
-    """x · Wᵀ with W (outputs, inputs), or transformers' Conv1D, x · W with W (inputs, outputs)."""
-
-    module: nn.Module
-    inputs_first: bool = False
-    words: frozenset[str] = _ALL
-
-    @property
-    def kind(self) -> str:
-        return "rows of inputs" if self.inputs_first else "columns of inputs"
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
-        _observe_rows(sums, args[0] if args else next(iter(kwargs.values())), output, keep)
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
-        return vector[:, None] if self.inputs_first else vector[None, :]
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
-        return vector[None, :] if self.inputs_first else vector[:, None]
-
-
-@dataclass(frozen=True, eq=False)
-class _Lookup:
-    """An embedding: one-hot tokens times W (tokens of the vocabulary, outputs)."""
-
-    module: nn.Embedding
-    words: frozenset[str] = _ALL - {"gram"}
-
-    @property
-    def kind(self) -> str:
-        return "lookup"
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
-        ids = args[0] if args else kwargs["input"]
-        if keep is not None and ids.shape == keep.shape:
-            ids, output = ids[keep], output[keep]
-        counts = torch.bincount(ids.reshape(-1), minlength=self.module.num_embeddings).to(_double(ids))
-        sums.add(counts, counts.clone(), ids.numel())
-        sums.see(output)
-        if "output_norm" in sums.words:
-            sums.add_outputs(output.reshape(-1, output.shape[-1]))
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
-        return vector[:, None]
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
-        return vector[None, :]
-
-
-@dataclass(frozen=True, eq=False)
-class _Convolution:
-    """An input feature is a channel at a place of the kernel; a token is a place of the output."""
-
-    module: Any
-
-    @property
-    def words(self) -> frozenset[str]:
-        return _ALL if self.module.groups == 1 else _ALL - {"gram"}
-
-    @property
-    def kind(self) -> str:
-        return f"convolution in {self.module.groups} groups"
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
-        spatial = len(self.module.kernel_size)
-        x, y = args[0] if args else kwargs["input"], output
-        if x.dim() == spatial + 1:
-            x, y = x[None], y[None]
-        # squaring and summing over the batch come before unfolding, which only copies: one example's work for a batch
-        places = tuple(range(2, 2 + spatial))
-        totals, squares = (
-            None if summed is None else self._patches(summed[None]).sum(places)[0]
-            for summed in (sums.total(x), sums.square(x))
-        )
-        sums.add(totals, squares, y.numel() // y.shape[1])
-        if "output_norm" in sums.words:
-            sums.add_outputs(y, (0, *places))
-        if "gram" in sums.words:
-            for example in x:
-                patches = self._patches(example[None])[0].movedim(0, spatial)  # (*places, channels, *kernel)
-                sums.add_gram(patches.flatten(spatial).flatten(0, spatial - 1))
-
-    def _patches(self, x: Tensor) -> Tensor:
-        """A view (batch, channels, *places, *kernel) of the padded input."""
-        module = self.module
-        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
-        for dim, (size, stride, dilation) in enumerate(
-            zip(module.kernel_size, module.stride, module.dilation, strict=True), start=2
-        ):
-            x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
-        return x
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        groups = self.module.groups
-        return vector.reshape(groups, *shape[1:]).repeat_interleave(1 if groups == 1 else shape[0] // groups, 0)
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return vector.reshape(-1, *[1] * (len(shape) - 1))
-
-
-@dataclass(frozen=True, eq=False)
-class _TransposedConvolution:
-    """W (inputs, outputs / groups, *kernel): an input feature is a channel; a token is a place of the input."""
-
-    module: Any
-    words: frozenset[str] = _ALL - {"gram"}
-
-    @property
-    def kind(self) -> str:
-        return f"transposed convolution in {self.module.groups} groups"
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
-        spatial = len(self.module.kernel_size)
-        x, y = args[0] if args else kwargs["input"], output
-        if x.dim() == spatial + 1:
-            x, y = x[None], y[None]
-        dims = (0, *range(2, 2 + spatial))
-        sums.add(sums.total(x, dims), sums.square(x, dims), x.numel() // x.shape[1])
-        if "output_norm" in sums.words:
-            sums.add_outputs(y, dims)
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return vector.reshape(-1, *[1] * (len(shape) - 1))
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        groups = self.module.groups
-        rows = vector.reshape(groups, shape[1], *[1] * (len(shape) - 2))
-        return rows.repeat_interleave(1 if groups == 1 else shape[0] // groups, 0)
-
-
-@dataclass(frozen=True, eq=False)
-class _AttentionInput:
-    """``in_proj_weight`` of MultiheadAttention, (query, key, value rows; inputs), or one of the three apart."""
-
-    module: nn.MultiheadAttention
-    key: str
-    words: frozenset[str] = frozenset(["input_norm", "input_mean", "input_var"])
-
-    @property
-    def kind(self) -> str:
-        return "attention"
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
-        names = ("query", "key", "value")
-        given = {**dict(zip(names, args, strict=False)), **{name: kwargs[name] for name in names if name in kwargs}}
-        wanted = names if self.key == "in_proj_weight" else [name for name in names if name[0] == self.key[0]]
-        rows = [_rows(given[name], keep) for name in wanted]
-        parts = [[summed(x) for x in rows] for summed in (sums.total, sums.square)]
-        totals, squares = (None if each[0] is None else torch.stack(each) for each in parts)  # type: ignore[arg-type]
-        sums.add(totals, squares, torch.tensor([[float(x.shape[0])] for x in rows]))
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return vector if vector.shape[0] == 1 else vector.repeat_interleave(shape[0] // vector.shape[0], 0)
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        raise NotImplementedError  # not among the words
-
-
-@dataclass(frozen=True, eq=False)
-class _AttentionOutput:
-    """``out_proj.weight`` of MultiheadAttention, which torch reads without calling ``out_proj``.
-
-    Its input is what the attention returns with an identity in the weight's place: a second run of the attention.
-    """
-
-    module: nn.MultiheadAttention
-    words: frozenset[str] = _ALL
-    _dense: _Dense = field(default_factory=lambda: _Dense(nn.Identity()))
-
-    @property
-    def kind(self) -> str:
-        return self._dense.kind
-
-    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
-        size = self.module.embed_dim
-        projection, like = self.module._modules["out_proj"], self.module.out_proj.weight
-        identity = torch.eye(size, device=like.device, dtype=like.dtype)
-        nothing = torch.zeros(size, device=like.device, dtype=like.dtype)
-        self.module._modules["out_proj"] = types.SimpleNamespace(weight=identity, bias=nothing)  # type: ignore[assignment]
-        try:
-            x = self.module.forward(*args, **kwargs)[0]
-        finally:
-            self.module._modules["out_proj"] = projection
-        _observe_rows(sums, x, output[0], keep)
-
-    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return self._dense.inputs(vector, shape)
-
-    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
-        return self._dense.outputs(vector, shape)
-
-
-def _observe_rows(sums: Sums, x: Tensor, y: Tensor, keep: Tensor | None) -> None:
-    rows = _rows(x, keep)
-    sums.add_inputs(rows)
-    if "gram" in sums.words:
-        sums.add_gram(rows)
-    if "output_norm" in sums.words:
-        sums.add_outputs(_rows(y, keep))
-
-
-def _rows(x: Tensor, keep: Tensor | None) -> Tensor:
-    """(tokens, features), without padding where x is (batch, sequence, features) or (batch · sequence, features)."""
-    rows = x.reshape(-1, x.shape[-1])
-    if keep is None or not (
-        (x.dim() == 3 and x.shape[:2] == keep.shape) or (x.dim() == 2 and x.shape[0] == keep.numel())
-    ):
-        return rows
-    return rows[keep.reshape(-1).to(rows.device)]
-
-
-def layer_of(module: nn.Module, key: str, parent: nn.Module | None = None) -> Layer | None:
-    """How ``module`` meets its parameter ``key``, or None for kinds whose inputs are not known here.
-
-    Args:
-        key: ``weight``, or ``weight_orig`` where a mask is attached.
-        parent: the MultiheadAttention whose ``out_proj`` the module is, if it is one.
-
-    >>> layer_of(nn.Linear(2, 3), "weight").inputs(torch.ones(2), torch.Size([3, 2])).shape
-    torch.Size([1, 2])
-    """
-    key = key.removesuffix("_orig")
-    if isinstance(module, nn.MultiheadAttention):
-        known = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
-        return _AttentionInput(module, key) if key in known else None
-    if key != "weight":
-        return None
-    if isinstance(parent, nn.MultiheadAttention):
-        return _AttentionOutput(parent)
-    if isinstance(module, nn.Linear):
-        return _Dense(module)
-    if isinstance(module, nn.Embedding):
-        return _Lookup(module)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
-        return _TransposedConvolution(module)
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return _Convolution(module)
-    # transformers' own, known by name, so that transformers need not be there
-    if hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__):
-        return _Dense(module, inputs_first=True)
-    return None

@@ -1,8 +1,21 @@
-"""Prune one weight and repair what is left: ``(weight, sparsity, pattern, *, gram, …) -> (new_weight, mask)``."""
+"""Prune one weight and repair what is left: ``(weight, sparsity, pattern, *, gram, …) -> (new_weight, mask)``.
 
-from secateur.solvers.layerwise import Solver, best_mask, check_pattern, dsnot, from_criterion, sparsegpt, with_refit
-from secateur.solvers.least_squares import SolverWarning, output_error, refit, scale_of
-from secateur.solvers.mask_search import admm, alps, parse
+Law: exactly as many units are kept as the pattern and the sparsity say; a new weight is of the old one's dtype and
+exactly 0 where its mask is False; what is passed in is never written to, and its strides do not matter. Sums are taken
+in float32 or wider.
+
+Modules and the functions in them share names; here the name is the function.
+"""
+
+from secateur.solvers.adapters import from_criterion, with_refit
+from secateur.solvers.admm import admm
+from secateur.solvers.alps import alps
+from secateur.solvers.dsnot import dsnot
+from secateur.solvers.gram import SolverWarning, scale_of
+from secateur.solvers.least_squares import output_error, refit
+from secateur.solvers.search import Solver, best_mask, check_pattern
+from secateur.solvers.sparsegpt import sparsegpt
+from secateur.solvers.words import parse
 
 __all__ = [
     "Solver",

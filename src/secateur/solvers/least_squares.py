@@ -1,213 +1,16 @@
-"""A layer's output error as a quadratic form of its Gram matrix: checks at the door, damping, what layers share.
+"""A layer's output error as a quadratic form of its Gram matrix, and the weights that make it least for a mask.
 
-Law: a Gram matrix is never replaced by another silently. What is not finite or not a Gram matrix is an error, and
-damping beyond what was asked for is told as a `SolverWarning`.
+Law: each iteration lowers the error of each row or leaves it; what the mask removes is exactly +0.
 """
 
 from __future__ import annotations
 
-import warnings
-import weakref
-from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
 
-__all__ = [
-    "SolverWarning",
-    "checked",
-    "conjugate_gradients",
-    "correlation",
-    "factor",
-    "finished",
-    "inverse_of_triangle",
-    "not_a_gram",
-    "once_for",
-    "output_error",
-    "refit",
-    "scale_of",
-]
+from secateur.solvers.gram import checked, is_finite, over_scale
 
-_Result = TypeVar("_Result")
-
-BLOCK = 128  # columns of a block: its triangle is factored and inverted, everything else is products
-PANEL = 2 * BLOCK  # columns that are brought up to date together before they are factored
-DEAD = 1e-6  # the scale of a dead input, beside those of live ones: its weights rank behind all others
-MOST_DAMPING = 1.0  # of the mean diagonal entry; a true Gram matrix in float32 never needs as much
-
-
-class SolverWarning(UserWarning):
-    """A solver did what was asked, but in a way that belongs in a report: such as more damping than was asked for."""
-
-
-def checked(weight: Tensor, gram: Tensor | None = None) -> Tensor:
-    """The weight as float32 or wider and contiguous, after the checks that every solver makes at the door.
-
-    Args:
-        weight: (outputs, inputs), a real floating dtype, finite.
-        gram: ``XᵀX``, (inputs, inputs), on the weight's device, finite, with no negative diagonal entry.
-
-    Raises:
-        TypeError: a dtype is not a floating one.
-        ValueError: a shape, a device or an entry is wrong; the message says which.
-
-    >>> checked(torch.ones(1, 2, dtype=torch.bfloat16), torch.eye(2)).dtype
-    torch.float32
-    """
-    if not weight.dtype.is_floating_point:
-        raise TypeError(f"a solver changes weights of floating dtypes; this one is {weight.dtype}.")
-    if weight.dim() != 2:
-        raise ValueError(
-            f"a solver takes a weight of shape (outputs, inputs), not {tuple(weight.shape)}; flatten a convolution's "
-            "to (outputs, inputs * kernel), and hand over the experts of a fused weight one by one."
-        )
-    if weight.is_meta or (gram is not None and gram.is_meta):
-        raise ValueError("a solver needs values, and a tensor on the meta device has none; load the weight first.")
-    if weight.numel() and not _is_finite(weight):
-        raise ValueError(f"the weight of shape {tuple(weight.shape)} has entries that are NaN or infinite.")
-    if gram is not None:
-        _check_gram(weight, gram)
-    return _laid_out(weight, torch.promote_types(weight.dtype, torch.float32))
-
-
-def _laid_out(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In one order of memory, whatever strides it came with: a BLAS sums in another order for other strides."""
-    return tensor.detach().to(dtype).contiguous()
-
-
-def _over_scale(gram: Tensor, dtype: torch.dtype) -> Tensor:
-    """A new tensor of ``gram / scale_of(gram)``; divided first, as one of float64 may be too large for the dtype."""
-    wide = _laid_out(gram, torch.promote_types(gram.dtype, dtype))
-    return (wide / scale_of(wide)).to(dtype)
-
-
-def scale_of(gram: Tensor) -> Tensor:
-    """The mean of the diagonal, which damping is relative to: a scalar tensor; 1 where no input ever was other than 0.
-
-    >>> scale_of(torch.diag(torch.tensor([1.0, 3.0])))
-    tensor(2.)
-    """
-    diagonal = gram.diagonal()
-    # the largest first, since a sum of float32 may overflow where each entry does not
-    largest = diagonal.amax() if diagonal.numel() else diagonal.new_zeros(())
-    largest = torch.where(largest > 0, largest, 1.0)
-    mean = (diagonal / largest).mean() * largest if diagonal.numel() else largest
-    return torch.where(mean > 0, mean, 1.0)
-
-
-def factor(gram: Tensor, damping: float) -> tuple[Tensor, Tensor]:
-    """Upper triangular R with ``R Rᵀ = G / s + damping · I``, where s is the mean diagonal entry; and the dead inputs.
-
-    The inverse of R is the factor of the inverse that SparseGPT (arXiv:2301.00774) works with: ``R⁻ᵀ R⁻¹`` is the
-    inverse of the damped matrix. So one factorization, from the last column to the first, replaces two and an
-    inversion. The row and column of an input that never was other than 0 (a dead one) are those of the
-    identity matrix.
-
-    Returns:
-        R of shape (inputs, inputs), float32 or wider, and a bool tensor (inputs,), True where dead.
-
-    Raises:
-        ValueError: no damping up to the mean of the diagonal makes the matrix positive definite.
-
-    Warns:
-        SolverWarning: more damping was needed than was asked for.
-
-    >>> R, dead = factor(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), 0.0)
-    >>> R @ R.T
-    tensor([[1.0000, 0.5000],
-            [0.5000, 1.0000]])
-    """
-    _check_damping(damping)
-    wide = _laid_out(gram, torch.promote_types(gram.dtype, torch.float32))
-    diagonal = wide.diagonal() / scale_of(wide)
-    dead = diagonal == 0
-    asked = damping
-    while (R := _upper_factor(wide, torch.where(dead, 1.0, diagonal + damping))) is None:
-        damping = max(damping * 10, 1e-4)
-        if damping > MOST_DAMPING:
-            raise not_a_gram(gram)
-    if damping != asked:
-        warnings.warn(
-            f"damping of the Gram matrix of shape {tuple(gram.shape)} was raised from {asked:g} to {damping:g} of its "
-            "mean diagonal entry, since the matrix is singular to rounding.",
-            SolverWarning,
-            stacklevel=3,
-        )
-    return R, dead
-
-
-def _upper_factor(gram: Tensor, diagonal: Tensor) -> Tensor | None:
-    """R of `factor`, for the Gram matrix over its scale with that diagonal; None where it is not positive definite.
-
-    Panels of columns from the last to the first, so that all but the corners is products of matrices: 2 to 3 times as
-    fast as LAPACK's factorization of the matrix turned round, and nothing of the matrix's size but the result is held.
-    """
-    n = gram.shape[0]
-    scale = scale_of(gram)
-    R = torch.zeros_like(gram)
-    for right in range(n, 0, -PANEL):
-        left = max(0, right - PANEL)
-        panel = gram[:right, left:right] / scale
-        panel[left:].diagonal().copy_(diagonal[left:right])
-        if right < n:
-            panel.addmm_(R[:right, right:], R[left:right, right:].T, alpha=-1)
-        for end in range(right, left, -BLOCK):
-            start = max(left, end - BLOCK)
-            part = panel[:end, start - left : end - left]
-            if end < right:
-                part.addmm_(R[:end, end:right], R[start:end, end:right].T, alpha=-1)
-            lower, failed = torch.linalg.cholesky_ex(part[start:].flip(0, 1))
-            if bool(failed):
-                return None
-            corner = lower.flip(0, 1)
-            R[start:end, start:end] = corner
-            if start:
-                R[:start, start:end] = part[:start] @ inverse_of_triangle(corner).T
-    return R
-
-
-def inverse_of_triangle(upper: Tensor) -> Tensor:
-    """The inverse of a small upper triangular matrix.
-
-    >>> inverse_of_triangle(torch.tensor([[2.0, 1.0], [0.0, 1.0]]))
-    tensor([[ 0.5000, -0.5000],
-            [ 0.0000,  1.0000]])
-    """
-    identity = torch.eye(upper.shape[0], dtype=upper.dtype, device=upper.device)
-    inverse: Tensor = torch.linalg.solve_triangular(upper, identity, upper=True)
-    return inverse
-
-
-def correlation(gram: Tensor, damping: float, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """``S⁻¹ (G / s + damping · I) S⁻¹`` with ones on its diagonal, and the scales S of the inputs; s as in `factor`.
-
-    A dead input is uncorrelated with all others, and its scale is `DEAD` times the least that damping leaves to a live
-    one, so that its weights count for nothing, and rank among themselves by magnitude.
-
-    >>> H, scale = correlation(torch.tensor([[4.0, 1.0], [1.0, 4.0]]), 0.0)
-    >>> H, scale
-    (tensor([[1.0000, 0.2500],
-            [0.2500, 1.0000]]), tensor([1., 1.]))
-    """
-    _check_damping(damping)
-    H = _over_scale(gram, dtype)
-    dead = H.diagonal() == 0
-    H.diagonal().add_(damping)
-    scale = torch.where(dead, 1.0, H.diagonal()).sqrt()
-    H /= scale
-    H /= scale[:, None]
-    H.masked_fill_(dead[:, None] | dead, 0)
-    H.fill_diagonal_(1)
-    return H, torch.where(dead, DEAD * scale.amin(), scale)
-
-
-def not_a_gram(matrix: Tensor) -> ValueError:
-    """The error for a matrix that no damping makes positive definite."""
-    return ValueError(
-        f"the Gram matrix of shape {tuple(matrix.shape)} is not positive semidefinite: however much is added to its "
-        "diagonal, it has no Cholesky factor. It has to be X'X, symmetric, summed in float32 or wider."
-    )
+__all__ = ["conjugate_gradients", "finished", "output_error", "refit"]
 
 
 def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
@@ -225,7 +28,7 @@ def output_error(weight: Tensor, new_weight: Tensor, gram: Tensor) -> Tensor:
     """
     old = checked(weight, gram)
     change = old - checked(new_weight)
-    wide = _over_scale(gram, old.dtype)
+    wide = over_scale(gram, old.dtype)
     return (change @ wide).mul_(change).sum().clamp_(min=0) / (old @ wide).mul_(old).sum().clamp_(min=0)
 
 
@@ -275,7 +78,7 @@ def refit(
         raise ValueError(f"iterations is how many steps to take at most, 0 or more; got {iterations}.")
     if not dense.numel():
         return weight.detach().clone()
-    H = _over_scale(gram, dense.dtype)
+    H = over_scale(gram, dense.dtype)
     scale = H.diagonal().sqrt()
     scale = torch.where(scale > 0, scale, 1.0)
     H /= scale
@@ -339,70 +142,9 @@ def finished(values: Tensor, mask: Tensor | None, weight: Tensor) -> Tensor:
     new = torch.empty_like(weight, requires_grad=False).copy_(values)
     if mask is not None:
         new.masked_fill_(~mask, 0)
-    if new.numel() and not _is_finite(new):
+    if new.numel() and not is_finite(new):
         raise ValueError(
             f"the repaired weight of shape {tuple(weight.shape)} does not fit {weight.dtype}; use more damping, or a "
             "wider dtype."
         )
     return new
-
-
-_shared: tuple[weakref.ref[Tensor], int, dict[Hashable, Any]] | None = None
-
-
-def once_for(gram: Tensor, what: Hashable, compute: Callable[[], _Result]) -> _Result:
-    """``compute()``, or what it gave for this very tensor before: layers that share an input share its factorization.
-
-    Recognised is the live tensor object, unchanged since (by its version counter), never its address, which another
-    tensor may take over. Only the last such tensor is remembered, and only while it lives. A tensor made in inference
-    mode counts no versions, so nothing is remembered of it.
-    """
-    global _shared
-    if gram.is_inference():
-        return compute()
-    known = _shared
-    if known is None or known[0]() is not gram or known[1] != gram._version:
-        known = (weakref.ref(gram, _forget), gram._version, {})
-        _shared = known
-    results = known[2]
-    if what not in results:
-        results[what] = compute()
-    found: _Result = results[what]
-    return found
-
-
-def _forget(dead: weakref.ref[Tensor]) -> None:
-    global _shared
-    if _shared is not None and _shared[0] is dead:
-        _shared = None
-
-
-def _check_damping(damping: float) -> None:
-    if not 0 <= damping <= MOST_DAMPING:
-        raise ValueError(f"damping is a fraction of the mean diagonal entry, in [0, {MOST_DAMPING:g}]; got {damping}.")
-
-
-def _check_gram(weight: Tensor, gram: Tensor) -> None:
-    inputs = weight.shape[1]
-    if not gram.dtype.is_floating_point:
-        raise TypeError(f"a Gram matrix is of a floating dtype, summed in float32 or wider; this one is {gram.dtype}.")
-    if gram.shape != (inputs, inputs):
-        raise ValueError(
-            f"the Gram matrix has shape {tuple(gram.shape)}; a weight of shape {tuple(weight.shape)} needs "
-            f"({inputs}, {inputs}): X'X of its inputs."
-        )
-    if gram.device != weight.device:
-        raise ValueError(f"the weight is on {weight.device} and the Gram matrix on {gram.device}; move one of them.")
-    if not inputs:
-        return
-    if not _is_finite(gram):
-        raise ValueError(f"the Gram matrix of shape {tuple(gram.shape)} has entries that are NaN or infinite.")
-    if bool((gram.diagonal() < 0).any()):
-        raise ValueError(
-            f"the Gram matrix of shape {tuple(gram.shape)} has a negative diagonal entry; it has to be X'X."
-        )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    smallest, largest = torch.aminmax(tensor.detach())  # one pass, no temporary; NaN goes through both
-    return bool((smallest > -torch.inf) & (largest < torch.inf))

@@ -1,0 +1,84 @@
+"""What several processes share: who is who, what each of them saw, and what each of them solved.
+
+Law: after each step here all processes hold the same values; an error of one is raised on all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.blockwise.products import SAMPLE, Met, Piece, Products
+from secateur.evidence import Sums, sum_over_ranks
+
+__all__ = ["barrier", "handed_out", "rank_and_world", "reduced"]
+
+
+def rank_and_world() -> tuple[int, int]:
+    """(this process, how many there are)."""
+    from torch import distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def barrier() -> None:
+    """Where each process waits for the others; of one process, nothing."""
+    if rank_and_world()[1] > 1:
+        from torch import distributed
+
+        distributed.barrier()
+
+
+def handed_out(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
+    """What one process says of what it solved, on all of them, and its tensors in the place of theirs; an error that
+    it says is raised on all."""
+    if rank_and_world()[1] > 1:
+        from torch import distributed
+
+        listed = [said]
+        distributed.broadcast_object_list(listed, src=owner)
+        said = listed[0]
+        if not isinstance(said, Exception):
+            for tensor in tensors:
+                distributed.broadcast(tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor, src=owner)
+    if isinstance(said, Exception):
+        raise said
+    return said
+
+
+def reduced(products: Products) -> dict[Piece, Met]:
+    """What all processes saw, the same on each; of one process, its own."""
+    if rank_and_world()[1] == 1:
+        return products.found()
+    from torch import distributed
+
+    here = products.found()
+    everyone: list[Any] = [None] * rank_and_world()[1]
+    distributed.all_gather_object(everyone, {piece: products.shared.get(piece, piece) for piece in here})
+    leaders: dict[Piece, Piece] = {}
+    for piece, leader in ((piece, leader) for other in everyone for piece, leader in other.items()):
+        # where processes do not agree on whose inputs are whose, the piece has sums of its own
+        leaders[piece] = leader if leaders.get(piece, leader) == leader else piece
+    total = {leader: copy.copy(here.get(leader, Met(Sums(products.words)))) for leader in sorted({*leaders.values()})}
+    device = next(iter(products.parameters.values()))[1].device
+    for met in total.values():
+        met.sums = copy.copy(met.sums)  # several leaders may have had one object here
+        met.sample = _first(met.sample, device)
+    sum_over_ranks({leader: met.sums for leader, met in total.items()}, None, device)
+    return {piece: total[leader] for piece, leader in sorted(leaders.items())}
+
+
+def _first(sample: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """The first tokens of all processes' samples, in their order."""
+    from torch import distributed
+
+    samples: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(samples, [part.cpu() for part in sample])
+    parts = [part.to(device) for rank in samples for part in rank]
+    return [torch.cat(parts)[:SAMPLE]] if parts else []

@@ -1,0 +1,108 @@
+"""What is asked of a walk over blocks, as one value, and the batches that it goes through.
+
+Law: what the bytes of a result depend on can be said as JSON, so that a run that goes on can be told from another.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from secateur.allocation import Allocation
+from secateur.blockwise.processes import rank_and_world
+from secateur.blockwise.solving import Job, Layer, Solve
+from secateur.patterns import Pattern, word_of
+from secateur.support import Forward
+
+__all__ = ["Request", "digest", "held_batches"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `oneshot` was asked for, after words became values."""
+
+    sparsity: float | None
+    solver: Solve
+    pattern: Pattern
+    allocate: Allocation
+    words: tuple[str, ...]  # the evidence that the solver names
+    include: list[str] | None = None
+    exclude: list[str] | None = None
+    forward: Forward | None = None
+    activations: Path | None = None
+    arguments: Mapping[str, Any] | None = None
+    on_layer: Callable[[Layer], None] | None = None
+
+    def job(self, sparsities: Mapping[str, float | None]) -> Job:
+        """What is asked of every block, given the sparsity of each weight."""
+        return Job(self.solver, self.pattern, sparsities, self.words, self.on_layer)
+
+    def described(self) -> dict[str, Any]:
+        """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
+        return {
+            "sparsity": self.sparsity,
+            "pattern": word_of(self.pattern),
+            "solver": _described(self.solver),
+            "allocate": _described(self.allocate),
+            "include": self.include,
+            "exclude": self.exclude,
+            "processes": rank_and_world()[1],
+        }
+
+
+def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """All batches, in a list if they can be gone through only once, and this process's share of them."""
+    if isinstance(batches, Tensor | Mapping | str):
+        raise TypeError(f"batches is an iterable of batches, not a {type(batches).__name__}; pass [batch].")
+    every = batches if isinstance(batches, Sequence) else list(batches)
+    if not len(every):
+        raise ValueError("there are no batches: what to prune is learned from running the model.")
+    rank, world = rank_and_world()
+    if len(every) < world:
+        raise ValueError(f"{world} processes need at least as many batches; there are {len(every)}.")
+    return every, every[rank::world]
+
+
+def digest(batches: Iterable[Any]) -> str:
+    """The SHA-256 of all tensors in the batches: names, dtypes, shapes and values.
+
+    >>> digest([torch.tensor([1, 2])]) == digest([torch.tensor([1, 3])])
+    False
+    """
+    total = hashlib.sha256()
+
+    def add(batch: Any) -> None:
+        if isinstance(batch, Tensor):
+            whole = batch.detach().cpu().contiguous()
+            total.update(f"{whole.dtype}{tuple(whole.shape)}".encode())
+            total.update(whole.reshape(-1).view(torch.uint8).numpy().tobytes() if whole.numel() else b"")
+        elif isinstance(batch, Mapping):
+            for key in sorted(batch):
+                total.update(str(key).encode())
+                add(batch[key])
+        elif isinstance(batch, tuple | list):
+            total.update(b"(")
+            for part in batch:
+                add(part)
+        else:
+            total.update(repr(batch).encode())
+
+    for batch in batches:
+        add(batch)
+        total.update(b";")
+    return total.hexdigest()
+
+
+def _described(function: Any) -> str:
+    """A callable's name, with what a partial gives it."""
+    if isinstance(function, functools.partial):
+        given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
+        return f"{_described(function.func)}({', '.join(given)})"
+    return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,0 +1,190 @@
+"""One block solved: new values and masks of its matrices, and what there is to say of each.
+
+Law: nothing is written here; a matrix that no token met is pruned by magnitude, and named.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise.finding import is_expert
+from secateur.blockwise.processes import handed_out, rank_and_world
+from secateur.blockwise.products import Met, Piece
+from secateur.criteria import magnitude
+from secateur.patterns import Pattern
+from secateur.solvers import from_criterion
+
+__all__ = ["DOES_NOT_FIT", "Job", "Layer", "Pruned", "Solve", "Solved", "complete", "solve_block"]
+
+Solve = Callable[..., tuple[Tensor, Tensor]]
+
+
+NOT_A_PRODUCT = "not a matrix that inputs are multiplied with"
+DOES_NOT_FIT = "of a shape that does not fit the pattern"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What became of one weight.
+
+    ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
+    the pruned model; None where no token did, or where the outputs were all 0 and no longer are. ``tokens`` counts
+    those inputs; ``without_tokens`` are the experts that none were sent to, which were pruned by magnitude.
+    """
+
+    name: str
+    block: str
+    shape: tuple[int, ...]
+    sparsity: float
+    error: float | None
+    tokens: int
+    seconds: float
+    without_tokens: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Solved(NamedTuple):
+    """A weight's new values and its mask, True = kept, both of its shape."""
+
+    values: Tensor
+    mask: Tensor
+
+
+class Pruned(NamedTuple):
+    """What there is to say of a block: of each weight that was solved, and ``{reason: names}`` of those that turned out
+    to be none to prune."""
+
+    block: str
+    layers: tuple[Layer, ...]
+    left_alone: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked of every block."""
+
+    solver: Solve
+    pattern: Pattern
+    sparsities: Mapping[str, float | None]  # of the targets, by full name
+    words: tuple[str, ...]  # the evidence that the solver names
+    on_layer: Callable[[Layer], None] | None = None
+
+
+def solve_block(
+    block: str, module: nn.Module, wanted: Mapping[str, Tensor], found: Mapping[Piece, Met], job: Job
+) -> tuple[dict[str, Solved], Pruned]:
+    """New values of the block's weights by their names in it, none written yet, and what there is to say of them."""
+    new: dict[str, Solved] = {}
+    layers: list[Layer] = []
+    left_alone: dict[str, tuple[str, ...]] = {}
+    rank, world = rank_and_world()
+    for local, parameter in wanted.items():
+        full = f"{block}.{local}"
+        pieces = complete(sorted(piece for piece in found if piece.name == local), parameter)
+        if not pieces and is_expert(local) and isinstance(module.get_submodule(local.rpartition(".")[0]), nn.Linear):
+            strides = parameter.stride(0), parameter.stride(1)
+            pieces = [Piece(local, 0, (parameter.shape[0], parameter.shape[1]), strides)]  # an expert without tokens
+        if (reason := _why_not(pieces, job.pattern)) is not None:
+            left_alone[reason] = (*left_alone.get(reason, ()), full)
+            continue
+        solved = Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
+        owner = len(layers) % world  # each process solves its share
+        said: Layer | Exception | None = None
+        if owner == rank:
+            try:
+                said = _solve_pieces(full, block, parameter, solved, pieces, found, job)
+            except (ValueError, TypeError, RuntimeError) as error:
+                if world == 1:
+                    raise
+                said = error
+        layer: Layer = handed_out(said, solved, owner)
+        layers.append(layer)
+        new[local] = solved
+        if job.on_layer is not None:
+            job.on_layer(layer)
+    return new, Pruned(block, tuple(layers), left_alone)
+
+
+def _why_not(pieces: Sequence[Piece], pattern: Pattern) -> str | None:
+    """Why a weight of these matrices is none to prune, None for one that is."""
+    if not pieces:
+        return NOT_A_PRODUCT
+    try:
+        pattern.pool(torch.empty(pieces[0].shape, device="meta"))
+    except ValueError:
+        return DOES_NOT_FIT
+    return None
+
+
+def _solve_pieces(
+    full: str,
+    block: str,
+    parameter: Tensor,
+    solved: Solved,
+    pieces: Sequence[Piece],
+    found: Mapping[Piece, Met],
+    job: Job,
+) -> Layer:
+    started = time.monotonic()
+    removed = lost = whole = 0.0
+    tokens, unseen, said = 0, [], []
+    for number, piece in enumerate(pieces):
+        # a copy: outputs first in memory, whatever the layout, and a solver of somebody's own may write into it
+        matrix = piece.of(parameter).clone(memory_format=torch.contiguous_format)
+        met = found.get(piece)
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                if met is None or not met.tokens:
+                    unseen.append(number)
+                    new, mask = from_criterion(magnitude)(matrix, job.sparsities[full], job.pattern)
+                else:
+                    tokens += met.tokens
+                    evidence = met.evidence(job.words)
+                    new, mask = job.solver(matrix, job.sparsities[full], job.pattern, **evidence)
+        except (ValueError, TypeError) as error:
+            raise type(error)(f"{full}: {error}") from error
+        if not bool(new.isfinite().all()):
+            raise ValueError(f"{full}: the solver's new weight of shape {tuple(new.shape)} holds NaN or infinity.")
+        said += [str(warning.message) for warning in caught]
+        if met is not None:
+            parts = met.error(matrix, new)
+            lost, whole = lost + parts[0], whole + parts[1]
+        removed += mask.numel() - int(mask.sum())
+        piece.of(solved.values).copy_(new)
+        piece.of(solved.mask).copy_(mask)
+    relative = lost / whole if whole > 0 else 0.0 if tokens and not lost > 0 else None
+    if tokens and relative is None:
+        said.append("its outputs were all 0 and no longer are; no error relates to that.")
+    return Layer(
+        full,
+        block,
+        tuple(parameter.shape),
+        removed / parameter.numel(),
+        relative,
+        tokens,
+        time.monotonic() - started,
+        tuple(unseen) if len(pieces) > 1 else (),
+        tuple(dict.fromkeys(said)),
+    )
+
+
+def complete(pieces: Sequence[Piece], parameter: Tensor) -> list[Piece]:
+    """All matrices of a parameter in the order of memory, given those that were seen; none where they do not tile it.
+
+    Experts that no token was sent to were not seen: they lie where the others' distance says.
+    """
+    if not pieces or sum(math.prod(piece.shape) for piece in pieces) == parameter.numel():
+        return list(pieces)
+    first = pieces[0]
+    places = range(0, parameter.numel(), math.prod(first.shape))
+    whole = [Piece(first.name, at, first.shape, first.strides) for at in places]
+    return whole if set(pieces) <= set(whole) and parameter.is_contiguous() else []

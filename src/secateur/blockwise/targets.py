@@ -1,0 +1,86 @@
+"""Which matrices of a model's blocks are pruned, and why the others are left alone.
+
+Law: what lies outside the blocks, or is shared with another block, is never chosen; each matrix has one reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from secateur.blockwise.finding import left_alone_within
+from secateur.targets import identity_of, matched
+
+__all__ = ["block_of", "choose_targets"]
+
+
+def choose_targets(
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    include: str | Iterable[str] | None,
+    exclude: str | Iterable[str] | None,
+) -> tuple[dict[str, nn.Parameter], dict[str, list[str]]]:
+    """``{full name: parameter}`` of the matrices inside blocks that may be pruned, and ``{reason: names}`` of the rest.
+
+    Raises:
+        ValueError: a glob matches nothing, asks for what lies outside the blocks, or nothing is left.
+    """
+    names = dict(model.named_parameters(remove_duplicate=False))
+    included, excluded = matched(include, names), matched(exclude, names) or set()
+    holders: dict[Any, set[str]] = {}
+    for name, parameter in names.items():
+        holders.setdefault(identity_of(parameter), set()).add(block_of(name, blocks))
+    targets: dict[str, nn.Parameter] = {}
+    left_alone: dict[str, list[str]] = {}
+    reasons = {
+        f"{block}.{name}": reason
+        for block, module in blocks.items()
+        for name, reason in left_alone_within(module).items()
+    }
+    seen = set()
+    for name, parameter in names.items():
+        if parameter.dim() < 2 or not parameter.is_floating_point() or identity_of(parameter) in seen:
+            continue
+        seen.add(identity_of(parameter))
+        block = block_of(name, blocks)
+        reason = None
+        if not block:
+            reason = "outside the blocks"
+        elif len(holders[identity_of(parameter)]) > 1:
+            reason = "shared with another block"
+        elif name in excluded:
+            reason = "excluded"
+        elif included is not None:
+            reason = None if name in included else "not included"
+        else:
+            reason = reasons.get(name)
+        if reason is None:
+            targets[name] = parameter
+        else:
+            left_alone.setdefault(reason, []).append(name)
+    if included is not None:
+        for name in sorted(included):
+            for reason in ("outside the blocks", "shared with another block"):
+                if name in left_alone.get(reason, ()):
+                    raise ValueError(
+                        f"{name} is {reason}, and only what is within blocks is pruned here; use sparsify."
+                    )
+    if not targets:
+        said = ", ".join(f"{len(found)} {reason}" for reason, found in left_alone.items())
+        raise ValueError(f"no matrix is left to prune ({said}).")
+    return targets, left_alone
+
+
+def block_of(name: str, blocks: Mapping[str, nn.Module]) -> str:
+    """The block that a parameter is in, or "".
+
+    >>> block_of("layers.1.fc.weight", {"layers.1": nn.Identity()})
+    'layers.1'
+    """
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        if (path := ".".join(parts[:count])) in blocks:
+            return path
+    return ""

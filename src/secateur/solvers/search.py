@@ -1,0 +1,82 @@
+"""What solvers share when they search: the protocol, and the mask that keeps the best.
+
+Law: exactly as many units are kept as the pattern and the sparsity say.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from secateur.allocation import check_sparsity
+from secateur.patterns import Pattern
+from secateur.selection import keep_largest
+
+__all__ = ["Solver", "admm_step", "best_mask", "check_pattern", "kept_of", "spread_best"]
+
+
+class Solver(Protocol):
+    """What a solver of one's own provides: a function. What it needs beside the weight it names without a default."""
+
+    def __call__(
+        self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """(outputs, inputs) -> the new weight, and the mask, True = kept."""
+
+
+def best_mask(scores: Tensor, sparsity: float | None, pattern: Pattern) -> Tensor:
+    """The mask that keeps the best units of each group: as many as the pattern or the sparsity says, exactly.
+
+    >>> from secateur.patterns import NM
+    >>> best_mask(torch.tensor([[1.0, 3.0, 2.0, 4.0]]), None, NM(2, 4))
+    tensor([[False,  True, False,  True]])
+    """
+    units = pattern.pool(torch.empty(scores.shape, device="meta")).shape[1]
+    return spread_best(scores, pattern, kept_of(pattern, sparsity, units))
+
+
+def check_pattern(pattern: Pattern, sparsity: float | None, shape: torch.Size) -> None:
+    """``ValueError`` where the pattern does not fit the shape or the sparsity; before the work, and without any.
+
+    >>> from secateur.patterns import NM
+    >>> check_pattern(NM(2, 4), None, torch.Size([2, 8]))
+    """
+    kept_of(pattern, sparsity, 0)
+    pattern.pool(torch.empty(shape, device="meta"))
+
+
+def kept_of(pattern: Pattern, sparsity: float | None, units: int) -> int:
+    """How many units of a group stay; ``ValueError`` where pattern and sparsity do not say it, or contradict."""
+    if pattern.density is not None:
+        if sparsity is not None and abs(sparsity - (1 - pattern.density)) > 1e-9:
+            raise ValueError(
+                f"{pattern} removes {1 - pattern.density:g} of the weights, not {sparsity}; pass None as the sparsity."
+            )
+        return round(pattern.density * units)
+    if sparsity is None:
+        raise ValueError(f"{pattern} needs a sparsity: the fraction to remove, in [0, 1].")
+    check_sparsity(sparsity)
+    return units - round(sparsity * units)
+
+
+def spread_best(scores: Tensor, pattern: Pattern, kept: int) -> Tensor:
+    mask: Any = pattern.spread(keep_largest(pattern.pool(scores), kept), scores.shape)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.shape != scores.shape:
+        what = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"{pattern}.spread returned {what}, not a bool mask of shape {tuple(scores.shape)}.")
+    return mask
+
+
+def admm_step(split: Tensor, kept: Tensor, target: Tensor, spread: Tensor, relaxation: float) -> None:
+    """One step of ADMM in one tensor, in place: D + U, of which D (the masked weights) is what is kept, U the rest.
+
+    The weights without a mask are ``B = (target H + (D - U) P) (H + P)⁻¹ = target + (D - U - target) P (H + P)⁻¹`` for
+    the diagonal matrix P of the penalty, and ``spread`` is ``P (H + P)⁻¹``. The next D + U is r B + (1 - r) D + U for
+    the relaxation r. ``kept`` is 1 or 0: products with bool are slower.
+    """
+    masked = split * kept
+    away = masked - target
+    source = masked.sub_(split).add_(away)
+    split.sub_(away, alpha=relaxation).addmm_(source, spread, alpha=relaxation)
