@@ -11,8 +11,7 @@ from torch import nn
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
-from secateur.coupling import SameDraws, find_coupling, replacement
-from secateur.coupling.removed import Removed
+from secateur.coupling import Removed, SameDraws, find_coupling
 from secateur.shrinking import KEPT, costs, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
@@ -270,25 +269,6 @@ def test_what_does_not_agree_is_frozen():
 
 
 # ---- what stays in place --------------------------------------------------------------------------------------------
-
-
-def test_removed_follows_its_input():
-    zeros = [[0, 0, 1, 0, 1], [-1, 7, 1, 0, 1], [2, 0, 1, 1, 2]]
-    form = {"was": "Conv1d", "input": 0, "returns": {"zeros": zeros, "whole": False}}
-    gone = Removed(json.loads(json.dumps(form)))
-    x = torch.randn(3, 5, 9)
-    assert gone(x).shape == (3, 7, 5)
-    assert gone(x).untyped_storage().nbytes() == 4
-    gone.zeros_0.sizes = (0, 4, 0)  # as when channels leave
-    assert gone(x).shape == (3, 4, 5)
-    whole = Removed({**form, "returns": {"zeros": zeros, "whole": True}})
-    whole(x).add_(1)
-    assert gone(x.half()).dtype == torch.float16
-    assert gone(torch.zeros(2, 3, 4, dtype=torch.long)).dtype == torch.float32
-    kept = {"was": "A", "input": "h", "returns": {"dict": {"a": ["tuple", {"zeros": None}, None, ["list", True]]}}}
-    assert Removed(kept)(h=x) == {"a": (torch.tensor(0.0), None, [True])}
-    assert isinstance(replacement({"was": "ReLU", "returns": "input"}), nn.Identity)
-    assert not list(gone.state_dict())
 
 
 @pytest.mark.parametrize("stride", [1, 2])

@@ -6,19 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
-from secateur.coupling import Axis, leaves, representative, rule
-from secateur.coupling.axes import concatenated, kept_positions
-from secateur.coupling.equations import is_frozen, settle
-from secateur.coupling.operations import OPERATIONS
-from secateur.coupling.trace import Trace, Unseen
-
-
-def arguments(*shapes):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
-
+from secateur.coupling import representative
+from secateur.coupling.axes import kept_positions
+from support.traced import arguments, free_of, traced
 
 # name: (function of tensors, their shapes, how many axes stay free)
 CALLS = {
@@ -160,22 +151,6 @@ def _assigned(a, b):
     return out
 
 
-def traced(function, tensors):
-    trace = Trace()
-    for tensor in tensors:
-        trace.declare(tensor, [Axis(size) for size in tensor.shape])
-    with Unseen(trace), trace:
-        out = function(*tensors)
-    settle(trace.equations)
-    outs = list(out) if isinstance(out, tuple | list) else [out]
-    return trace, outs, free_of(trace, tensors)
-
-
-def free_of(trace, tensors):
-    axes = dict.fromkeys(axis for tensor in tensors for dim in trace.dims(tensor) for axis in leaves(dim))
-    return [axis for axis in axes if axis.size > 1 and not is_frozen(axis)]
-
-
 def sliced(tensor, dims, kept):
     for at, dim in enumerate(dims):
         tensor = tensor.index_select(at, torch.from_numpy(np.flatnonzero(kept_positions(dim, kept))))
@@ -210,71 +185,3 @@ def test_a_call_on_slices_gives_the_slices_of_its_result(name, seed):
     found = list(found) if isinstance(found, tuple | list) else [found]
     for one, other, original in zip(expected, found, outs, strict=True):
         torch.testing.assert_close(other, sliced(one, trace.dims(original), kept), rtol=1e-4, atol=1e-5)
-
-
-def test_a_function_without_a_rule_freezes_what_it_touches_and_says_so():
-    tensors = arguments((4, 4))
-    trace, _, free = traced(torch.linalg.inv, tensors)
-    assert not free
-    assert any(
-        "inv has no rule" in reason for dim in trace.dims(tensors[0]) for axis in leaves(dim) for reason in axis.reasons
-    )
-
-
-def test_a_rule_that_does_not_know_a_form_of_the_call_freezes_too(monkeypatch):
-    monkeypatch.setitem(OPERATIONS, "sinc", OPERATIONS["sinc"])
-
-    @rule("sinc")
-    def _(call):
-        raise LookupError
-
-    trace, _, free = traced(torch.sinc, arguments((3, 4)))
-    assert not free
-    assert trace.unknown == {"this form of sinc": 1}
-
-
-def test_a_scripted_function_freezes_what_it_touches():
-    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
-        scripted = torch.jit.script(nn.Linear(6, 4))
-    (x,) = arguments((3, 6))
-    _, _, free = traced(scripted, [x])
-    assert not free
-
-
-def test_functions_inside_vmap_freeze_the_tensors_outside():
-    _, _, free = traced(lambda a: torch.vmap(torch.sin)(a), arguments((3, 4)))
-    assert not free
-
-
-def test_a_function_of_ones_own_is_followed():
-    class Twice(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-    _, _, free = traced(Twice.apply, arguments((3, 4)))
-    assert len(free) == 2
-
-
-def test_a_rule_of_ones_own_is_a_few_lines(monkeypatch):
-    monkeypatch.setitem(OPERATIONS, "sinc", OPERATIONS["sinc"])
-
-    @rule("sinc")
-    def _(call):
-        rows, columns = call.dims(call.args[0])
-        call.freeze(rows, "an example")
-        call.returns([rows, columns])
-
-    _, _, free = traced(torch.sinc, arguments((3, 4)))
-    assert [axis.size for axis in free] == [4]
-
-
-def test_a_sum_of_segments_is_followed_through_a_layer():
-    a, b = Axis(2), Axis(3)
-    trace = Trace()
-    x, w = arguments((4, 5), (6, 5))
-    trace.declare(x, [Axis(4), concatenated([a, b])])
-    trace.declare(w, [Axis(6), Axis(5)])
-    with trace:
-        F.linear(x, w)
-    assert list(leaves(trace.dims(w)[1])) == [a, b]

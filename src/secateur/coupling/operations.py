@@ -47,7 +47,8 @@ class Operation:
         instead: a function that computes the same in other functions of torch, which are followed.
         values: what it makes of the values along an axis. "kept": each for itself, or all of them moved, so that a
             statistic stays one; "cut": some are taken, or others joined to them; "used": anything else.
-        rows: how its result is proportional to rows of parameters. "moved": it only moves values; "same": what its
+        rows: how its result is proportional to rows of parameters. "moved": it only moves values (it is called with
+            integers in their place); "same": what its
             first tensor is; "sum" of two tensors; "product"; "quotient", to its first tensor; or to a `Weight`.
         stream: what it is on the way of a residual stream: a "sum" of its first two arguments, or a "contraction",
             which a branch has and the way around it has not.
