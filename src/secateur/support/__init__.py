@@ -25,6 +25,7 @@ from secateur.support.running import (
     unwrapped,
 )
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
+from secateur.support.tables import table, table_of
 from secateur.support.text import bytes_text, percent, percents, printable
 from secateur.support.undo import Undo
 from secateur.support.words import function_of, unknown
@@ -63,6 +64,8 @@ __all__ = [
     "run_example",
     "seeded",
     "sharded_parameter",
+    "table",
+    "table_of",
     "tensors_in",
     "tensors_of",
     "track",

@@ -21,7 +21,7 @@ from secateur.allocation import Allocation, check_sparsity, settled
 from secateur.criteria import lamp
 from secateur.evidence import collect, needs
 from secateur.patterns import Pattern, Unstructured
-from secateur.pipeline import apply_, check_mask
+from secateur.pipeline import Masks, apply_, check_mask
 from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, resolve, step_of
 from secateur.support import Forward, Loss, Undo, repeatable, unwrapped
@@ -183,13 +183,13 @@ class Pruner:
         return self._timetable.schedule
 
     @property
-    def masks(self) -> dict[str, Tensor]:
-        """``{name: bool tensor, True = kept}`` of all pruned weights, as they are now."""
+    def masks(self) -> Masks:
+        """``{name: bool tensor, True = kept}`` of all pruned weights, as they are now; printed, a table."""
         masks = self._memory.masks
-        return {
-            name: masks[name].ne(0) if name in masks else torch.ones_like(weight, dtype=torch.bool)
+        return Masks(
+            (name, masks[name].ne(0) if name in masks else torch.ones_like(weight, dtype=torch.bool))
             for name, weight in self._weights.items()
-        }
+        )
 
     def metrics(self) -> dict[str, float]:
         """A plain dict for any logger.
@@ -310,7 +310,7 @@ class Pruner:
             self._places = [*self._places, Place(followers)]
             self._places[-1].zero(self._memory.masks)  # the model's own would lose what the start removed
 
-    def finish(self) -> dict[str, Tensor]:
+    def finish(self) -> Masks:
         """End pruning and return the masks: the schedule's last sparsity is reached now if the run was shorter.
 
         The zeros stay; but the optimizer is let go, and a step after this may change them.
