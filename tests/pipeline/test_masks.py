@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import pickle
 from collections.abc import Mapping
 
 import numpy as np
@@ -28,7 +29,7 @@ from secateur import (
     sparsity_of,
 )
 from secateur.allocation import erk, uniform
-from secateur.pipeline import iterate_masks, make_masks, masks
+from secateur.pipeline import Masks, iterate_masks, make_masks, masks
 from secateur.pipeline.masks import load, save
 from secateur.prune import changes
 from secateur.storage import save_compressed
@@ -621,3 +622,33 @@ def test_detaching_is_all_or_nothing():
     assert same(model, before)
     assert prune.is_pruned(model[0])
     assert prune.is_pruned(model[1])
+
+
+def test_what_verbs_return_prints_as_a_table_and_is_a_dict():
+    model = network()
+    for found in (make_masks(find_targets(model), 0.5), sparsify(model, 0.5), masks.masks_from_zeros(model)):
+        assert isinstance(found, dict)
+        assert repr(found) == repr(dict(found))
+        lines = str(found).splitlines()
+        assert lines[0].split() == ["Weight", "Shape", "Kept", "Removed", "Sparsity"]
+        assert [line.split()[0] for line in lines[1:-1]] == list(found)
+        kept = sum(int(mask.sum()) for mask in found.values())
+        assert lines[-1].split() == [
+            f"{len(found)}", "in", "all", f"{kept:,}", f"{sum(m.numel() for m in found.values()) - kept:,}", "0.5",
+        ]  # fmt: skip
+
+
+def test_masks_are_saved_and_copied_as_a_dict_is(tmp_path):
+    found = make_masks({"weight": torch.randn(4, 4), "other": torch.randn(3)}, 0.5)
+    torch.save({"masks": found}, tmp_path / "state.pt")
+    loaded = torch.load(tmp_path / "state.pt", weights_only=True)["masks"]
+    for other in (loaded, pickle.loads(pickle.dumps(found)), copy.copy(found), copy.deepcopy(found)):
+        assert list(other) == list(found)
+        assert all(torch.equal(other[name], mask) for name, mask in found.items())
+    assert type(copy.copy(found)) is type(copy.deepcopy(found)) is Masks
+    assert copy.deepcopy(found)["weight"] is not found["weight"]
+
+
+def test_masks_of_nothing_print():
+    assert str(Masks()).splitlines()[-1].split() == ["0", "in", "all", "0", "0", "0"]
+    assert len(str(Masks(weight=torch.tensor([True]))).splitlines()) == 2

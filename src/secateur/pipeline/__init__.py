@@ -2,6 +2,7 @@
 
 from secateur.pipeline.batch_normalization import reestimate_batchnorm
 from secateur.pipeline.masks import (
+    Masks,
     apply_,
     attach,
     attached_masks,
@@ -15,6 +16,7 @@ from secateur.pipeline.masks import (
 from secateur.pipeline.sparsification import sparsify
 
 __all__ = [
+    "Masks",
     "apply_",
     "attach",
     "attached_masks",

@@ -5,9 +5,11 @@ Law: all masks are ready before a model is touched, and a mask keeps exactly as 
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -26,6 +28,7 @@ from secateur.support import (
     is_sharded,
     laid_out,
     local,
+    table,
     track,
     whole,
     write_whole,
@@ -33,6 +36,7 @@ from secateur.support import (
 from secateur.targets import find_targets
 
 __all__ = [
+    "Masks",
     "apply_",
     "attach",
     "attached_masks",
@@ -47,10 +51,43 @@ __all__ = [
     "sparsity_of",
 ]
 
-Masks = dict[str, Tensor]
 PIECE = 1 << 17  # entries zeroed at a time: in cache
 SEGMENT = 1 << 20  # entries that one thread works through at a time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Masks(dict[str, Tensor]):
+    """``{name: bool mask}``: a dict that prints as a table, which is what verbs return.
+
+    It is pickled as an OrderedDict, as state dicts are, so that ``torch.load(weights_only=True)`` reads it.
+
+    >>> print(Masks(weight=torch.tensor([[True, False, True, True]]), bias=torch.tensor([False, False])))
+    Weight    Shape  Kept  Removed  Sparsity
+    weight    1 × 4     3        1      0.25
+    bias          2     0        2         1
+    2 in all            3        3       0.5
+    """
+
+    def __str__(self) -> str:
+        counts = {name: (_count(mask), mask.numel()) for name, mask in self.items()}
+        shapes = {name: " × ".join(map(str, mask.shape)) for name, mask in self.items()}
+        if len(self) != 1:
+            total = f"{len(self)} in all"
+            counts[total] = sum(kept for kept, _ in counts.values()), sum(size for _, size in counts.values())
+        rows = [
+            [name, shapes.get(name), f"{kept:,}", f"{size - kept:,}", f"{1 - kept / size if size else 0:.4g}"]
+            for name, (kept, size) in counts.items()
+        ]
+        return table(["Weight", ">Shape", ">Kept", ">Removed", ">Sparsity"], rows)
+
+    def __copy__(self) -> Masks:
+        return Masks(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Masks:
+        return Masks({name: copy.deepcopy(mask, memo) for name, mask in self.items()})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OrderedDict, (), None, None, iter(self.items())
 
 
 def make_masks(
@@ -117,8 +154,8 @@ def choose_masks(
             masks = keep_largest_overall(scores, kept, watch=functools.partial(track, description="ranking"))
             if all(_any(mask) or not mask.numel() for mask in masks.values()):
                 check_nesting(sum(_count(mask) for mask in masks.values()) if within else kept, kept, "the model")
-                return masks
-    return dict(
+                return Masks(masks)
+    return Masks(
         iterate_masks(
             weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
         )
@@ -226,7 +263,7 @@ def detach(model: nn.Module) -> Masks:
             if name != original and name in pruned:
                 mask = getattr(module, f"{name}_mask").ne(0)
                 masks[module, name] = f"{module_name}.{name}" if module_name else name, mask
-    return dict(masks[place] for place in prune.remove_all(masks))
+    return Masks(masks[place] for place in prune.remove_all(masks))
 
 
 def save(
@@ -267,7 +304,7 @@ def load(path: str | os.PathLike[str]) -> Masks:
     for name, mask in masks.items():
         if mask.dtype != torch.bool:
             raise ValueError(f"{path}: {name} is {mask.dtype}, but masks are bool; is this a file of weights?")
-    return masks
+    return Masks(masks)
 
 
 def masks_from_zeros(
@@ -294,7 +331,7 @@ def masks_from_zeros(
     else:
         weights = model_or_weights
     masks = {name: weight.detach().ne(0) for name, weight in weights.items()}
-    return {name: mask for name, mask in masks.items() if _count(mask) < mask.numel()}
+    return Masks({name: mask for name, mask in masks.items() if _count(mask) < mask.numel()})
 
 
 def sparsity_of(what: nn.Module | Mapping[str, Tensor]) -> float:
@@ -325,7 +362,7 @@ def attached_masks(model: nn.Module, names: Iterable[str]) -> Masks:
     """
     buffers = dict(model.named_buffers(remove_duplicate=False))
     masks = {name: buffers.get(f"{name.removesuffix('_orig')}_mask") for name in names if name.endswith("_orig")}
-    return {name: mask for name, mask in masks.items() if mask is not None}
+    return Masks({name: mask for name, mask in masks.items() if mask is not None})
 
 
 def _scores(

@@ -17,7 +17,7 @@ from secateur.criteria import magnitude
 from secateur.evidence import collect, needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.pipeline.batch_normalization import batchnorms, reestimate_batchnorm
-from secateur.pipeline.masks import apply_, attached_masks, choose_masks
+from secateur.pipeline.masks import Masks, apply_, attached_masks, choose_masks
 from secateur.selection import LazyScores
 from secateur.support import Forward, Loss, Undo, repeatable, track
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
@@ -41,8 +41,10 @@ def sparsify(
     forward: Forward | None = None,
     rounds: int = 1,
     reestimate: bool | None = None,
-) -> dict[str, Tensor]:
+) -> Masks:
     """Zero a fraction of a model's weights, in place, and return the masks ``{name: bool tensor, True = kept}``.
+
+    They are a dict; printed, they are a table of what is kept of each weight.
 
     By default global magnitude pruning: of all weights that `find_targets` finds, exactly
     ``round(sparsity · weights)`` go, those with the smallest ``|w|``, and each tensor keeps at least one. To train on,
@@ -122,7 +124,7 @@ def sparsify(
         [buffer for module in batchnorms(model).values() for buffer in module.buffers()] if reestimating else []
     )
     changing = [*weights.values(), *statistics] if len(steps) > 1 or reestimating else []
-    masks: dict[str, Tensor] = {}
+    masks = Masks()
     with Undo() as undo:
         undo.values(*changing)
         for step in track(steps, "pruning round by round"):
@@ -138,7 +140,7 @@ def sparsify(
                 within=None if within is None else turned(within, inputs_first),
                 evidence=None if evidence is None else turned_evidence(evidence, inputs_first),
             )
-            masks = turned(masks, inputs_first)
+            masks = Masks(turned(masks, inputs_first))
             apply_(weights, masks)
             within = {**(within or {}), **masks}
             if reestimating:  # in every round, since the next one's evidence passes through the normalizations

@@ -10,7 +10,7 @@ import math
 import reprlib
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from secateur.support import count_nonzero, is_sharded, laid_out, whole
 
-__all__ = ["Memory", "factor", "read", "removed_by", "written"]
+__all__ = ["Memory", "factor", "read", "removed_by", "with_masks", "written"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -186,6 +186,32 @@ def read(state: Any, weights: Mapping[str, Tensor], remembered: Collection[str])
         grad_sq=_laid_out(found["grad_sq"], weights, wide),
         grad_sq_steps=state.get("grad_sq_steps", 0),
     )
+
+
+def with_masks(
+    memory: Memory,
+    masks: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    *,
+    held_from: Mapping[str, Tensor] | None,
+) -> tuple[Memory, dict[str, Tensor]]:
+    """The memory once chosen masks are the current ones; and what stays of each weight: 0 where it goes or returns.
+
+    Args:
+        held_from: the dense weights, where values of removed weights are held.
+    """
+    changed, stays = 0, {}
+    made, held = dict(memory.masks), dict(memory.held)
+    for name, mask in masks.items():
+        new, old = factor(mask, weights[name]), memory.masks.get(name)
+        changed += count_nonzero(new.eq(0) if old is None else new.ne(old))
+        stays[name] = new if old is None else new * old
+        if held_from is not None:
+            held[name] = held_from[name] * (1 - new)
+        made[name] = new
+    entries = sum(weight.numel() for weight in weights.values())
+    removed = removed_by(made, weights)
+    return replace(memory, masks=made, held=held, removed=removed, churn=changed / max(entries, 1)), stays
 
 
 def factor(mask: Tensor, weight: Tensor) -> Tensor:

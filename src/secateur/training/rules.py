@@ -1,0 +1,74 @@
+"""What a Pruner was told, as one value that does not change while it trains: how masks are chosen, and of what.
+
+Law: what cannot be gathered, or cannot go together, is refused here, before a weight is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from secateur.allocation import Allocation
+from secateur.evidence import needs
+from secateur.patterns import Pattern
+from secateur.regrowth import DropAndGrow, Held, Regrowth
+from secateur.training.timetable import name_of
+
+__all__ = ["Rules"]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How masks are chosen; the rest of a Pruner is what it remembers."""
+
+    criterion: Callable[..., Tensor]
+    pattern: Pattern
+    allocate: Allocation
+    regrow: Regrowth | None
+    inputs_first: list[str]  # weights that transformers' Conv1D stores as (inputs, outputs)
+    collects: bool  # from batches, all but movement
+
+    @property
+    def gathered(self) -> set[str]:
+        """What training steps show by themselves."""
+        return {"movement"} if self.collects else {"grad", "grad_sq", "movement"}
+
+    @property
+    def watched(self) -> set[str]:
+        """What the criterion asks of training steps."""
+        return set(needs(self.criterion)) & self.gathered
+
+    @property
+    def holds(self) -> bool:
+        """Whether removed weights keep their values."""
+        return isinstance(self.regrow, Held)
+
+    @property
+    def trains_removed(self) -> bool:
+        return isinstance(self.regrow, Held) and self.regrow.straight_through
+
+    @property
+    def remembered(self) -> set[str]:
+        """Which values of the weights, beside masks, go from step to step."""
+        return ({"movement", "grad_sq"} & self.watched) | ({"held"} if self.holds else set())
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Whether all that is asked for can be gathered of these weights."""
+        words = dict.fromkeys(needs(self.criterion))
+        if isinstance(self.regrow, DropAndGrow):
+            words |= dict.fromkeys(needs(self.regrow.drop)) | dict.fromkeys(needs(self.regrow.grow))
+        if "movement" in words and not self.holds:
+            raise ValueError("movement needs removed weights to be held: leave regrow out, or pass regrowth.held().")
+        lacking = [word for word in words if word not in self.gathered]
+        if lacking and not self.collects:
+            raise TypeError(
+                f"{name_of(self.criterion)} asks for {', '.join(lacking)}, which no training step shows: pass "
+                "batches=, a list or loader of a few batches."
+            )
+        frozen = [name for name, weight in weights.items() if not weight.requires_grad]
+        if frozen and set(words) & self.gathered:
+            raise ValueError(f"{frozen[0]} is frozen and has no gradient to score it by: exclude it.")
+        if isinstance(self.regrow, DropAndGrow) and self.pattern.density is not None:
+            raise ValueError(f"{self.pattern} says how much each group keeps: use sr_ste() to let weights return.")

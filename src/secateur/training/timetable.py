@@ -1,0 +1,88 @@
+"""When masks are chosen anew: the schedule of a run in steps, and how it is told.
+
+Law: at every moment that the schedule names there is an update, whatever the interval.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from secateur.patterns import Pattern
+from secateur.schedules import Schedule, constant, cubic
+
+__all__ = ["Timetable", "name_of", "schedule_of"]
+
+_RAMP_END = 0.6  # of the run: the rest is recovery
+_UPDATES = 100  # about as many over a ramp, where ``every`` is not given
+
+
+@dataclass(frozen=True)
+class Timetable:
+    """When masks are chosen anew, all in steps."""
+
+    schedule: Schedule
+    until: int  # removed weights may return before it; 0 where they don't
+    total_steps: int | None
+    interval: int | None  # None: about a hundred updates
+
+    @property
+    def moments(self) -> tuple[int, ...]:
+        """Where the schedule turns; a function of one's own does not say."""
+        return tuple(getattr(self.schedule, "moments", ()))
+
+    @property
+    def target_at(self) -> int | None:
+        """The step from which the sparsity stays, as far as is known."""
+        return max(self.moments) if self.moments else self.total_steps
+
+    @functools.cached_property
+    def every(self) -> int:
+        if self.interval is not None:
+            return self.interval
+        if self.until:
+            return max(1, min(100, self.until // _UPDATES))
+        if not self.moments:  # a function of one's own: when its value changes
+            return max(1, self.total_steps // _UPDATES) if self.total_steps else 1
+        begin = self.moments[0] if len(self.moments) > 1 else 0
+        return max(1, (self.moments[-1] - begin) // _UPDATES)
+
+    def regrows_at(self, step: int) -> bool:
+        return step < self.until and step % self.every == 0
+
+    def updates_at(self, step: int) -> bool:
+        return step % self.every == 0 or step == self.total_steps or step in self.moments
+
+    def lines(self) -> list[str]:
+        last = max([*self.moments, self.until]) or self.total_steps or 0
+        steps = sorted({*self.moments, *(round(last * part / 4) for part in range(5))})
+        end = f"then recovery until step {self.total_steps:,}" if self.total_steps else "then it stays there"
+        return [
+            f"  schedule: {self.schedule if hasattr(self.schedule, 'moments') else name_of(self.schedule)}",
+            *(f"  step {step:>8,}  sparsity {float(self.schedule(step)):.4f}" for step in steps[:12]),
+            f"  an update every {self.every:,} step{'s' * (self.every > 1)}; {end}",
+        ]
+
+
+def schedule_of(schedule: Schedule | float | None, pattern: Pattern, *, regularized: bool) -> Schedule:
+    """What was asked for as a schedule: a number is a ramp to it, None what the pattern says."""
+    fixed = None if pattern.density is None else 1 - pattern.density
+    if schedule is None:
+        if fixed is None and regularized:
+            return constant(0.0)
+        if fixed is None:
+            raise ValueError(f"{pattern} needs a sparsity or a schedule.")
+        return cubic(fixed, end=_RAMP_END)
+    if callable(schedule):
+        return schedule
+    if fixed is not None and abs(schedule - fixed) > 1e-9:
+        raise ValueError(f"{pattern} removes {fixed:g} of the weights, not {schedule}; leave the sparsity out.")
+    return cubic(schedule, end=_RAMP_END)
+
+
+def name_of(what: Any) -> str:
+    """What a function is called, also under functools.partial."""
+    while isinstance(what, functools.partial):
+        what = what.func
+    return str(getattr(what, "__name__", what))
