@@ -1,152 +1,131 @@
-"""Laws of plans: all of one is carried out or nothing, and files that are not whole are refused by their names."""
+"""Laws of files: a shrunken model is loaded as it was saved, and files that are not whole are refused by name."""
 
 import copy
 import json
 import random
-import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from secateur import load_shrunken, save_shrunken, shrink
-from secateur.shrinking import execution, files
-from secateur.shrinking.execution import carry_out
+from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
+from secateur.shrinking import files as disk
 from secateur.shrinking.plan import plans_of
-from secateur.support import tensors_of
+from support.planned import Model, X, every_step, everything, made, plans_for
 from support.unchanged import is_unchanged, state_of
 
-X = torch.linspace(-1, 1, 2 * 5 * 8).reshape(2, 5, 8)
+
+def small(width=16):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
 
 
-class Model(nn.Module):
-    """Has all that a plan changes: tensors, numbers in tuples and objects, printed sizes, and modules that leave."""
-
-    def __init__(self):
-        super().__init__()
-        self.shape = [4, 6]
-        self.up, self.heads, self.down = nn.Linear(8, 24), nn.Linear(24, 24), nn.Linear(24, 8)
-        self.more = nn.ModuleList(nn.Sequential(nn.Linear(8, 12), nn.ReLU(), nn.Linear(12, 8)) for _ in range(2))
-        self.register_buffer("seen", torch.tensor(3))
-
-    def forward(self, x):
-        hidden = self.heads(self.up(x).relu()).view(*x.shape[:-1], self.shape[0], self.shape[1])
-        x = x + self.down(hidden.reshape(*x.shape[:-1], self.shape[0] * self.shape[1]))
-        for each in self.more:
-            x = x + each(x)
-        return x
+def test_saved_and_loaded_also_on_meta_and_twice_shrunken(tmp_path):
+    model, x = small(), torch.randn(2, 4)
+    shrink(model, x, 0.3)
+    shrink(model, x, 0.3)
+    save_shrunken(model, tmp_path / "it")
+    loaded = load_shrunken(small(), tmp_path / "it")
+    with torch.device("meta"):
+        fresh = small()
+    real = load_shrunken(fresh, tmp_path / "it")
+    for each in (loaded, real):
+        assert torch.equal(each(x), model(x))
+        assert len(each.shrink_plans) == 2
+        assert each[0].out_features == model[0].out_features
+        verify_shrunken(small(), each, x)
 
 
-def made():
-    torch.manual_seed(0)
-    model = Model()
-    with torch.no_grad():
-        for parameter in model.more[1][2].parameters():
-            parameter.mul_(0.01)  # the branch of the least influence
-    return model
+def spoil(folder, change):
+    """Changes a plan, and what would tell that it was changed."""
+    values = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    del values["fingerprint"]
+    change(values)
+    (folder / "plan.json").write_text(json.dumps(values), encoding="utf-8")
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt"})
 
 
-def trained(model):
-    optimizer = torch.optim.AdamW([{"params": list(each.parameters())} for each in model.children()])
-    model(X).square().sum().backward()
-    optimizer.step()
-    return optimizer
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda plan: plan.update(version=99), "version 99"),
+        (lambda plan: plan.pop("plans"), "no plan that this version"),
+        (lambda plan: plan["plans"][0]["tensors"].update(other={"shape": [1], "kept": {}}), "no tensor other"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"].update(shape=[9, 9]), "the plan was made for"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [0, 99]}), "does not have"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"0": [3, 1]}), "does not have"),
+        (lambda plan: plan["plans"][0]["tensors"]["0.weight"]["kept"].update({"7": [0]}), "does not have"),
+        (lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "nope"], "from": 1, "to": 2}), "no number at"),
+        (
+            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "weight"], "from": 1, "to": 2}),
+            "no number at",
+        ),
+        (
+            lambda plan: plan["plans"][0]["numbers"].append({"place": ["0", "training"], "from": 5, "to": 2}),
+            "made for 5",
+        ),
+    ],
+)
+def test_a_hostile_plan_is_refused_and_changes_nothing(tmp_path, change, words):
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5).model, tmp_path)
+    spoil(tmp_path, change)
+    fresh = small()
+    state = state_of(fresh)
+    with pytest.raises(ValueError, match=words):
+        load_shrunken(fresh, tmp_path)
+    assert is_unchanged(fresh, state)
 
 
-def everything(model, optimizer=None):
-    """All that a call could change, with the identity of what has one."""
-    named = tensors_of(model).items()
-    tensors = {
-        name: (id(each), each.shape, *([] if each.is_meta else [each.data_ptr(), each.tolist()]))
-        for name, each in named
-    }
-    grads = {name: None if each.grad is None else (id(each.grad), each.grad.shape) for name, each in named}
-    held = [
-        (path, id(module), [(key, repr(value), id(value)) for key, value in vars(module).items() if key[0] != "_"])
-        for path, module in model.named_modules()
-    ]
-    groups = states = None
-    if optimizer is not None:
-        groups = [[id(each) for each in group["params"]] for group in optimizer.param_groups]
-        states = [(id(key), [(word, id(value)) for word, value in its.items()]) for key, its in optimizer.state.items()]
-    return tensors, grads, held, groups, states, torch.is_grad_enabled()
+def test_files_that_do_not_fit_change_nothing(tmp_path):
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5).model, tmp_path)
+    (tmp_path / "plan.json").write_text("[1, 2", encoding="utf-8")
+    with pytest.raises(ValueError, match="no plan that this version"):
+        load_shrunken(small(), tmp_path)
+    with pytest.raises(ValueError, match="was not shrunken"):
+        save_shrunken(small(), tmp_path)
+    other = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3), nn.Linear(3, 3))
+    save_shrunken(shrink(small(), torch.randn(2, 4), 0.5).model, tmp_path)
+    state = state_of(other)
+    with pytest.raises(ValueError, match=r"differ in 3\.bias, 3\.weight"):
+        load_shrunken(other, tmp_path)
+    assert is_unchanged(other, state)
 
 
-class Failure(KeyboardInterrupt):
-    pass
+def test_files_of_two_saves_are_told_apart(tmp_path):
+    def saved(folder, share):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        save_shrunken(shrink(model, torch.zeros(1, 4), share, target="units").model, tmp_path / folder)
+
+    fresh = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    state = state_of(fresh)
+    saved("a", 0.5)
+    saved("b", 0.25)
+    (tmp_path / "a" / "plan.json").replace(tmp_path / "b" / "plan.json")  # as where a save ended between its files
+    with pytest.raises(ValueError, match=r"plan.json and model.safetensors in .*b are not of one save"):
+        load_shrunken(fresh, tmp_path / "b")
+    saved("b", 0.25)
+    plan = tmp_path / "b" / "plan.json"
+    text = json.loads(plan.read_text())
+    text["plans"][0]["tensors"]["0.weight"]["shape"] = [16, 5]
+    plan.write_text(json.dumps(text))
+    with pytest.raises(ValueError, match="it was changed after it was written"):
+        load_shrunken(fresh, tmp_path / "b")
+    assert is_unchanged(fresh, state)
 
 
-def fail_at(step, call, *names):
-    """Calls, and raises before the step-th line that is executed in functions of these names."""
-    before, left = sys.gettrace(), [step]
+def test_a_save_that_fails_leaves_the_save_before(tmp_path, monkeypatch):
+    model = shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.5).model
+    save_shrunken(model, tmp_path)
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def trace(frame, event, _):
-        if frame.f_code.co_filename not in (execution.__file__, files.__file__) or frame.f_code.co_name not in names:
-            return None
-        if event == "line":
-            if not left[0]:
-                sys.settrace(before)
-                raise Failure
-            left[0] -= 1
-        return trace
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
 
-    sys.settrace(trace)
-    try:
-        call()
-    finally:
-        sys.settrace(before)
-
-
-def every_step(make, call, *names):
-    """Fails at one step after the other until there is none left; returns how many there were."""
-    for step in range(10_000):
-        case = make()
-        before = everything(*case)
-        try:
-            fail_at(step, lambda case=case: call(*case), *names)
-        except Failure:
-            assert everything(*case) == before, f"step {step}"
-        else:
-            return step
-    raise AssertionError("no end")
-
-
-def plans_for(model):
-    shrink(model, X, 0.4, branches=0.3, target="units")
-    return plans_of(model)
-
-
-def test_a_plan_that_fails_at_any_step_is_taken_back():
-    both = plans_for(made())
-    assert both[0].modules
-    assert both[1].numbers
-
-    def make():
-        model = made()
-        return model, trained(model)
-
-    def call(model, optimizer):
-        first = carry_out(model, both[0], optimizer)
-        try:
-            carry_out(model, both[1], optimizer)
-        except Failure:
-            first()
-            raise
-
-    names = "carry_out", "_let_go", "_set_data", "_set", "_with", "_inside", "<lambda>"
-    assert every_step(make, call, *names) > 100
-
-
-def test_taking_back_leaves_even_lists_and_the_order_of_states():
-    model = made()
-    optimizer = trained(model)
-    before = everything(model, optimizer)
-    undone = [carry_out(model, plan, optimizer) for plan in plans_for(made())]
-    assert everything(model, optimizer) != before
-    for each in reversed(undone):
-        each()
-    assert everything(model, optimizer) == before
+    monkeypatch.setattr(disk, "write_whole", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_shrunken(shrink(model, torch.zeros(1, 4), 0.5).model, tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
@@ -162,21 +141,6 @@ def test_loading_that_fails_at_any_step_is_taken_back(tmp_path, device):
 
     steps = every_step(make, lambda fresh: load_shrunken(fresh, tmp_path), "load_shrunken", "_put", "carry_out")
     assert steps > 100
-
-
-def test_what_fails_after_the_plan_was_carried_out_takes_it_back():
-    model = made()
-    before = everything(model)
-
-    def report(_):
-        raise Failure
-
-    with pytest.raises(Failure):
-        shrink(model, X, 0.4, branches=0.3, target="units", report=report)
-    assert everything(model) == before
-
-
-# ---- files ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -240,6 +204,8 @@ def test_a_plan_that_is_none_is_refused_by_name(saved, text):
 
 
 ODD = [float("inf"), float("nan"), -1, 0, 2**70, -(2**63), 1.5, True, None]
+
+
 ODD += ["x", "", "0", [], {}, [0], [[1]], {"a": [None]}]
 
 
