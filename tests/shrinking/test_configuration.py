@@ -1,12 +1,9 @@
 """Laws of uniform shrinking: a model that is built from the new configuration is the smaller model."""
 
 import copy
-from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
@@ -14,9 +11,6 @@ import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import Configured
-from secateur.shrinking.powers import power_of as _power
-from secateur.shrinking.powers import row_echelon as _reduced
-from secateur.shrinking.roles import tie_roles
 from secateur.support import tensors_in
 from support.unchanged import is_unchanged, state_of
 
@@ -64,9 +58,6 @@ def test_from_pretrained_loads_it_and_computes_the_same(name, tmp_path):
     assert len(expected) == len(found)
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-
-
-# ---- a configuration of one's own -----------------------------------------------------------------------------------
 
 
 class Config:
@@ -213,26 +204,6 @@ def test_units_that_are_zero_leave_as_the_fullest_layer_allows():
     torch.testing.assert_close(model(X), before)
 
 
-def test_without_a_configuration_roles_are_tied():
-    model = random_of(Blocks)
-    del model.config
-    with torch.no_grad():
-        model.layers[1][0].weight *= 10
-    shrink(model, X, 0.5, uniform=True, target="units", exclude="first.weight")
-    assert [layer[0].out_features for layer in model.layers] == [10, 10]
-
-
-def test_groups_of_other_roles_are_not_tied():
-    model = nn.ModuleDict({"a": nn.Linear(3, 8), "b": nn.Linear(8, 8), "c": nn.Linear(8, 2)})
-    model.forward = lambda x: model["c"](model["b"](model["a"](x)).relu())
-    coupling = find_coupling(model, X)
-    tie_roles(coupling)
-    assert len({group.tied for group in coupling.groups}) == len(coupling.groups) == 2
-
-
-# ---- errors: each leaves model and configuration as they were ------------------------------------------------------
-
-
 class Stubborn(Blocks):
     def __init__(self, config, *, more):
         super().__init__(config)
@@ -295,31 +266,6 @@ def test_more_than_the_configuration_can_say():
         shrink(model, X, 0.99, uniform=True)
     assert is_unchanged(model, state)
     assert vars(model.config) == vars(Config())
-
-
-# ---- the algebra ----------------------------------------------------------------------------------------------------
-
-
-def test_powers_by_hand():
-    assert _power(96, 48, 2, 1) == 1
-    assert _power(24, 48, 2, 1) == -1
-    assert _power(48 * 2**0.5, 48, 2, 1) == Fraction(1, 2)
-    assert _power(48 * 2**-0.5, 48, 2, 1) == Fraction(-1, 2)
-    assert _power(49, 48, 2, 1) is None
-    assert _power(0, 48, 2, 1) is None
-
-
-@given(st.lists(st.lists(st.integers(-2, 2), min_size=5, max_size=5), max_size=5))
-def test_reduced_rows_have_the_same_solutions(matrix):
-    rows = [{at: Fraction(value) for at, value in enumerate(row) if value} for row in matrix]
-    solved = _reduced([row for row in rows if row], range(5))
-    for pivot, row in solved.items():
-        assert row[pivot] == 1
-        assert not any(pivot in other for each, other in solved.items() if each != pivot)
-    for free in set(range(5)) - solved.keys():  # each solution of the one is one of the other
-        values = {free: Fraction(1)} | {pivot: -row.get(free, Fraction(0)) for pivot, row in solved.items()}
-        assert all(sum(value * values.get(at, 0) for at, value in row.items()) == 0 for row in rows)
-    assert len(solved) == torch.linalg.matrix_rank(torch.tensor(matrix or [[0]], dtype=torch.float64))
 
 
 def test_a_rule_for_several_axes_together_leaves_the_innermost_whole():

@@ -1,23 +1,22 @@
 """Laws of the proof: what is wrong is refused on any model, and rounding is not taken for it."""
 
 import copy
-import sys
-from pathlib import Path
+import fnmatch
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+import zoo
 from secateur import shrink, verify_shrunken
 from secateur.coupling import find_coupling
 from secateur.shrinking import comparison, proof
-from secateur.shrinking.comparison import IncomparableError, probe_of
+from secateur.shrinking.comparison import IncomparableError, difference, probe_of
+from secateur.shrinking.execution import carry_out, zero
 from secateur.shrinking.plan import Plan, plan_of
-from secateur.shrinking.proof import outputs, wrong_groups
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import zoo
+from secateur.shrinking.proof import differs, outputs, wrong_groups
 from support.unchanged import is_unchanged, state_of
 
 # hand-written models whose every slice has an effect; those of attention have a bias of keys that has none
@@ -76,9 +75,6 @@ def half(coupling):
     return {group.axis: np.arange(group.size) % 2 == 0 for group in coupling.groups}
 
 
-# ---- rounding -------------------------------------------------------------------------------------------------------
-
-
 def test_a_chaotic_model_is_proved_on_smaller_weights():
     model, x = chaotic()
     probe = probe_of(model)
@@ -120,9 +116,6 @@ def test_what_rounding_moves_from_one_whole_number_to_another_is_no_difference()
 
     with pytest.raises(IncomparableError, match="output 1 differs"):
         shrink(Last(), torch.randn(8, 4), 0.5)
-
-
-# ---- what is wrong --------------------------------------------------------------------------------------------------
 
 
 def wrong_slice(plan, tensors, draw):
@@ -180,3 +173,121 @@ def test_weights_on_which_nothing_wrong_would_show_prove_nothing():
     with pytest.raises(IncomparableError, match="would not show"):
         proof.differs(probe, coupling, coupling.groups, kept, [x], 0.02)
     assert proof.differs(probe_of(model), coupling, coupling.groups, kept, [x]) is None
+
+
+def small(width=16):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+@pytest.mark.parametrize("name", ["resnet_basic", "gqa_interleave", "mobilenet_v2", "lstm_classifier", "unet"])
+def test_the_proof_finds_a_wrong_index(name, monkeypatch):
+    matching = [each for each in zoo.names("hand") if fnmatch.fnmatch(each, f"*{name}*")]
+    model, inputs = zoo.ZOO[(matching or zoo.names("hand"))[0]]()
+    coupling = find_coupling(model, inputs)
+    group = max(coupling.groups, key=lambda each: len(each.members) * (not each.notes))
+    kept = {group.axis: np.arange(group.size) % 2 == 0}
+    probe = probe_of(model)
+    assert differs(probe, coupling, [group], kept, [inputs]) is None
+
+    def shifted(*arguments):
+        plan = plan_of(*arguments)
+        victim = next(each for each, _ in group.members if dict(model.named_parameters())[each].dim() > 1)
+        shape, cuts = plan.tensors[victim]
+        at = next(iter(cuts))
+        wrong = np.sort((cuts[at] + 1) % shape[at])
+        return Plan({**plan.tensors, victim: (shape, {**cuts, at: wrong})}, plan.numbers)
+
+    spoilt = shifted(probe, coupling, kept)
+    expected = outputs(zeroed(probe_of(model), plan_of(probe, coupling, kept)), inputs)
+    carry_out(probe, spoilt, None)
+    assert difference(expected, outputs(probe, inputs)) is not None
+
+
+def zeroed(model, plan):
+    tensors = dict(model.named_parameters())
+    for name, (_, cuts) in plan.tensors.items():
+        if name in tensors:
+            for at, indices in cuts.items():
+                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(indices)] = False
+                zero(tensors[name], at, gone)
+    return model
+
+
+class ScaledByWidth(nn.Module):
+    """The width gets into the values by a way that no trace sees: Python multiplies a float by any integer itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+        self.hidden, self.last = nn.Linear(3, 10), nn.Linear(10, 3)
+
+    def forward(self, x):
+        x = F.relu(self.up(x))
+        return self.last(F.relu(self.hidden(self.down(x * (1.0 / x.shape[-1])))))
+
+
+def test_what_no_rule_sees_the_proof_does():
+    model, x = ScaledByWidth(), torch.randn(2, 4)
+    shrink(model, x, 0.5, target="units")
+    assert model.up.out_features == 12
+    assert model.hidden.out_features == 5
+    wrong = ScaledByWidth()
+    original = copy.deepcopy(wrong)
+    shrink(wrong, x, 0.5, target="units", verify=False)
+    assert wrong.up.out_features == 6
+    with pytest.raises(ValueError, match="does not compute what the original does: output 0 differs by"):
+        verify_shrunken(original, wrong, x)
+
+
+class Pooled(nn.Module):
+    """A mean over the hidden units gates them; one over tokens is the result; a norm by hand is only a norm."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.up, self.down, self.gate = kind, nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(1, 1)
+
+    def forward(self, x):
+        x = self.up(x)
+        mean = x.mean(-1, keepdim=True)
+        if self.kind == "gate":
+            x = x * self.gate(mean).sigmoid()
+        elif self.kind == "norm":
+            variance = (x - mean).pow(2).mean(-1)
+            x = (x - mean) * torch.rsqrt(variance.unsqueeze(-1) + 1e-5)
+        elif self.kind == "result":
+            return self.down(x), mean
+        return self.down(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("gate", "a statistic over it is used by linear"), ("result", "a statistic over it is an output"), ("norm", None)],
+)
+def test_a_mean_that_is_more_than_a_norm_keeps_its_axis_whole(kind, reason):
+    coupling = find_coupling(Pooled(kind), torch.randn(2, 4))
+    if reason is None:
+        (group,) = coupling.groups
+        assert group.notes == ("mean over it",)
+        model = Pooled(kind)
+        original = copy.deepcopy(model)
+        shrink(model, torch.randn(2, 4), 0.5, target="units")
+        assert model.up.out_features == 6
+        verify_shrunken(original, model, torch.randn(2, 4))
+    else:
+        assert not coupling.groups
+        assert reason in coupling.frozen["up.weight", 0]
+
+
+def test_verify_shrunken_leaves_both_as_they_are_and_knows_where_a_model_comes_from():
+    original, x = small(), torch.randn(2, 4)
+    shrunken = shrink(copy.deepcopy(original), x, 0.5).model
+    states = state_of(original), state_of(shrunken)
+    verify_shrunken(original, shrunken, x)
+    assert is_unchanged(original, states[0])
+    assert is_unchanged(shrunken, states[1])
+    with pytest.raises(ValueError, match="was not made from the first"):
+        verify_shrunken(original, small(7), x)
+    twice = shrink(copy.deepcopy(shrunken), x, 0.5).model
+    verify_shrunken(original, twice, x)
+    verify_shrunken(shrunken, twice, x)

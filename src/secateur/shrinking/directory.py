@@ -169,11 +169,11 @@ def shrink_checkpoint(
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = _example_for(model) if example_inputs is None else example_inputs
     files = _names(model, checkpoint)
-    weights = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
+    parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
     coupling = _coupling_of(model, example_inputs)
     configured = Configured(model, coupling)
     real, proof = _proof(model, coupling, configured, example_inputs, verify=verify)
-    subject = Subject(model, coupling, [example_inputs], weights, weights.blocks, configured, real)
+    subject = Subject(model, coupling, [example_inputs], parameters, parameters.blocks, configured, real)
     choice = choose(subject, asked)
     plan, kept, fields = choice.plan, choice.kept, choice.fields
     cuts = {file: plan.tensors[mine][1] for file, mine in files.items() if mine in plan.tensors}

@@ -92,8 +92,8 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     try:  # no `with`: between the end of its block and the end of itself Ctrl-C would find everything changed
         for name, value in smaller.items():
             tensor = tensors[name]
-            old, grad = tensor.data, tensor.grad
-            undo.call(_set_data, tensor, old, grad)
+            whole, grad = tensor.data, tensor.grad
+            undo.call(_set_data, tensor, whole, grad)
             if grad is not None:
                 inverse = [(at, 1 / factors) for at, factors in scales.get(name, [])]
                 grad = multiplied(_sliced(grad, plan.tensors[name][1]), inverse)
@@ -104,9 +104,9 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
         for module, key, size in printed:
             undo.call(operator.setitem, vars(module), key, vars(module)[key])
             vars(module)[key] = int(size(module))
-        for state, key, value in states:
-            undo.call(operator.setitem, state, key, state[key])
-            state[key] = value
+        for state, word, moment in states:
+            undo.call(operator.setitem, state, word, state[word])
+            state[word] = moment
         for parent, key, module, stays in places:
             undo.call(operator.setitem, parent._modules, key, module)
             parent._modules[key] = stays

@@ -1,0 +1,99 @@
+"""Laws of branches: the least leave, as many as asked, and those within a branch with it.
+
+Their forms in code, and how they are found, are in tests/coupling/test_residual_streams.py.
+"""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from secateur.coupling import find_coupling
+from secateur.shrinking import KEPT
+from secateur.shrinking import branches as depth
+from secateur.shrinking.branches import choose_branches, influences
+from support.unchanged import is_unchanged, state_of
+
+X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Residual(nn.Module):
+    def __init__(self, count=5):
+        super().__init__()
+        self.each = nn.ModuleList(nn.Linear(4, 4) for _ in range(count))
+
+    def forward(self, x):
+        for each in self.each:
+            x = x + each(x)
+        return x
+
+
+def scaled(*sizes):
+    model = Residual(len(sizes))
+    with torch.no_grad():
+        for each, size in zip(model.each, sizes, strict=True):
+            each.weight.mul_(size)
+            each.bias.mul_(size)
+    return model
+
+
+def test_what_does_nothing_has_no_influence():
+    model = scaled(1.0, 0.0, 1.0)
+    state = state_of(model)
+    found = {branch.name: value for branch, value in influences(model, find_coupling(model, X), [X]).items()}
+    assert found["each.1"] == pytest.approx(0, abs=1e-6)
+    assert all(-1e-6 <= value <= 2 + 1e-6 for value in found.values())
+    assert max(found, key=found.get) != "each.1"
+    assert is_unchanged(model, state)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.79, 1.0])
+def test_as_many_leave_as_asked_and_one_stays(share):
+    model = Residual()
+    chosen, stayed = choose_branches(model, find_coupling(model, X), share, [X])
+    assert len(chosen) == min(4, math.ceil(5 * share))
+    assert stayed == {}
+
+
+def test_the_least_leave_and_what_is_excluded_stays():
+    model = scaled(1.0, 0.01, 1.0, 0.02, 1.0)
+    coupling = find_coupling(model, X)
+
+    def names(**given):
+        chosen, stayed = choose_branches(model, coupling, 0.4, [X], **given)
+        return {branch.name for branch in chosen}, stayed
+
+    assert names() == ({"each.1", "each.3"}, {})
+    gone, stayed = names(exclude=["each.1*"])
+    assert "each.3" in gone
+    assert stayed == {"each.1": KEPT}
+    assert names(include=["each.0", "each.4.weight"])[0] == {"each.0", "each.4"}
+
+
+def test_what_the_proof_keeps_is_named_and_the_next_leaves(monkeypatch):
+    model = scaled(1.0, 0.01, 0.02, 1.0)
+
+    def wrong(_model, _coupling, branches, _inputs):
+        found = {each: "output 0 differs" for each in branches if each.name == "each.1"}
+        return {each: each for each in branches if each not in found}, found
+
+    monkeypatch.setattr(depth, "right_branches", wrong)
+    coupling = find_coupling(model, X)
+    chosen, stayed = choose_branches(model, coupling, 0.25, [X])
+    assert [branch.name for branch in chosen] == ["each.2"]
+    assert stayed == {"each.1": "the model without it: output 0 differs"}
+    chosen, _ = choose_branches(model, coupling, 0.25, [X], verify=False)
+    assert [branch.name for branch in chosen] == ["each.1"]
+
+
+def test_a_score_that_is_no_number_is_refused():
+    model = Residual()
+    with pytest.raises(ValueError, match=r"the score of the branch each\.0 is NaN"):
+        choose_branches(
+            model,
+            find_coupling(model, X),
+            0.2,
+            [X],
+            score=lambda _model, coupling, _inputs: dict.fromkeys(coupling.branches, math.nan),
+        )

@@ -1,0 +1,100 @@
+"""Laws of counts: what was asked leaves and hardly more, in steps that pay, and no comparison in the code turns."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from secateur import shrink
+from secateur.allocation import by_name, everywhere
+
+
+def small(width=16):
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 3))
+
+
+@pytest.mark.parametrize("target", ["params", "macs", "units"])
+@pytest.mark.parametrize("sparsity", [0.0, 0.3, 0.7])
+def test_at_least_the_asked_share_leaves_and_hardly_more(target, sparsity):
+    model, x = (
+        nn.Sequential(nn.Linear(6, 200), nn.ReLU(), nn.Linear(200, 100), nn.ReLU(), nn.Linear(100, 5)),
+        torch.ones(1, 6),
+    )
+
+    def cost(model):
+        linears = [model[0], model[2], model[4]]
+        if target == "params":
+            return sum(parameter.numel() for parameter in model.parameters())
+        if target == "macs":
+            return sum(linear.weight.numel() for linear in linears)
+        return linears[0].out_features + linears[1].out_features
+
+    before = cost(model)
+    shrink(model, x, sparsity, target=target, round_to=1)
+    assert sparsity <= 1 - cost(model) / before + 1e-9 <= sparsity + 0.02
+
+
+def test_large_groups_are_rounded_to_what_pays():
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 40), nn.ReLU(), nn.Linear(40, 5))
+    shrink(model, torch.ones(1, 6), 0.3, target="units")
+    assert (model[0].out_features, model[2].out_features) == (64, 28)
+
+
+def test_counts_are_multiples():
+    model = nn.Sequential(nn.Linear(6, 100), nn.ReLU(), nn.Linear(100, 44), nn.ReLU(), nn.Linear(44, 5))
+    shrink(model, torch.ones(1, 6), 0.4, round_to=16)
+    assert model[0].out_features % 16 == 0
+    assert model[2].out_features % 16 == 0
+
+
+def test_include_exclude_and_allocations():
+    def deep():
+        return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+
+    x = torch.ones(1, 4)
+    assert [shrink(deep(), x, 0.5, target="units", include="0.weight").model[at].out_features for at in (0, 2)] == [
+        8,
+        12,
+    ]
+    assert [shrink(deep(), x, 0.5, target="units", exclude="0.*").model[at].out_features for at in (0, 2)] == [16, 6]
+    uneven_model = shrink(deep(), x, 0.5, target="units", allocate=everywhere).model
+    assert uneven_model[0].out_features + uneven_model[2].out_features == 14
+    named = shrink(deep(), x, 0.5, target="units", allocate=by_name({"0.*": 0.25})).model
+    assert [named[at].out_features for at in (0, 2)] == [12, 2]
+    with pytest.raises(ValueError, match=r"'9\.\*' matches no tensor"):
+        shrink(deep(), x, 0.5, exclude="9.*")
+
+
+def test_units_that_are_zero_in_every_member_leave_and_outputs_stay():
+    model, x = small(8), torch.randn(5, 4)
+    with torch.no_grad():
+        for tensor, at in ((model[0].weight, 0), (model[0].bias, 0), (model[2].weight, 1)):
+            tensor.index_fill_(at, torch.tensor([1, 4, 6]), 0)
+    expected = model(x)
+    shrink(model, x)
+    assert model[0].out_features == 5
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_nothing_is_zero_so_nothing_leaves():
+    model, x = small(8), torch.randn(5, 4)
+    shrink(model, x)
+    assert model[0].out_features == 8
+
+
+def test_a_comparison_that_would_come_out_otherwise_stays():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+            self.hidden, self.last = nn.Linear(3, 10), nn.Linear(10, 3)
+
+        def forward(self, x):
+            x = self.up(x)
+            x = self.hidden(self.down(F.relu(x) if x.shape[-1] > 8 else x.sin()))
+            return self.last(x if x.shape[1] == 1 else F.relu(x))
+
+    model = shrink(Wide(), torch.randn(2, 4), 0.5, target="units", verify=False).model
+    assert (model.up.out_features, model.hidden.out_features) == (9, 5)  # 6 were asked for, and 9 is more than 8
+    model = shrink(Wide(), torch.randn(2, 4), 0.2, target="units", verify=False).model
+    assert (model.up.out_features, model.hidden.out_features) == (10, 8)

@@ -1,0 +1,63 @@
+"""Laws of scope: what is excluded stays whole whatever is included, and tied groups leave together or not at all."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from secateur.coupling import find_coupling
+from secateur.shrinking.request import request
+from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
+
+names = st.sets(st.sampled_from(["a.weight", "a.bias", "b.weight", "c"]), min_size=1)
+globs = st.lists(st.sampled_from(["a.*", "*.weight", "c", "*", "none"]))
+
+
+def coupled():
+    return find_coupling(
+        nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3)), torch.ones(1, 4)
+    )
+
+
+@given(names, globs, globs)
+def test_to_exclude_wins(names, include, exclude):
+    assert may_leave(names, None, ())
+    assert may_leave(names, include, ()) == any(may_leave({name}, include, ()) for name in names)
+    if may_leave(names, include, exclude):
+        assert may_leave(names, include, ())
+        assert not any(may_leave({name}, exclude, ()) for name in names)
+    assert not may_leave(names, include, ["*"])
+    assert not may_leave(names, (), ())
+
+
+def test_groups_are_known_by_all_their_members():
+    coupling = coupled()
+    first, second = coupling.groups
+
+    def chosen(**given):
+        return groups_in_scope(coupling, request(**given))
+
+    assert chosen() == [first, second]
+    assert chosen(include="0.bias") == [first]
+    assert chosen(include="2.weight") == [first, second]  # the inputs of the one, the outputs of the other
+    assert chosen(exclude="0.*") == [second]
+    assert chosen(include=first.name, exclude="4.*") == [first]
+
+
+def test_tied_groups_leave_together():
+    coupling = coupled()
+    coupling.tie([coupling.groups])
+    with pytest.raises(
+        ValueError, match=r"nothing of the model can leave \(2 reasons\)\.\n  0\.weight dimension 1: an in"
+    ):
+        groups_in_scope(coupling, request(exclude="0.bias"))
+    assert len(groups_in_scope(coupling, request())) == 2
+
+
+def test_a_glob_has_to_match():
+    known = names_of(coupled())
+    assert {"0.weight", "2.bias", "4.bias"} <= known
+    check_globs(known, ["0.*", "*.bias"])
+    with pytest.raises(ValueError, match=r"'9\.\*' matches no tensor of the model"):
+        check_globs(known, ["0.*", "9.*"])

@@ -1,0 +1,98 @@
+"""Laws of tables: what is printed is what the result holds, and one line is one row."""
+
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import shrink
+from secateur.shrinking import shrunk_parts
+from secateur.shrinking.tables import Rows, text_of_parts
+from support.planned import X, made
+
+
+def stack(count=3):
+    blocks = (nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4), nn.ReLU()) for _ in range(count))
+    return nn.Sequential(OrderedDict(blocks=nn.Sequential(*blocks), head=nn.Linear(4, 2)))
+
+
+def test_what_is_printed_is_what_the_result_holds():
+    model = stack()
+    before = sum(each.numel() for each in model.parameters())
+    done = shrink(model, torch.zeros(1, 4), 0.4)
+    after = sum(each.numel() for each in model.parameters())
+    assert done.parameters == (before, after)
+    assert done.nbytes == (4 * before, 4 * after)
+    assert done.got == pytest.approx(1 - after / before)
+    assert done.asked.sparsity == 0.4 <= done.got
+    text = str(done)
+    assert re.search(rf"^parameters +{before} +{after} +{after / before:.1%}$", text, re.MULTILINE)
+    assert text.endswith(f"Asked: 40.0% of the params. Gone: {done.got:.1%}.")
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("target", ["params", "macs", "memory", "units"])
+@pytest.mark.parametrize("branches", [0.0, 0.4])
+def test_at_least_what_was_asked_is_gone(target, branches):
+    done = shrink(made(), X, 0.5, target=target, branches=branches, round_to=1)
+    assert done.got >= 0.5 - 1e-9
+    if target == "macs":
+        assert done.got == pytest.approx(1 - done.multiply_adds[1] / done.multiply_adds[0])
+    if target == "params":
+        assert done.got == pytest.approx(1 - done.parameters[1] / done.parameters[0])
+
+
+def test_without_a_sparsity_it_says_what_was_zero():
+    model = stack(1)
+    assert "what is zero leaves: 0% of the params" in str(shrink(model, torch.zeros(1, 4)))
+
+
+def test_layers_that_are_alike_share_a_row_unless_all_are_asked_for():
+    done = shrink(stack(), torch.zeros(1, 4), 0.4, target="units")
+    few, every = (
+        next(part for part in shrunk_parts(done, verbose=verbose) if isinstance(part, Rows))
+        for verbose in (False, True)
+    )
+    assert "blocks.*.0.weight (x3)" in [row[0] for row in few.rows]
+    assert len(every.rows) == len(done.coupling.groups)
+    assert {row[0] for row in every.rows} == {group.name for group in done.coupling.groups}
+
+
+def test_a_name_that_holds_control_characters_is_fit_to_be_printed():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.add_module("a\x1b[2J", nn.Linear(4, 8))
+            self.down = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.down(getattr(self, "a\x1b[2J")(x))
+
+    text = str(shrink(Odd(), torch.zeros(1, 4), 0.4))
+    assert "\x1b" not in text
+    assert "a\\x1b[2J.weight" in text
+
+
+def test_parts_are_lines():
+    assert text_of_parts(["one", Rows(("~Name", ">Number"), [("a", "1"), ("b", "22")]), ""]) == (
+        "one\nName  Number\na          1\nb         22\n"
+    )
+
+
+def test_a_directory_says_the_same(tmp_path: Path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from secateur import shrink_checkpoint
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "dense")
+    done = shrink_checkpoint(tmp_path / "dense", None, 0.4)
+    assert done.got == pytest.approx(1 - done.parameters[1] / done.parameters[0])
+    text = str(done)
+    assert re.search(r"^intermediate_size +48 +\d+$", text, re.MULTILINE)
+    assert re.search(rf"^parameters +{done.parameters[0]:,} +{done.parameters[1]:,} ", text, re.MULTILINE)
+    assert f"Asked: 40.0% of the params. Gone: {done.got:.1%}." in text
+    assert text.endswith("Proved on LlamaForCausalLM with random weights.")
