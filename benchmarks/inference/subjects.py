@@ -24,10 +24,9 @@ from torch.nn import functional
 
 from benchmarks.support import corpora
 from benchmarks.support.language_models import MiniLM, WideGPT, fit, next_token_loss
-from secateur import oneshot, shrink
+from secateur import demo, oneshot, shrink
 from secateur.allocation import uniform
 from secateur.criteria import magnitude
-from secateur.demo import story as demo
 from secateur.patterns import Pattern
 from secateur.pipeline import reestimate_batchnorm
 from secateur.training import Pruner

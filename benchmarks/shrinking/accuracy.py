@@ -16,9 +16,9 @@ from benchmarks.shrinking import peers
 from benchmarks.shrinking.effect import by_ours
 from benchmarks.shrinking.networks import TUNING, ViT, right_share, train
 from benchmarks.shrinking.sizes import count_of, multiply_adds
+from secateur import demo
 from secateur.allocation import everywhere
 from secateur.criteria import ln_norm, taylor
-from secateur.demo import story as demo
 from secateur.evidence import collect
 
 # how each is made, its optimizer, and epochs before pruning

@@ -15,7 +15,7 @@ from benchmarks.shrinking import peers
 from benchmarks.shrinking.sizes import bytes_of, count_of, multiply_adds
 from benchmarks.support.models import zoo
 from benchmarks.support.timing import alternating, ratios, timed
-from secateur.demo import story as demo
+from secateur import demo
 from secateur.shrinking import shrink
 from secateur.support import run_example
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.demo import story as demo
+from secateur import demo
 
 
 class Attention(nn.Module):

@@ -31,7 +31,7 @@ from benchmarks.shrinking.comparison import (
 from benchmarks.shrinking.networks import TUNING, Attention, train
 from benchmarks.shrinking.sizes import count_of, multiply_adds
 from benchmarks.support.models import zoo
-from secateur.demo import story as demo
+from secateur import demo
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 from secateur.criteria import magnitude
-from secateur.demo import DEFAULT_METHODS, METHODS, load_digits, run_demo
-from secateur.demo import story as demo
-from secateur.demo.story import BATCH, DigitsNet, accuracy, choose_methods, train
+from secateur.demo import DEFAULT_METHODS, METHODS, load_digits, measuring, run_demo, trials
+from secateur.demo.methods import choose_methods
+from secateur.demo.network import DigitsNet
+from secateur.demo.training import BATCH, accuracy, train
 from secateur.pipeline import sparsify, sparsity_of
 from secateur.report import Results, load_results, summarize
 from secateur.targets import find_targets
@@ -34,7 +35,7 @@ def run_small(out: Path) -> Path:
 def _few_rounds() -> Iterator[None]:
     """Of timing, which otherwise takes most of the time of these tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "ROUNDS", 5)
+        patch.setattr(measuring, "ROUNDS", 5)
         yield
 
 
@@ -211,17 +212,17 @@ def test_packed_networks_are_the_masked_ones_in_other_layers(results: Results) -
 def test_masked_networks_with_about_as_much_work_stand_beside() -> None:
     dense = DigitsNet()
 
-    def trial(method: str, sparsity: float) -> demo._Trial:
+    def trial(method: str, sparsity: float) -> trials.Trial:
         model = copy.deepcopy(dense)
         masks = sparsify(model, sparsity, criterion=METHODS[method].choices.get("criterion", magnitude))  # type: ignore[union-attr]
-        return demo._Trial(METHODS[method].label, sparsity, 0, model, masks, 1, 0, METHODS[method])
+        return trials.Trial(METHODS[method].label, sparsity, 0, model, masks, 1, 0, METHODS[method])
 
-    first = demo._Trial("dense", 0.0, 0, dense, {}, 1, 0)
-    trials = [first, *(trial(method, sparsity) for method in ("random", "lamp") for sparsity in (0.5, 0.8, 0.95))]
-    shrunken = demo._Trial("channels (shrink)", 0.5, 0, DigitsNet(8, 8), {}, 1, 0)
-    chosen = [(one.label, one.asked) for one in demo._beside(trials, [shrunken])]
+    first = trials.Trial("dense", 0.0, 0, dense, {}, 1, 0)
+    every = [first, *(trial(method, sparsity) for method in ("random", "lamp") for sparsity in (0.5, 0.8, 0.95))]
+    shrunken = trials.Trial("channels (shrink)", 0.5, 0, DigitsNet(8, 8), {}, 1, 0)
+    chosen = [(one.label, one.asked) for one in trials.those_beside(every, [shrunken])]
     assert chosen == [("dense", 0.0), ("random", 0.5), ("random", 0.8), ("channels (shrink)", 0.5)]
-    assert demo._beside([first], [shrunken]) == [first, shrunken]
+    assert trials.those_beside([first], [shrunken]) == [first, shrunken]
 
 
 def test_layers_and_histogram_are_those_of_the_masks(results: Results) -> None:
@@ -354,9 +355,9 @@ def test_spoilt_masks_keep_their_counts() -> None:
     dense = DigitsNet()
     pruned = copy.deepcopy(dense)
     masks = sparsify(pruned, 0.95)
-    trial = demo._Trial("LAMP", 0.95, 7, pruned, masks, 1, 1007, METHODS["lamp"])
+    trial = trials.Trial("LAMP", 0.95, 7, pruned, masks, 1, 1007, METHODS["lamp"])
     with torch.random.fork_rng(devices=[]):
-        checks = demo._spoil([trial], {7: dense}, (0.5, 0.95))
+        checks = trials.spoilt_trials([trial], {7: dense}, (0.5, 0.95))
     [shuffled], [drawn], [fresh] = checks["shuffled"], checks["random"], checks["re-initialized"]
     for name, mask in masks.items():
         assert torch.equal(shuffled.masks[name].flatten(1).sum(1), mask.flatten(1).sum(1))
@@ -376,12 +377,12 @@ def test_random_masks_know_nothing_of_the_weights() -> None:
     """A seed draws weights and masks from streams of their own: one stream for both would keep the largest weights."""
     from rich.progress import Progress
 
-    first = demo._untrained([3])
-    methods = choose_methods(["random,rigl,lamp"])
+    first = trials.untrained_networks([3])
+    plan = trials.Plan(choose_methods(["random,rigl,lamp"]), (3,), (0.5,), 1, 1)
     with Progress(disable=True) as bars, torch.random.fork_rng(devices=[]):
-        trials = demo._prune(first, first, methods, load_digits(), (0.5,), (1, 1), bars)
-        checks = demo._spoil(trials, first, (0.5,))
-    drawn = [trial for trial in trials if trial.label in ("random", "RigL")]
+        pruned = trials.pruned_trials(plan, first, first, load_digits(), bars)
+        checks = trials.spoilt_trials(pruned, first, (0.5,))
+    drawn = [trial for trial in pruned if trial.label in ("random", "RigL")]
     assert len(drawn) == 2
     for trial in [*drawn, *checks["shuffled"], *checks["random"]]:
         for name, mask in trial.masks.items():

@@ -1,7 +1,9 @@
 """The bar: silent unless it is wanted."""
 
+import builtins
 import io
 import sys
+import types
 
 import pytest
 
@@ -79,4 +81,80 @@ def test_the_bar_goes_when_the_loop_ends_early(pretend, monkeypatch):
 
     with pytest.raises(RuntimeError, match="boom"):
         list(track(failing(), "failing"))
+    assert not progress._showing.locked()
+
+
+class Notebook:
+    """What a kernel and IPython's display are to a bar: outputs of the cell, each of which can be replaced."""
+
+    def __init__(self):
+        self.outputs, self.pictures = [], []
+
+    def display(self, picture, *, raw, display_id):
+        assert raw
+        assert display_id
+        self.outputs.append(picture)
+        self.pictures.append(picture)
+        return types.SimpleNamespace(update=self.update)
+
+    def update(self, picture, *, raw):
+        assert raw
+        self.outputs[-1] = picture
+        self.pictures.append(picture)
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    found = Notebook()
+    ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    display.display = found.display
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(builtins, "get_ipython", lambda: types.SimpleNamespace(kernel=object()), raising=False)
+    monkeypatch.setattr(progress, "FRAME", 0.0)
+    monkeypatch.delenv("SECATEUR_PROGRESS", raising=False)
+    return found
+
+
+def test_a_notebook_has_one_bar_below_its_cell_and_then_none(notebook, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert list(track("abc", "counting <sheep>")) == ["a", "b", "c"]
+    assert notebook.outputs == [{"text/plain": "", "text/html": ""}]
+    *shown, _ = notebook.pictures
+    assert [picture["text/plain"].split()[-2] for picture in shown] == ["0/3", "1/3", "2/3"]
+    for picture in shown:
+        assert picture["text/plain"].startswith("counting <sheep>")
+        assert "counting &lt;sheep&gt;" in picture["text/html"]
+    assert capsys.readouterr() == ("", "")
+    assert not progress._showing.locked()
+
+
+def test_quick_work_is_silent_in_a_notebook_too(notebook, monkeypatch):
+    assert list(track(range(5), "quick")) == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setenv("SECATEUR_PROGRESS", "0")
+    assert list(track(range(5), "silent")) == [0, 1, 2, 3, 4]
+    assert notebook.pictures == []
+
+
+def test_a_notebook_is_not_flooded(notebook, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "FRAME", 3600.0)
+    assert sum(track([1] * 1000, "many")) == 1000
+    assert len(notebook.pictures) == 2  # the first, and the end
+
+
+def test_ipython_on_a_terminal_is_a_terminal(pretend, monkeypatch):
+    terminal = pretend()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: types.SimpleNamespace(), raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert list(track([1], "counting")) == [1]
+    assert "counting" in terminal.getvalue()
+
+
+def test_a_bar_that_cannot_be_made_keeps_no_other_from_showing(notebook, monkeypatch):
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "_progress", None)
+    with pytest.raises(TypeError):
+        list(track([1], "broken"))
     assert not progress._showing.locked()

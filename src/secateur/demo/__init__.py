@@ -1,5 +1,20 @@
 """The whole story in minutes: train, prune, shrink and pack a small network; report."""
 
-from secateur.demo.story import DEFAULT_METHODS, METHODS, Digits, load_digits, run_demo
+from secateur.demo.data import Digits, load_digits
+from secateur.demo.methods import DEFAULT_METHODS, METHODS
+from secateur.demo.network import DigitsNet
+from secateur.demo.running import run_demo
+from secateur.demo.training import EPOCHS, RATE, TUNING_EPOCHS, train
 
-__all__ = ["DEFAULT_METHODS", "Digits", "METHODS", "load_digits", "run_demo"]
+__all__ = [
+    "DEFAULT_METHODS",
+    "Digits",
+    "DigitsNet",
+    "EPOCHS",
+    "METHODS",
+    "RATE",
+    "TUNING_EPOCHS",
+    "load_digits",
+    "run_demo",
+    "train",
+]

@@ -1,0 +1,137 @@
+"""The whole story in minutes: train a small residual network on handwritten digits; prune, shrink, pack; report."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from secateur.demo.data import load_digits
+from secateur.demo.measuring import milliseconds, packed_of
+from secateur.demo.methods import choose_methods
+from secateur.demo.outcome import results_of, with_shrunken
+from secateur.demo.training import BATCH, EPOCHS, TUNING_EPOCHS
+from secateur.demo.trials import (
+    SEEDS,
+    SPARSITIES,
+    Plan,
+    grouped_trials,
+    pruned_trials,
+    shrunken_trials,
+    spoilt_trials,
+    those_beside,
+    train_all,
+    train_dense,
+    untrained_networks,
+)
+from secateur.report import missing_baselines, print_summary, save_results, summarize, write_report
+
+__all__ = ["run_demo"]
+
+
+def run_demo(
+    out: Path | None = None,
+    *,
+    methods: Sequence[str] | None = None,
+    training: bool = False,
+    seeds: Sequence[int] = SEEDS,
+    sparsities: Sequence[float] = SPARSITIES,
+    epochs: int = EPOCHS,
+    tuning_epochs: int = TUNING_EPOCHS,
+) -> Path:
+    """Train, prune, fine-tune, measure; print the table; write ``report.html`` and ``results.json``; return the page.
+
+    Args:
+        out: the folder for the two files, made if missing; ``secateur-demo`` by default. Files of these names in it are
+            replaced once the new ones are complete.
+        methods: names among `METHODS`; the default ones if None.
+        training: whether to add the methods that prune while training.
+        seeds: one dense network is trained for each.
+        sparsities: fractions of the weights that each method removes; 2:4 has its own.
+        epochs: of dense training.
+        tuning_epochs: of fine-tuning, the same for all methods and for the dense network. What starts from scratch is
+            trained for ``epochs + tuning_epochs``.
+
+    Raises:
+        ValueError: a method is unknown.
+        ImportError: scikit-learn, matplotlib or jinja2 is missing; the message says what to install.
+        NotADirectoryError: ``out`` is a file.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    chosen = choose_methods(methods, training=training)
+    plan = Plan(chosen, tuple(seeds), tuple(sparsities), epochs, tuning_epochs)
+    folder = Path("secateur-demo") if out is None else Path(out)
+    _check_extras()  # everything that can be missing is asked for before a minute has gone
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; the demo needs a folder for its report: give another --out.")
+    folder.mkdir(parents=True, exist_ok=True)
+    data = load_digits()
+    started = time.perf_counter()
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Pruners in parallel threads fork the global generator, each over the others: it is put back when all are done
+    with _one_thread(), torch.random.fork_rng(devices=[]), Progress(*columns, console=console) as progress:
+        untrained = untrained_networks(seeds)
+        dense = train_dense(untrained, data, epochs, progress)
+        trials = pruned_trials(plan, untrained, dense, data, progress)
+        checks = spoilt_trials(trials, dense, sparsities)
+        shrunken = [*grouped_trials(dense, tuning_epochs), *shrunken_trials(dense, data, tuning_epochs, progress)]
+        train_all([*trials, *(trial for check in checks.values() for trial in check), *shrunken], data, progress)
+        beside = those_beside(trials, shrunken)
+        packed = [packed_of(trial, data) for trial in beside if trial.masks and trial.seed == seeds[0]]
+        first = [trial for trial in (*trials, *shrunken) if trial.seed == seeds[0]]
+        times = milliseconds([*(trial.model for trial in first), *(each.one for each in packed)], progress)
+        latencies = dict(zip([*map(id, first), *map(id, packed)], times, strict=True))
+        first = [trial for trial in beside if trial.seed == seeds[0]]
+        models = [*(trial.model for trial in first), *(each.many for each in packed)]
+        times = milliseconds(models, progress, images=BATCH, calls=1)
+        batches = dict(zip([*map(id, first), *map(id, packed)], times, strict=True))
+    seconds = time.perf_counter() - started
+    words = ["secateur demo", *(f"--method {name}" for name in methods or ()), *(["--train"] * training)]
+    results = results_of(plan, trials, checks, latencies, data, seconds)
+    results = with_shrunken(results, beside, packed, latencies, batches)
+    results = replace(results, command=" ".join([*words, *(["--out DIR"] * (out is not None))]))
+    save_results(results, folder / "results.json")
+    page = write_report(results, folder / "report.html")
+    print_summary(results)
+    for paragraph in results.text:
+        console.print(paragraph, highlight=False, markup=False)
+    if missing := missing_baselines(summarize(results.runs)):
+        console.print(
+            f"Left out of this run: the {' and the '.join(missing)} baseline, against which to judge the rest."
+        )
+    console.print(
+        f"\nThe report is in {page}, its numbers in {folder / 'results.json'}.", highlight=False, markup=False
+    )
+    return page
+
+
+def _check_extras() -> None:
+    try:
+        import jinja2
+        import matplotlib
+        import sklearn
+    except ImportError as error:
+        raise ImportError(f"the demo needs its extra ({error}): pip install 'secateur[demo]'") from error
+    del jinja2, matplotlib, sklearn
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """On tensors this small a second thread gains little, and on busy cores the two wait for each other for minutes."""
+    threads = torch.get_num_threads()
+    bars = os.environ.get("SECATEUR_PROGRESS")
+    torch.set_num_threads(1)
+    os.environ["SECATEUR_PROGRESS"] = "0"  # the demo has bars of its own
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        del os.environ["SECATEUR_PROGRESS"]
+        if bars is not None:
+            os.environ["SECATEUR_PROGRESS"] = bars
