@@ -178,7 +178,7 @@ def packed_copy(subject: Subject, model: nn.Module, **how: Any) -> tuple[nn.Modu
     served = subject.serve(model)
     with torch.no_grad():
         expected = served(*subject.example)
-        packing = pack(served, subject.example, forward=lambda module, batch: module(*batch), **how)
+        packing = pack(served, subject.example, **how)
         found = served(*subject.example)
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
     return model, f"{len(packing.packed)} of {len(packing.layers)} layers packed"

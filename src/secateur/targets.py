@@ -1,20 +1,30 @@
-"""Which weights of a model are pruned: by the kind of module that owns them, narrowed by globs, tied weights once.
+"""Which weights of a model are pruned, and what is left alone by default: one table, asked with a module or a name.
 
-Law: no tensor is a target twice, and a glob that matches nothing is an error.
+Law: no tensor is a target twice, and a glob that matches nothing is an error. Where there is a module its class
+decides, and a name only where no class can tell. Where there is only a name, what looks like something to leave alone
+is left alone: to prune too little costs a little size, to prune an embedding costs the model.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Hashable, Iterable, Mapping
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
 
 __all__ = [
+    "KINDS",
+    "Kind",
+    "VECTORS",
     "find_layers",
     "find_targets",
     "identity_of",
+    "is_expert",
+    "kinds_by_name",
+    "kinds_within",
     "left_alone",
     "matched",
     "stored_inputs_first",
@@ -22,16 +32,82 @@ __all__ = [
     "turned_evidence",
 ]
 
-_LEFT_ALONE = (
-    nn.Embedding,
-    nn.EmbeddingBag,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.LocalResponseNorm,
-    nn.RMSNorm,
-    nn.modules.batchnorm._NormBase,
-)
 
+@dataclass(frozen=True)
+class Kind:
+    """What is left alone unless it is asked for.
+
+    Attributes:
+        reason: the word for it in records and tables.
+        why: in a sentence.
+        modules: the classes whose parameters it is.
+        named: how its parameters are named, where there is only a name.
+        by_name: whether the name decides beside a module, too, since no class tells.
+    """
+
+    reason: str
+    why: str
+    modules: tuple[type[nn.Module], ...] = ()
+    named: re.Pattern[str] = re.compile("(?!)")
+    by_name: bool = False
+
+
+# The first that fits is the reason; heads before embeddings because of GPT-NeoX's embed_out.
+KINDS = (
+    Kind(
+        "output heads",
+        "A row is one word's score, and no layer after it makes up for what it loses.",
+        named=re.compile(
+            r"(^|\.)(([a-z0-9]+_)*heads?|embed_out|classifier|score|qa_outputs|cls|vocab_projector|output_projection"
+            r"|pre_classifier)\.|^(fc|output|model\.output)\.weight$"
+        ),
+    ),
+    Kind(
+        "adapters",
+        "The factors of a low rank are small, and were trained to correct the weight beside them.",
+        named=re.compile(r"(^|\.)(lora|vera|oft|hada|lokr|adalora)_[A-Za-z0-9_]+(\.|$)"),
+        by_name=True,
+    ),
+    Kind(
+        "embeddings",
+        "A row is read by itself: what it loses, its word or position has lost.",
+        (nn.Embedding, nn.EmbeddingBag),
+        re.compile(
+            r"(^|\.)(wte|wpe|shared|relative_attention_bias|[A-Za-z0-9_]*embed[A-Za-z0-9_]*)(\.|$)", re.IGNORECASE
+        ),
+    ),
+    Kind(
+        "normalizations",
+        "A factor for each feature: there is nothing to gain.",
+        (
+            nn.GroupNorm,
+            nn.LayerNorm,
+            nn.LocalResponseNorm,
+            nn.RMSNorm,
+            nn.modules.batchnorm._NormBase,
+        ),
+        re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)\.", re.IGNORECASE),
+    ),
+    Kind(
+        "routers",
+        "Small, and they choose the experts: an error sends a token elsewhere.",
+        named=re.compile(r"(^|\.)(router|shared_expert_gate)(\.|$)"),
+        by_name=True,
+    ),
+    Kind(
+        "state matrices",
+        "The logarithm of a decay, as in Mamba: 0 is a decay like others, and not nothing.",
+        named=re.compile(r"(^|\.)A_logs?$"),
+        by_name=True,
+    ),
+)
+HEADS, EMBEDDINGS = (next(kind for kind in KINDS if kind.reason == word) for word in ("output heads", "embeddings"))
+ROUTERS = "routers"
+MAGNITUDES = "magnitudes of weight normalization"
+VECTORS = "vectors and scalars"
+_EXPERTS = re.compile("[a-z_]*experts")
+_GATE = re.compile("gate|wg|[a-z_]*router")  # a router if there are experts beside it; else a layer like others
+_PRUNABLE_NAMES = re.compile(r"(^|\.)(weight|in_proj_weight)$")
 
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 
@@ -73,24 +149,155 @@ def left_alone(model: nn.Module, targets: Iterable[str]) -> dict[str, str]:
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4))
     >>> left_alone(model, find_targets(model))
-    {'0.weight': 'Embedding', '1.bias': 'bias or other vector'}
+    {'0.weight': 'embeddings', '1.bias': 'vectors and scalars'}
     """
     chosen = set(targets)
     owners = _owners(model)
+    kinds = _kinds(model)
     reasons: dict[str, str] = {}
     for name, parameter in model.named_parameters():
         if name in chosen:
             continue
-        kinds = [module for module in owners[identity_of(parameter)] if isinstance(module, _LEFT_ALONE)]
-        if kinds:
-            reasons[name] = type(kinds[0]).__name__
+        same = identity_of(parameter)
+        if same in kinds:
+            reasons[name] = kinds[same]
         elif parameter.dim() < 2:
-            reasons[name] = "bias or other vector"
-        elif any(_is_layer(module) for module in owners[identity_of(parameter)]):
+            reasons[name] = VECTORS
+        elif any(_is_layer(module) for module in owners[same]):
             reasons[name] = "excluded"
         else:
-            reasons[name] = f"neither linear nor convolution ({type(owners[identity_of(parameter)][0]).__name__})"
+            reasons[name] = f"neither linear nor convolution ({type(owners[same][0]).__name__})"
     return reasons
+
+
+def kinds_within(model: nn.Module) -> dict[str, str]:
+    """``{name: reason}`` of the matrices that are left alone for what they are, under the first of their names.
+
+    Embeddings, normalizations and magnitudes of weight normalization by the class of the module; routers, adapters and
+    state matrices by their names, and bare parameters that are called embeddings. An output head is what transformers'
+    ``get_output_embeddings`` gives, or a linear layer that is called one and has an output for each row of an
+    embedding; and what lies beside it in a module that is called one. A classifier's last layer is a layer like others.
+
+    >>> class Model(nn.Module):
+    ...     def __init__(self, classes):
+    ...         super().__init__()
+    ...         self.words, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, classes)
+    >>> kinds_within(Model(9))
+    {'words.weight': 'embeddings', 'head.weight': 'output heads'}
+    >>> kinds_within(Model(2))
+    {'words.weight': 'embeddings'}
+    """
+    kinds = _kinds(model)
+    found = ((name, kinds.get(identity_of(each))) for name, each in model.named_parameters() if each.dim() >= 2)
+    return {name: reason for name, reason in found if reason is not None}
+
+
+def kinds_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """``{name: reason}`` of the tensors that are left alone for their names, where there are only names and shapes.
+
+    Everything that `kinds_within` leaves alone and, since no module says what it is, what is named like it:
+    classifiers, convolutions that embed patches, linear layers of a normalization. And what is neither named
+    ``*.weight`` (or ``in_proj_weight``) nor a matrix for each of several experts.
+
+    >>> shapes = {"mlp.gate.weight": (4, 8), "mlp.experts.0.up.weight": (8, 8), "plain.gate.weight": (8, 8)}
+    >>> kinds_by_name({**shapes, "score.weight": (2, 8), "rnn.weight_ih_l0": (8, 8)})
+    {'mlp.gate.weight': 'routers', 'score.weight': 'output heads', 'rnn.weight_ih_l0': 'not named *.weight'}
+    """
+    beside = _beside_experts(shapes)
+    reasons: dict[str, str] = {}
+    for name, shape in shapes.items():
+        reason = next((kind.reason for kind in KINDS if kind.named.search(name)), None)
+        if reason is None and _is_router(name, beside):
+            reason = ROUTERS
+        fused = len(shape) == 3 and is_expert(name) and not name.endswith("bias")
+        if reason is None and not fused and not _PRUNABLE_NAMES.search(name):
+            reason = "not named *.weight"
+        if reason is not None:
+            reasons[name] = reason
+    return reasons
+
+
+def is_expert(name: str) -> bool:
+    """Whether a parameter belongs to one of several experts.
+
+    >>> is_expert("mlp.experts.3.up_proj.weight"), is_expert("mlp.shared_expert.up_proj.weight")
+    (True, False)
+    """
+    return any(_EXPERTS.fullmatch(part) for part in name.split("."))
+
+
+def _beside_experts(names: Iterable[str]) -> set[str]:
+    """The paths of modules, each with its dot, that have experts."""
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        found |= {
+            "".join(f"{part}." for part in parts[:at]) for at, part in enumerate(parts) if _EXPERTS.fullmatch(part)
+        }
+    return found
+
+
+def _is_router(name: str, beside_experts: set[str]) -> bool:
+    at = 0
+    for part in name.split(".")[:-1]:
+        if _GATE.fullmatch(part) and name[:at] in beside_experts:
+            return True
+        at += len(part) + 1
+    return False
+
+
+def _kinds(model: nn.Module) -> dict[Hashable, str]:
+    """The reasons of `kinds_within`, by the identity of the parameter."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    owners = _owners(model)
+    heads = tuple(_heads(model))
+    beside = _beside_experts(parameters)
+    reasons: dict[Hashable, str] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if _is_weight_norm_magnitude(module, name):
+                reasons[identity_of(parameter)] = MAGNITUDES
+    for name, parameter in parameters.items():
+        same = identity_of(parameter)
+        bare = not any(_is_layer(module) for module in owners[same])
+        for kind in KINDS:
+            if (
+                any(isinstance(module, kind.modules) for module in owners[same])
+                or (kind is HEADS and name.startswith(heads))
+                or (kind.by_name and kind.named.search(name))
+                or (kind is EMBEDDINGS and bare and kind.named.search(name))
+                or (kind.reason == ROUTERS and _is_router(name, beside))
+            ):
+                reasons.setdefault(same, kind.reason)
+    return reasons
+
+
+def _heads(model: nn.Module) -> Iterator[str]:
+    """The paths, each with its dot, of the modules that score a vocabulary."""
+    modules = dict(model.named_modules())
+    words = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
+    given = {id(_output_embeddings(module)) for module in modules.values()} - {id(None)}
+    for path, module in modules.items():
+        outputs = getattr(module, "nf", getattr(module, "out_features", None)) if _is_layer(module) else None
+        called = HEADS.named.search(f"{path}.") or HEADS.named.search(f"{path}.weight")
+        if path and (id(module) in given or (called and outputs in words)):
+            parts = path.split(".")
+            around = [".".join(parts[:at]) for at, part in enumerate(parts, 1) if HEADS.named.search(f"{part}.")]
+            yield next((f"{each}." for each in around if not _holds_words(modules[each])), f"{path}.")
+
+
+def _holds_words(module: nn.Module) -> bool:
+    return any(isinstance(each, nn.Embedding) for each in module.modules())
+
+
+def _output_embeddings(module: nn.Module) -> nn.Module | None:
+    """Of a model of transformers the layer that scores its vocabulary, if it has one."""
+    ask = getattr(module, "get_output_embeddings", None)
+    try:
+        found = ask() if callable(ask) else None
+    except (AttributeError, NotImplementedError, TypeError):
+        return None
+    return found if isinstance(found, nn.Module) else None
 
 
 def turned(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
@@ -140,10 +347,11 @@ def find_targets(
 ) -> dict[str, nn.Parameter]:
     """``{name: parameter}`` of the weights that pruning is for.
 
-    By default every floating-point parameter of two or more dimensions, of any module, but for embeddings,
-    normalizations and the magnitudes of weight normalization: the weights of linear, convolution, recurrent and
-    attention layers, and bare parameters of modules of one's own. A tensor that is shared, as one Parameter or as two
-    over the same memory, has the first of its names and is found once; if an embedding shares it, it is left alone.
+    By default every floating-point parameter of two or more dimensions, of any module, but for what `kinds_within`
+    leaves alone (embeddings, output heads over a vocabulary, normalizations, routers, adapters): the weights of linear,
+    convolution, recurrent and attention layers, and bare parameters of modules of one's own. A tensor that is shared,
+    as one Parameter or as two over the same memory, has the first of its names and is found once; if an embedding
+    shares it, it is left alone.
 
     Args:
         model: any module; lazy modules must have been run once.
@@ -169,12 +377,7 @@ def find_targets(
     first_names: dict[Hashable, str] = {}
     for name, parameter in parameters.items():
         first_names.setdefault(identity_of(parameter), name)
-    left_alone = {
-        identity_of(parameter)
-        for module in model.modules()
-        for name, parameter in module.named_parameters(recurse=False)
-        if isinstance(module, _LEFT_ALONE) or _is_weight_norm_magnitude(module, name)
-    }
+    kinds = _kinds(model) if include is None else {}
     included = matched(include, parameters)
     excluded = {identity_of(parameters[name]) for name in matched(exclude, parameters) or ()}
     chosen: dict[str, nn.Parameter] = {}
@@ -184,7 +387,7 @@ def find_targets(
             continue
         lazy = isinstance(parameter, nn.UninitializedParameter)
         if included is None:
-            wanted = lazy or (parameter.is_floating_point() and parameter.dim() >= 2 and same not in left_alone)
+            wanted = lazy or (parameter.is_floating_point() and parameter.dim() >= 2 and same not in kinds)
         else:
             wanted = name in included
         if not wanted:
@@ -197,7 +400,8 @@ def find_targets(
     if not chosen:
         raise ValueError(
             f"{type(model).__name__} has no weights to prune: by default floating-point parameters of two or more "
-            "dimensions outside embeddings and normalizations; name others with include=."
+            "dimensions outside embeddings, output heads, normalizations, routers and adapters; name others with "
+            "include=."
         )
     return chosen
 

@@ -510,7 +510,7 @@ def test_blocks_and_what_is_left_alone_within():
     t5 = make("t5")
     assert list(find_blocks(t5)) == ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
     assert left_alone_within(find_blocks(t5)["encoder.block.0"]) == {
-        "layer.0.SelfAttention.relative_attention_bias.weight": "embedding"
+        "layer.0.SelfAttention.relative_attention_bias.weight": "embeddings"
     }
 
 

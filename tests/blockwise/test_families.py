@@ -257,7 +257,7 @@ def test_under_an_adapter_the_model_s_own_weights_are_pruned():
     done = oneshot(model, batches("llama"), 0.5)
     assert len(done.layers) == 14
     assert all(".lora_" not in layer.name and layer.tokens == 60 for layer in done.layers)
-    assert len(done.left_alone["adapter"]) == 8
+    assert len(done.left_alone["adapters"]) == 8
     assert sum("base_layer" in layer.name for layer in done.layers) == 4
 
 

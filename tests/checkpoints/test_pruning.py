@@ -261,8 +261,9 @@ NAMES = {
         "m.router.weight",
         "mlp.shared_expert_gate.weight",
     ],
+    "adapters": ["h.0.attn.lora_A.default.weight", "h.0.mlp.vera_lambda_b"],
+    "state matrices": ["A_log", "backbone.layers.0.mixer.A_log"],
     "not named *.weight": [
-        "A_log",
         "rnn.weight_ih_l0",
         "mlp.gate_up_proj_bias",
     ],

@@ -395,6 +395,29 @@ def test_frozen_layers_stay_frozen(clock):
     assert not any(parameter.requires_grad for parameter in model.parameters())
 
 
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(48, 64, bias=False), nn.Linear(40, 64, bias=False)
+
+    def forward(self, x, y):
+        return self.one(x) + self.other(y)
+
+
+@pytest.mark.parametrize("form", ["tuple", "list", "mapping", "forward"])
+def test_example_inputs_are_what_the_model_is_called_with(clock, form):
+    """A tuple holds positional arguments, as in `torch.export`; no target is split off."""
+    clock(4.0)
+    model, x, y = Sum().eval(), torch.randn(4, 48), torch.randn(4, 40)
+    sparsify(model, 0.8, pattern=GroupedColumns(16))
+    expected = model(x, y)
+    given = {"tuple": (x, y), "list": [x, y], "mapping": {"y": y, "x": x}, "forward": [y, x]}[form]
+    how = {"forward": lambda module, inputs: module(inputs[1], inputs[0])} if form == "forward" else {}
+    packing = pack(model, example_inputs=given, kernels_too=False, **how)
+    assert [layer.name for layer in packing.packed] == ["one", "other"]
+    torch.testing.assert_close(model(x, y), expected)
+
+
 def test_the_table(clock):
     clock(4.0)
     text = str(pack(model_of(GroupedColumns(16)), torch.randn(4, 48)))

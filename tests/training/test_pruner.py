@@ -431,9 +431,9 @@ def test_defaults_leave_embeddings_recurrence_and_bare_parameters_alone(capsys):
     assert "step        6  sparsity 0.5000" in printed
     assert "an update every 1 step; then recovery until step 10" in printed
     for reason in (
-        "bias or other vector",
-        "1 × Embedding",
-        "2 × LayerNorm",
+        "vectors and scalars",
+        "1 × embeddings",
+        "2 × normalizations",
         "2 × neither linear nor convolution (LSTM)",
         "1 × neither linear nor convolution (Model)",
     ):

@@ -6,19 +6,14 @@ is another one a part.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from torch import nn
 
-__all__ = ["experts_owners", "find_blocks", "is_expert", "left_alone_within"]
+from secateur.targets import is_expert, kinds_within
 
-# Inside blocks; what lies outside of them is never touched.
-_ROUTERS = re.compile(r"(^|\.)(router|shared_expert_gate)(\.|$)")
-_ADAPTERS = re.compile(r"(^|\.)(lora|vera|oft|hada|lokr|adalora)_[A-Za-z0-9_]+(\.|$)")
-_POSITIONS = re.compile(r"(^|\.)(relative_attention_bias|[A-Za-z0-9_]*embed(ding)?s?)(\.|$)", re.IGNORECASE)
-_EXPERTS = re.compile(r"^[a-z_]*experts$")
+__all__ = ["experts_owners", "find_blocks", "is_expert", "left_alone_within"]
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -88,53 +83,16 @@ def _matrix_entries(module: nn.Module) -> int:
 def left_alone_within(block: nn.Module) -> dict[str, str]:
     """``{parameter of the block: reason}`` of the matrices that are not pruned unless they are asked for.
 
-    Routers (they choose experts: by name, or a direct neighbour of ``experts``), embeddings and position biases,
-    normalizations, and low-rank adapters, of which a factor is small and was trained to correct the weight beside it.
-
     >>> class Block(nn.Module):
     ...     def __init__(self):
     ...         super().__init__()
     ...         self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
     >>> left_alone_within(Block())
-    {'gate.weight': 'router'}
+    {'gate.weight': 'routers'}
     """
-    reasons: dict[str, str] = {}
-    for path, module in block.named_modules():
-        routers = [
-            name
-            for name in dict(module.named_children())
-            if re.fullmatch("gate|wg|router|.*_router", name)
-            and any(_EXPERTS.match(n) for n, _ in module.named_children())
-        ]
-        for name, parameter in module.named_parameters(recurse=False):
-            full = f"{path}.{name}" if path else name
-            if parameter.dim() < 2:
-                continue
-            if _ROUTERS.search(full):
-                reasons[full] = "router"
-            elif _ADAPTERS.search(full):
-                reasons[full] = "adapter"
-            elif isinstance(module, nn.Embedding) or _POSITIONS.search(full):
-                reasons[full] = "embedding"
-            elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase | nn.RMSNorm):
-                reasons[full] = "normalization"
-        for child in routers:
-            prefix = f"{path}.{child}" if path else child
-            for name, parameter in module.get_submodule(child).named_parameters():
-                if parameter.dim() >= 2:
-                    reasons[f"{prefix}.{name}"] = "router"
-    return reasons
-
-
-def is_expert(name: str) -> bool:
-    """Whether a parameter of a block belongs to one of several experts.
-
-    >>> is_expert("mlp.experts.3.up_proj.weight"), is_expert("mlp.shared_expert.up_proj.weight")
-    (True, False)
-    """
-    return any(_EXPERTS.match(part) for part in name.split("."))
+    return kinds_within(block)
 
 
 def experts_owners(block: nn.Module) -> list[nn.Module]:
     """The modules that send tokens to experts: those with a child of that name."""
-    return [module for module in block.modules() if any(_EXPERTS.match(name) for name, _ in module.named_children())]
+    return [module for module in block.modules() if any(is_expert(name) for name, _ in module.named_children())]

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from secateur.targets import is_expert
+
 __all__ = ["Layout", "layout_of"]
 
 # transformers' Conv1D computes x @ W: these models store (inputs, outputs).
 _CONV1D_MODELS = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer"})
 _CONV1D_NAMES = re.compile(r"(^|\.)(c_attn|c_proj|c_fc|q_attn)\.weight$")
-_EXPERTS = re.compile(r"(^|\.)[a-z_]*experts(\.|$)")
 # Fused experts computed as torch.bmm(x, W): (experts, inputs, outputs).
 _BMM_MODELS = frozenset({"llama4", "llama4_text", "gpt_oss", "qwen3_vl_moe", "qwen3_vl_moe_text"})
 _EXPERTS_DOWN = re.compile(r"down|output|w2")
@@ -77,7 +78,7 @@ def layout_of(name: str, shape: tuple[int, ...], config: Mapping[str, object]) -
     model = str(config.get("model_type"))
     if len(shape) == 2 and model in _CONV1D_MODELS and _CONV1D_NAMES.search(name):
         return Layout(shape, inputs_first=True)
-    if len(shape) == 3 and 0 not in shape and _EXPERTS.search(name):
+    if len(shape) == 3 and 0 not in shape and is_expert(name):
         return Layout(shape, inputs_first=_experts_are_inputs_first(name, shape, config), experts=True)
     return Layout(shape)
 

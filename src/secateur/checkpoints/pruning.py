@@ -37,6 +37,7 @@ from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
 from secateur.support import printable, records, track
+from secateur.targets import VECTORS, kinds_by_name
 from secateur.version import __version__
 
 __all__ = [
@@ -52,24 +53,6 @@ __all__ = [
 
 RECORD = "secateur.json"
 
-_PRUNABLE_NAMES = re.compile(r"(^|\.)(weight|in_proj_weight)$")
-_EXPERTS = re.compile(r"(^|\.)[a-z_]*experts(\.|$)")
-# The first that matches is the reason; heads before embeddings because of GPT-NeoX's embed_out.
-_LEFT_ALONE = (
-    (
-        "output heads",
-        re.compile(
-            r"(^|\.)(([a-z0-9]+_)*heads?|embed_out|classifier|score|qa_outputs|cls|vocab_projector|output_projection"
-            r"|pre_classifier)\.|^(fc|output|model\.output)\.weight$"
-        ),
-    ),
-    (
-        "embeddings",
-        re.compile(r"(^|\.)(wte|wpe|shared|relative_attention_bias|[A-Za-z0-9_]*embed[A-Za-z0-9_]*)\.", re.IGNORECASE),
-    ),
-    ("normalizations", re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)\.", re.IGNORECASE)),
-    ("routers", re.compile(r"(^|\.)(router|shared_expert_gate)\.")),
-)
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
 NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
@@ -178,10 +161,9 @@ def choose_targets(
 ) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The names to prune, and ``{reason: names}`` of all others.
 
-    By default: floating-point tensors of two or more dimensions named ``*.weight`` (or ``in_proj_weight``) and 3-D
-    fused ``*experts*``, but for output heads, embeddings, normalizations and routers, all known by name. ``include``
-    replaces these rules by names; vectors, integers and opaque tensors stay out all the same. ``exclude`` wins over
-    both.
+    By default: floating-point tensors of two or more dimensions, but for what `secateur.targets.kinds_by_name` leaves
+    alone. ``include`` replaces these rules by names; vectors, integers and opaque tensors stay out all the same.
+    ``exclude`` wins over both.
 
     Raises:
         ValueError: a glob matches nothing, an ``include`` matches nothing that can be pruned, or nothing is left.
@@ -190,6 +172,7 @@ def choose_targets(
     for option, globs in (("include", include), ("exclude", exclude)):
         for glob in globs:
             _check_matches(option, glob, checkpoint)
+    kinds = kinds_by_name({name: entry.shape for name, entry in checkpoint.entries.items()})
     targets: list[str] = []
     left_alone: dict[str, list[str]] = {}
     why: dict[str, str] = {}
@@ -201,7 +184,7 @@ def choose_targets(
         else:
             reason = _unprunable(entry, pattern, layout_of(name, entry.shape, checkpoint.config), bool(include))
             if reason is None and not include:
-                reason = _left_alone_by_name(name, entry, checkpoint)
+                reason = kinds.get(name)
         if reason is None:
             targets.append(name)
         else:
@@ -227,26 +210,14 @@ def _unprunable(entry: TensorEntry, pattern: Pattern, layout: Layout, asked: boo
     elif not entry.is_floating_point:
         return "not floating-point"
     if len(entry.shape) < 2:
-        return "vectors and scalars"
+        return VECTORS
     if not entry.numel:
         return "empty"
     try:
         pattern.pool(torch.empty(layout.rows_shape, device="meta"))
     except ValueError:
-        return f"of a shape that does not fit {_word(pattern)}"
+        return f"of a shape that does not fit {word_of(pattern)}"
     return None
-
-
-def _left_alone_by_name(name: str, entry: TensorEntry, checkpoint: Checkpoint) -> str | None:
-    experts = len(entry.shape) == 3 and _EXPERTS.search(name) and not name.endswith("bias")
-    for reason, names in _LEFT_ALONE:
-        if names.search(name):
-            return reason
-    if name.endswith(".gate.weight"):
-        sibling = f"{name.removesuffix('gate.weight')}experts"  # without experts beside it, a gate is a plain layer
-        if any(other.startswith(sibling) for other in checkpoint):
-            return "routers"
-    return None if experts or _PRUNABLE_NAMES.search(name) else "not named *.weight"
 
 
 class _Weights(Mapping[str, Tensor]):
@@ -279,12 +250,12 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         check_sparsity(sparsity)
     removed = sparsity if pattern.density is None else 1 - pattern.density
     if removed is None:
-        raise ValueError(f"the pattern {_word(pattern)} needs a sparsity: the fraction to remove, in [0, 1).")
+        raise ValueError(f"the pattern {word_of(pattern)} needs a sparsity: the fraction to remove, in [0, 1).")
     if removed == 1:
         raise ValueError("sparsity 1 would remove every weight; ask for less than 1.")
     if sparsity is not None and abs(sparsity - removed) > 1e-9:
         raise ValueError(
-            f"{_word(pattern)} removes {removed:g} of the weights, not {sparsity:g}; leave the sparsity out."
+            f"{word_of(pattern)} removes {removed:g} of the weights, not {sparsity:g}; leave the sparsity out."
         )
 
 
@@ -346,14 +317,6 @@ def _close_names(glob: str, names: list[str], count: int = 3) -> list[str]:
         kind = re.sub("[0-9]+", "*", name)
         best[kind] = max(best.get(kind, (0.0, name)), (max(likeness[window] for window in windows), name))
     return [name for _, name in sorted(best.values(), key=lambda found: -found[0])[:count]]
-
-
-def _word(pattern: Pattern) -> str:
-    n, m = getattr(pattern, "n", None), getattr(pattern, "m", None)
-    if n is not None and m is not None:
-        return f"{n}:{m}"
-    height, width = getattr(pattern, "height", None), getattr(pattern, "width", None)
-    return type(pattern).__name__.lower() if height is None else f"{height}x{width}"
 
 
 def _write_record(

@@ -41,7 +41,7 @@ from secateur.native import (
     to_windows,
     window_linear,
 )
-from secateur.support import Fields, Forward, device_of, moved, records, run_batch, track, unchanged, write_whole
+from secateur.support import Fields, Forward, device_of, moved, records, run_example, track, unchanged, write_whole
 
 __all__ = [
     "BlockLinear",
@@ -572,7 +572,7 @@ def _row(layer: PackedLayer) -> tuple[str, ...]:
 
 def pack(
     model: nn.Module,
-    example: Any,
+    example_inputs: Any,
     *,
     at_least: float = 1.1,
     kernels_too: bool = True,
@@ -581,8 +581,8 @@ def pack(
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
 ) -> Packing:
-    """Replace layers whose zeros pay by faster ones, in place; each is timed on the example and stays dense unless
-    ``at_least`` times faster than the best dense form of it.
+    """Replace layers whose zeros pay by faster ones, in place; each is timed on the example inputs and stays dense
+    unless ``at_least`` times faster than the best dense form of it.
 
     Linear layers, transformers' ``Conv1D`` and convolutions with a kernel of one place are looked at; attached masks
     count as zeros and are left behind. The model is run once on the example, in evaluation mode, and each layer then
@@ -593,13 +593,14 @@ def pack(
 
     Args:
         model: changed in place, unless an error is raised.
-        example: a batch: a tensor, a tuple that begins with the input, or a mapping of keyword arguments.
+        example_inputs: what the model is called with, as in `torch.export`: a tuple holds positional arguments, a
+            mapping keyword arguments, and anything else is the only argument.
         at_least: how many times faster than the best dense form.
         kernels_too: False for plain torch operations only: what is packed trains, and exports to ONNX.
         semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
         include, exclude: globs over layers' names (``"encoder.*"``).
-        forward: ``(model, batch) -> outputs`` for other batches.
+        forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
     Returns:
         What was chosen for each layer, and what was measured.
@@ -624,7 +625,7 @@ def pack(
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)
-    inputs = _inputs_of(model, chosen, example, forward)
+    inputs = _inputs_of(model, chosen, example_inputs, forward or run_example)
     layers: list[PackedLayer] = []
     replacements: dict[str, nn.Module] = {}
     for name, module in track(chosen.items(), "timing layers"):
@@ -752,7 +753,7 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 def _inputs_of(
-    model: nn.Module, layers: Mapping[str, nn.Module], example: Any, forward: Forward | None
+    model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any, forward: Forward
 ) -> dict[str, Tensor]:
     """The first input that each layer is called with."""
     inputs: dict[str, Tensor] = {}
@@ -770,7 +771,7 @@ def _inputs_of(
         handles = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in layers.items()]
         try:
             model.eval()
-            run_batch(model, moved(example, device_of(model)), forward)
+            forward(model, moved(example_inputs, device_of(model)))
         finally:
             for handle in handles:
                 handle.remove()
