@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from secateur.support import private
+
 __all__ = ["experts_owners", "find_blocks", "is_expert", "left_alone_within"]
 
 # Inside blocks; what lies outside of them is never touched.
@@ -116,7 +118,7 @@ def left_alone_within(block: nn.Module) -> dict[str, str]:
                 reasons[full] = "adapter"
             elif isinstance(module, nn.Embedding) or _POSITIONS.search(full):
                 reasons[full] = "embedding"
-            elif isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase | nn.RMSNorm):
+            elif private.is_normalization(module):
                 reasons[full] = "normalization"
         for child in routers:
             prefix = f"{path}.{child}" if path else child
