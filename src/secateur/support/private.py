@@ -42,8 +42,8 @@ __all__ = [
 def converted(
     conversion: Any, target: str, parts: Iterable[tuple[str, str | None, Tensor]], model: Any
 ) -> dict[str, Tensor]:
-    """What a conversion of transformers' loader makes of tensors in files, ``(name, pattern, tensor)``: tensors by their
-    names in the model, such as one of all experts."""
+    """What a conversion of transformers' loader makes of tensors in files, ``(name, pattern, tensor)``: tensors by
+    their names in the model, such as one of all experts."""
     own = copy.deepcopy(conversion)  # it gathers what it is given
     for name, pattern, tensor in parts:
         own.add_tensor(target, name, pattern, tensor)
