@@ -106,3 +106,51 @@ def test_written_in_python_shows_what_it_calls():
     torch.testing.assert_close(out, torch.nn.functional.normalize(x, dim=2))
     assert private.written_in_python(torch.relu) is None
     assert private.written_in_python(len) is None
+
+
+def test_experts_in_turn_is_a_field_of_configurations_with_experts():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig()
+    field, value = private.experts_in_turn()
+    config._experts_implementation = value
+    assert getattr(config, field) == value
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.LayerNorm, nn.InstanceNorm2d, nn.RMSNorm])
+def test_is_normalization_whatever_it_is_taken_over(kind):
+    assert private.is_normalization(kind(4))
+    assert private.is_normalization(nn.GroupNorm(2, 4))
+    assert not private.is_normalization(nn.Linear(4, 4))
+
+
+def test_is_transposed_convolution_but_not_a_plain_one():
+    assert private.is_transposed_convolution(nn.ConvTranspose2d(2, 2, 1))
+    assert not private.is_transposed_convolution(nn.Conv2d(2, 2, 1))
+
+
+@pytest.mark.parametrize("padding", [0, (2, 1), "same"])
+def test_padding_of_a_convolution_is_what_it_computes_with(padding):
+    layer, x = nn.Conv2d(1, 1, 3, padding=padding), torch.randn(1, 1, 6, 6)
+    padded = torch.nn.functional.pad(x, private.padding_of(layer))
+    torch.testing.assert_close(torch.nn.functional.conv2d(padded, layer.weight, layer.bias), layer(x))
+
+
+def test_tensors_in_files_become_those_of_a_model_and_these_again():
+    """The experts of a Mixtral are a tensor each in files, and one in the model."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=8, hidden_size=4, intermediate_size=6, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, num_local_experts=2,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config)
+    experts = "model.layers.0.block_sparse_moe.experts"
+    files = {f"{experts}.{number}.w2.weight": torch.randn(4, 6) for number in range(2)}
+    own = dict(model.named_parameters())
+    ((target, (conversion, parts)),) = private.loaded_as(model, list(files), own).items()
+    made = private.converted(conversion, target, [(name, pattern, files[name]) for name, pattern in parts], model)
+    ((name, fused),) = made.items()
+    assert fused.shape == own[name].shape
+    assert torch.equal(fused, torch.stack(list(files.values())))
+    again = private.reverted(model, made)
+    assert again.keys() == files.keys()
+    assert all(torch.equal(again[each], files[each]) for each in files)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import os
 import re
 import threading
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from secateur.checkpoints import Checkpoint, CheckpointError, write_tensor
-from secateur.support import ONE_AT_A_TIME, NewTensors, printable
+from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
 __all__ = ["BlockFiles", "Group", "Written", "blaming_config", "build_on_meta", "family_of", "groups_of"]
 
@@ -273,57 +274,31 @@ def _converted(
     model: nn.Module, checkpoint: Checkpoint, names: Sequence[str], mine: Mapping[str, Tensor]
 ) -> list[Group]:
     """What transformers' conversions make of these names, by running them on tensors of the meta device."""
-    try:
-        from transformers import core_model_loading as loading
-        from transformers.conversion_mapping import get_model_conversion_mapping
-    except ImportError:  # before version 5 names in files are those of the model
-        return []
-    loader: Any = loading
-    transforms = get_model_conversion_mapping(model)  # type: ignore[arg-type]
-    renamings = [each for each in transforms if isinstance(each, loader.WeightRenaming)]
-    converters = [each for each in transforms if isinstance(each, loader.WeightConverter)]
-    by_pattern = {pattern: each for each in converters for pattern in each.source_patterns}
-    members: dict[str, list[tuple[str, str | None]]] = {}
-    prefix = getattr(model, "base_model_prefix", "")
-    for name in sorted(names, key=loader.dot_natural_key):
-        target, pattern = loader.rename_source_key(name, renamings, converters, prefix, mine)
-        members.setdefault(target, []).append((name, pattern))
-    model._weight_conversions = [each for each in transforms if each.was_used()]  # type: ignore[assignment]
     groups = []
-    for target, found in members.items():
+    for target, (conversion, found) in private.loaded_as(model, names, mine).items():
         if len(found) == 1 and found[0][1] is None:
             if target in mine:
                 groups.append(_renamed(found[0][0], target))
             continue
         if any(pattern is None for _, pattern in found):
             continue
-        converter = by_pattern[found[0][1] or ""]
-        read = _reader(converter, target, found, model)
+        read = _reader(conversion, target, found, model)
         meta = [torch.empty(checkpoint.entries[name].shape, device="meta") for name, _ in found]
         targets = tuple(read(meta))
         if all(name in mine for name in targets):
-            groups.append(Group(tuple(name for name, _ in found), targets, read, _writer(loader, model)))
+            write = functools.partial(private.reverted, model)
+            groups.append(Group(tuple(name for name, _ in found), targets, read, write))
     return groups
 
 
 def _reader(
-    converter: Any, target: str, found: Sequence[tuple[str, str | None]], model: Any
+    conversion: Any, target: str, found: Sequence[tuple[str, str | None]], model: Any
 ) -> Callable[[Sequence[Tensor]], dict[str, Tensor]]:
     def read(tensors: Sequence[Tensor]) -> dict[str, Tensor]:
-        own = copy.deepcopy(converter)
-        for (name, pattern), tensor in zip(found, tensors, strict=True):
-            own.add_tensor(target, name, pattern, tensor)
-        made = own.convert(target, model=model, config=model.config)
-        return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        parts = [(name, pattern, tensor) for (name, pattern), tensor in zip(found, tensors, strict=True)]
+        return private.converted(conversion, target, parts, model)
 
     return read
-
-
-def _writer(loader: Any, model: Any) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
-    def write(made: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(loader.revert_weight_conversion(model, dict(made)))
-
-    return write
 
 
 # ------------------------------------------------------------------------------------------------ reading and writing

@@ -16,7 +16,7 @@ from secateur.blockwise.finding import experts_owners
 from secateur.blockwise.processes import reduced
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens, encoder_states, silenced
 from secateur.blockwise.replay import RUNS_AGAIN, Replay
-from secateur.support import mapped, track
+from secateur.support import mapped, private, track
 
 __all__ = ["find_next", "observe", "prepared", "store"]
 
@@ -32,7 +32,7 @@ def prepared(model: nn.Module) -> Iterator[None]:
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     changed: list[tuple[Any, str, Any]] = []
     for config in configs.values():
-        for key, value in (("use_cache", False), ("_experts_implementation_internal", "eager")):
+        for key, value in (("use_cache", False), private.experts_in_turn()):
             if hasattr(config, key) and getattr(config, key) not in (value, None):
                 changed.append((config, key, getattr(config, key)))
                 setattr(config, key, value)

@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from secateur.evidence import Sums
+from secateur.support import private
 
 __all__ = ["SAMPLE", "AllMetError", "Met", "Piece", "Products", "Tokens"]
 
@@ -258,8 +259,7 @@ class Products(TorchFunctionMode):
         rows = (weight.T if transposed else weight).detach()
         offset = rows.storage_offset() - parameter.storage_offset()
         piece = Piece(name, int(offset), (rows.shape[0], rows.shape[1]), (rows.stride(0), rows.stride(1)))
-        version = 0 if x.is_inference() else x._version
-        key = (x.data_ptr(), x.shape, x.stride(), x.dtype, version, sequence_first)
+        key = (x.data_ptr(), x.shape, x.stride(), x.dtype, private.version_of(x), sequence_first)
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
         self.repeated = self.repeated or any(piece == other for other, _ in self.counted)

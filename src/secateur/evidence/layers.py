@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.evidence.statistics import STATISTICS, Sums, widest
+from secateur.support import private
 
 __all__ = ["Layer", "layer_of"]
 
@@ -134,7 +135,7 @@ class _Convolution:
         """A view (batch, channels, *places, *kernel) of the padded input."""
         module = self.module
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-        x = functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+        x = functional.pad(x, private.padding_of(module), mode=mode)
         for dim, (size, stride, dilation) in enumerate(
             zip(module.kernel_size, module.stride, module.dilation, strict=True), start=2
         ):
@@ -280,9 +281,9 @@ def layer_of(module: nn.Module, key: str, parent: nn.Module | None = None) -> La
         return _Dense(module)
     if isinstance(module, nn.Embedding):
         return _Lookup(module)
-    if isinstance(module, nn.modules.conv._ConvTransposeNd):
+    if private.is_transposed_convolution(module):
         return _TransposedConvolution(module)
-    if isinstance(module, nn.modules.conv._ConvNd):
+    if private.is_convolution(module):
         return _Convolution(module)
     # transformers' own, known by name, so that transformers need not be there
     if hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__):

@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from secateur.support import private
+
 __all__ = [
     "SolverWarning",
     "checked",
@@ -221,8 +223,8 @@ def once_for(gram: Tensor, what: Hashable, compute: Callable[[], _Result]) -> _R
     if gram.is_inference():
         return compute()
     known = _shared
-    if known is None or known[0]() is not gram or known[1] != gram._version:
-        known = (weakref.ref(gram, _forget), gram._version, {})
+    if known is None or known[0]() is not gram or known[1] != private.version_of(gram):
+        known = (weakref.ref(gram, _forget), private.version_of(gram), {})
         _shared = known
     results = known[2]
     if what not in results:

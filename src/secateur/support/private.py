@@ -1,14 +1,15 @@
-"""Private parts of torch that this library touches, each in one function.
+"""Private parts of torch and transformers that this library touches, each in one function.
 
-Law: what torch does not promise is used here and nowhere else, and has a test, so that a new release breaks one file.
+Law: what they do not promise is used here and nowhere else, and has a test, so that a new release breaks one file.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
 import torch
@@ -18,10 +19,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "DispatchMode",
+    "converted",
+    "experts_in_turn",
     "fake_values",
     "is_convolution",
+    "is_normalization",
+    "is_transposed_convolution",
     "is_wrapped",
+    "loaded_as",
     "memory_of",
+    "padding_of",
+    "reverted",
     "tree_leaves",
     "tree_map_only",
     "unwatched",
@@ -29,6 +37,23 @@ __all__ = [
     "version_of",
     "written_in_python",
 ]
+
+
+def converted(
+    conversion: Any, target: str, parts: Iterable[tuple[str, str | None, Tensor]], model: Any
+) -> dict[str, Tensor]:
+    """What a conversion of transformers' loader makes of tensors in files, ``(name, pattern, tensor)``: tensors by
+    their names in the model, such as one of all experts."""
+    own = copy.deepcopy(conversion)  # it gathers what it is given
+    for name, pattern, tensor in parts:
+        own.add_tensor(target, name, pattern, tensor)
+    made = own.convert(target, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def experts_in_turn() -> tuple[str, str]:
+    """``(field, value)`` of a configuration of transformers with which experts run one after the other."""
+    return "_experts_implementation_internal", "eager"
 
 
 def fake_values() -> contextlib.AbstractContextManager[Any]:
@@ -43,14 +68,69 @@ def is_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvNd]:
     return isinstance(module, nn.modules.conv._ConvNd)
 
 
+def is_normalization(module: nn.Module) -> bool:
+    """Whether it is one of torch's normalizations, of a batch, a layer, groups or a root mean square."""
+    return isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase | nn.RMSNorm)
+
+
+def is_transposed_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvTransposeNd]:
+    """Whether it is one of torch's transposed convolutions, or of a class made from them."""
+    return isinstance(module, nn.modules.conv._ConvTransposeNd)
+
+
 def is_wrapped(tensor: Tensor) -> bool:
     """Whether it is a tensor inside torch.func.vmap or grad, with other dimensions there than outside."""
     return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
+def loaded_as(
+    model: Any, names: Sequence[str], own: Mapping[str, Tensor]
+) -> dict[str, tuple[Any, list[tuple[str, str | None]]]]:
+    """As what transformers' loader takes tensors in files: ``{name in the model: (conversion, [(name, pattern)])}``.
+
+    The conversion is None of what is only renamed; it is for `converted`. What was used is noted in the model, from
+    which `reverted` knows it. Before version 5 there are no conversions, and nothing is found.
+
+    Args:
+        names: of the tensors in files.
+        own: the model's tensors by name.
+    """
+    try:
+        from transformers import core_model_loading
+        from transformers.conversion_mapping import get_model_conversion_mapping
+    except ImportError:
+        return {}
+    loader: Any = core_model_loading
+    transforms = get_model_conversion_mapping(model)
+    renamings = [each for each in transforms if isinstance(each, loader.WeightRenaming)]
+    conversions = [each for each in transforms if isinstance(each, loader.WeightConverter)]
+    by_pattern = {pattern: each for each in conversions for pattern in each.source_patterns}
+    found: dict[str, tuple[Any, list[tuple[str, str | None]]]] = {}
+    prefix = getattr(model, "base_model_prefix", "")
+    for name in sorted(names, key=loader.dot_natural_key):
+        target, pattern = loader.rename_source_key(name, renamings, conversions, prefix, own)
+        found.setdefault(target, (by_pattern.get(pattern), []))[1].append((name, pattern))
+    model._weight_conversions = [each for each in transforms if each.was_used()]
+    return found
+
+
 def memory_of(tensor: Tensor) -> int:
     """A number for the memory that a strided tensor lies in; the same for all of its views."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def padding_of(convolution: Any) -> list[int]:
+    """What `torch.nn.functional.pad` is given for a convolution: before and after each dimension, from the last."""
+    padding: list[int] = convolution._reversed_padding_repeated_twice
+    return padding
+
+
+def reverted(model: Any, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in files that tensors of a model were made of, see `loaded_as`."""
+    from transformers import core_model_loading
+
+    loader: Any = core_model_loading
+    return dict(loader.revert_weight_conversion(model, dict(made)))
 
 
 def unwatched() -> contextlib.AbstractContextManager[Any]:

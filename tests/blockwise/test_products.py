@@ -1,0 +1,85 @@
+"""Products of inputs with weights: summed as they are computed, whatever the batches, each input once."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from secateur.blockwise.products import Products, Tokens
+
+
+@settings(max_examples=25)
+@given(cuts=st.lists(st.integers(1, 23), max_size=5), words=st.sampled_from(["gram", "input_norm", "input_var"]))
+def test_statistics_do_not_depend_on_how_tokens_are_batched(cuts, words):
+    torch.manual_seed(0)
+    layer, x = nn.Linear(7, 3), torch.randn(24, 7) + 2
+    found = []
+    for batched in ([x], x.tensor_split(sorted(set(cuts)))):
+        products = Products({"weight": layer.weight}, frozenset([words]))
+        for part in batched:
+            with torch.no_grad(), products.watching(Tokens()):
+                layer(part[None])
+        (met,) = products.found().values()
+        met.sums.finish()
+        assert met.tokens == 24
+        found.append(met.evidence([words])[words])
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
+    expected = {"gram": x.T @ x, "input_norm": x.norm(dim=0)[None], "input_var": x.var(0, correction=0)[None]}
+    torch.testing.assert_close(found[0], expected[words], rtol=1e-4, atol=1e-4)
+
+
+def test_a_gram_matrix_wider_than_a_panel_is_whole_and_symmetric(monkeypatch):
+    monkeypatch.setattr("secateur.evidence.statistics.PANEL", 5)
+    layer, x = nn.Linear(13, 2), torch.randn(9, 13)
+    products = Products({"weight": layer.weight}, frozenset(["gram"]))
+    with torch.no_grad(), products.watching(Tokens()):
+        layer(x)
+    (met,) = products.found().values()
+    met.sums.finish()
+    torch.testing.assert_close(met.sums.gram, x.T @ x)
+    assert torch.equal(met.sums.gram, met.sums.gram.T)
+
+
+def test_weights_with_one_input_share_one_gram_matrix_and_others_do_not():
+    q, k, v = (nn.Linear(4, 4) for _ in range(3))
+    products = Products({"q": q.weight, "k": k.weight, "v": v.weight}, frozenset(["gram"]))
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(3, 4)
+            with products.watching(Tokens()):
+                q(x)
+                k(x)
+                x = x + 1  # may well take the place in memory of what is gone
+                v(x)
+    met = {piece.name: found for piece, found in products.found().items()}
+    assert met["q"] is met["k"]
+    assert met["q"] is not met["v"]
+    assert met["q"].tokens == met["v"].tokens == 6
+
+
+def test_an_input_that_is_changed_in_place_is_another_one():
+    q, k = nn.Linear(4, 4), nn.Linear(4, 4)
+    products = Products({"q": q.weight, "k": k.weight}, frozenset(["gram"]))
+    x = torch.randn(3, 4)
+    with torch.no_grad(), products.watching(Tokens()):
+        q(x)
+        k(x.mul_(2))
+    sums = {piece.name: found.sums for piece, found in products.found().items()}
+    sums["q"].finish()
+    sums["k"].finish()
+    torch.testing.assert_close(sums["k"].gram, 4 * sums["q"].gram)
+
+
+def test_inputs_shared_in_one_batch_only_are_an_error():
+    q, k = nn.Linear(4, 4), nn.Linear(4, 4)
+    products = Products({"q": q.weight, "k": k.weight}, frozenset(["gram"]))
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        with products.watching(Tokens()):
+            q(x)
+            k(x)
+        message = "k and q had the same input in one batch and different ones"
+        with pytest.raises(ValueError, match=message), products.watching(Tokens()):
+            q(x)
+            k(x + 1)

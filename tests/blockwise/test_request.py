@@ -1,0 +1,64 @@
+"""What a walk is asked for, and the batches it goes through."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from secateur import Unstructured
+from secateur.allocation import uniform
+from secateur.blockwise import oneshot
+from secateur.blockwise.request import Request, digest, held_batches
+from secateur.solvers import admm
+from support.stacks import data, stack
+
+
+@pytest.mark.parametrize("form", ["pairs", "lists", "loader", "generator", "named"])
+def test_batches_are_what_a_dataloader_yields(form):
+    """Of ``(inputs, target)`` the inputs are run; whatever holds them, the weights become the same."""
+    x = torch.cat(data())
+    loader = DataLoader(TensorDataset(x, torch.zeros(len(x))), batch_size=6)
+    forms = {
+        "pairs": [(each, torch.zeros(6)) for each in data()],
+        "lists": [[each, torch.zeros(6), "another target"] for each in data()],
+        "loader": loader,
+        "generator": (batch for batch in loader),
+        "named": [{"x": each} for each in data()],
+    }
+    plain, model = stack(), stack()
+    oneshot(plain, data(), 0.5)
+    oneshot(model, forms[form], 0.5)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+def test_batches_are_held_once_and_must_be_some():
+    every, share = held_batches(iter([1, 2, 3]))
+    assert list(every) == list(share) == [1, 2, 3]
+    with pytest.raises(ValueError, match="there are no batches"):
+        held_batches([])
+    for single in (torch.ones(2, 5), {"x": torch.ones(2, 5)}, "text"):
+        with pytest.raises(TypeError, match=r"an iterable of batches, not a .*; pass \[batch\]"):
+            held_batches(single)
+
+
+def test_a_request_and_its_job_are_whole_when_made():
+    request = Request(0.5, admm, Unstructured(), uniform, ("gram",))
+    job = request.job({"a.weight": 0.5})
+    for value, name in ((request, "sparsity"), (job, "sparsities")):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(value, name, None)
+    assert request.described()["solver"] == "admm"
+
+
+def test_the_digest_tells_batches_apart():
+    one = [{"a": torch.tensor([1, 2]), "b": torch.tensor([3])}]
+    assert digest(one) == digest([{"b": torch.tensor([3]), "a": torch.tensor([1, 2])}])
+    others = [
+        [{"a": torch.tensor([1, 2]), "b": torch.tensor([4])}],
+        [{"a": torch.tensor([1, 2]).int(), "b": torch.tensor([3])}],
+        [{"a": torch.tensor([[1, 2]]), "b": torch.tensor([3])}],
+        [{"a": torch.tensor([1, 2])}, {"b": torch.tensor([3])}],
+        [(torch.tensor([1, 2]), torch.tensor([3]))],
+    ]
+    assert len({digest(each) for each in [one, *others]}) == 6
