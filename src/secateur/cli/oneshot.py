@@ -150,6 +150,8 @@ def _warnings_as_lines() -> Iterator[None]:
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         yield
+    from secateur.support import printable
+
     for warning in said if int(os.environ.get("RANK", "0")) == 0 else ():
         print(f"Warning: {printable(str(warning.message), 400)}", file=sys.stderr)
 
