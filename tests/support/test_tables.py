@@ -37,9 +37,13 @@ def test_a_table_is_as_wide_as_its_cells():
 
 
 def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
-    shown = table_of("~words", ">n")
-    shown.add_row("one two three", "123456")
+    shown = table_of(["~words", ">n"], [["one two three", 123456]])
     Console(width=16).print(shown)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3
     assert lines[1].endswith("123456")
+
+
+def test_what_is_cut_looks_like_it(capsys):
+    Console(width=8).print(table_of([">bytes"], [[123456789012]]))
+    assert capsys.readouterr().out.splitlines()[1].rstrip().endswith("…")

@@ -24,11 +24,11 @@ from secateur.allocation import uniform
 from secateur.blockwise import blaming_config, build_on_meta
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.cli.factories import inputs_of, model_of
-from secateur.cli.terminal import clear_errors, printing, terminable, waiting
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable, waiting
 from secateur.inference import Packing, pack
 from secateur.pipeline import sparsify
 from secateur.shrinking import shrink
-from secateur.support import bytes_text, printable, run_batch, table_of, track
+from secateur.support import bytes_text, printable, run_batch, track
 
 __all__ = ["bench"]
 

@@ -31,10 +31,10 @@ from secateur.cli.bench import bench
 from secateur.cli.oneshot import oneshot
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
-from secateur.cli.terminal import clear_errors, printing, terminable
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable
 from secateur.evidence import needs
 from secateur.patterns import word_of
-from secateur.support import bytes_text, percent, percents, printable, table_of
+from secateur.support import bytes_text, percent, percents, printable
 from secateur.version import __version__
 
 __all__ = ["app", "main"]

@@ -13,9 +13,9 @@ import typer
 from rich.markup import escape
 
 from secateur.checkpoints import open_checkpoint
-from secateur.cli.terminal import clear_errors, printing, terminable
+from secateur.cli.terminal import clear_errors, printing, table_of, terminable
 from secateur.storage import Compression, expand_checkpoint, save_compressed
-from secateur.support import bytes_text, percent, printable, table_of
+from secateur.support import bytes_text, percent, printable
 
 __all__ = ["compress", "expand"]
 

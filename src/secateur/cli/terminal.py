@@ -15,10 +15,11 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from secateur.support import PATIENCE, printable
 
-__all__ = ["clear_errors", "fail", "printing", "terminable", "waiting"]
+__all__ = ["clear_errors", "fail", "printing", "table_of", "terminable", "waiting"]
 
 
 @contextlib.contextmanager
@@ -102,6 +103,19 @@ def waiting(what: str) -> Iterator[None]:
 def console() -> Console:
     # In a pipe a line is a tensor, for grep; on a terminal long names fold.
     return Console(width=None if sys.stdout.isatty() else 10_000, highlight=False, emoji=False)
+
+
+def table_of(*columns: str) -> Table:
+    """A table without lines. A column of numbers is named ``">Size"``, one of words that may fold ``"~Group"``."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(
+            column.lstrip(">~"),
+            justify="right" if column.startswith(">") else "left",
+            no_wrap=not column.startswith("~"),
+            overflow="fold",
+        )
+    return table
 
 
 @contextlib.contextmanager

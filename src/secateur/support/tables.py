@@ -13,6 +13,7 @@ from secateur.support.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 __all__ = ["table", "table_of"]
 
@@ -31,33 +32,40 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     norm
     """
     from rich.console import Console
-    from rich.text import Text
 
-    shown = table_of(*columns)
-    for row in rows:
-        if len(row) != len(columns):
-            raise ValueError(f"a table of {len(columns)} columns has a row of {len(row)} cells: {list(row)}.")
-        shown.add_row(*(Text("" if cell is None else printable(str(cell), WIDE)) for cell in row))
     text = io.StringIO()
-    Console(file=text, width=WIDE, color_system=None, legacy_windows=False).print(shown)
+    Console(file=text, width=WIDE, color_system=None, legacy_windows=False).print(table_of(columns, rows))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
-def table_of(*columns: str, **form: Any) -> Table:
-    """A `rich.table.Table` without lines; ``form`` is of its own arguments.
+def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), **form: Any) -> Table:
+    """The same for a terminal, as a `rich.table.Table`; ``form`` is of its own arguments.
 
-    A column of numbers is named ``">Size"``, one of words that may fold ``"~Group"``. Strings given to its ``add_row``
-    are read as markup: names from files go in as `rich.text.Text`.
+    Where the terminal is narrow, a column of words, named ``"~Group"``, folds, and the others do not. A cell that is a
+    `rich.text.Text` is taken as it is.
     """
     from rich.table import Table
     from rich.text import Text
 
     made = Table(**{"box": None, "pad_edge": False, "header_style": "bold", "padding": (0, 2, 0, 0)} | form)
     for column in columns:
+        kind, head = (column[0], column[1:]) if column.startswith((">", "~")) else ("", column)
         made.add_column(
-            Text(column.lstrip(">~")),
-            justify="right" if column.startswith(">") else "left",
-            no_wrap=not column.startswith("~"),
-            overflow="fold",
+            Text(head),
+            justify="right" if kind == ">" else "left",
+            no_wrap=kind != "~",
+            overflow="fold" if kind == "~" else "ellipsis",  # a number that is cut has to look like it
         )
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"a table of {len(columns)} columns has a row of {len(row)} cells: {list(row)}.")
+        made.add_row(*map(cell_of, row))
     return made
+
+
+def cell_of(value: object) -> Text:
+    from rich.text import Text
+
+    if isinstance(value, Text):
+        return value
+    return Text("" if value is None else printable(str(value), WIDE))
