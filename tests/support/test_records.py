@@ -74,6 +74,8 @@ def test_no_file_and_no_regular_file(tmp_path):
         (lambda r: r.each("list", int), r"list\[1\] must be a whole number, not an object of 1"),
         (lambda r: list(r.inners("list")), r"list\[0\] must be an object, not 1"),
         (lambda r: r.inner("inner").inner("one").take("size", int, least=0), "inner.one.size must be .* not -1"),
+        (lambda r: r.optional("name", int), 'name must be a whole number, not "fc"'),
+        (lambda r: r.wrong("", "is odd"), "is odd"),
         (lambda r: r.each("list", float, most=0), r"list\[0\] must be a number of at most 0, not 1"),
         (lambda r: [one.take("size", str) for _, one in r.inners_named("inner")], "inner.one.size must be a string"),
         (lambda r: list(r.inners_named("share")), "share must be an object, not 0.5"),
@@ -97,6 +99,8 @@ def test_fields_are_held_to_their_types(tmp_path, ask, message):
             raise error
     assert record.take("share", float, most=1) == 0.5
     assert record.maybe("nothing", str) is None
+    assert record.optional("no", str) is record.optional("nothing", str) is None
+    assert record.optional("name", str) == "fc"
 
 
 def test_what_is_right_is_read_whole(tmp_path):

@@ -171,6 +171,10 @@ class Fields:
             return None
         return self.take(key, kind, least=least, most=most)
 
+    def optional(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> T | None:
+        """The value of a field that may be missing or null."""
+        return None if self.values.get(key) is None else self.take(key, kind, least=least, most=most)
+
     def each(self, key: str, kind: type[T], *, least: float | None = None, most: float | None = None) -> list[T]:
         """The values of a list."""
         found = self.take(key, list)
@@ -209,7 +213,8 @@ class Fields:
 
     def wrong(self, key: str, what: str) -> ValueError:
         """The error to raise about a field, in the one form that all have."""
-        return self.error(f"{self.path}: damaged: {printable(self._name(key), 120)} {what}.{self.hint}")
+        where = ".".join(printable(part, 120) for part in (self.place, key) if part)
+        return self.error(f"{self.path}: damaged: {f'{where} ' if where else ''}{what}.{self.hint}")
 
     def _name(self, key: str) -> str:
         return ".".join(part for part in (self.place, key) if part)
