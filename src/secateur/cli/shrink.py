@@ -216,13 +216,7 @@ def _shrink_directory(
 
 def _print_parts(console: Console, parts: Iterable[Rows | str]) -> None:
     for part in parts:
-        if isinstance(part, str):
-            console.print(Text(part))
-            continue
-        shown = table_of(*part.columns)
-        for row in part.rows:
-            shown.add_row(*map(Text, row))
-        console.print(shown)
+        console.print(Text(part) if isinstance(part, str) else table_of(part.columns, part.rows))
 
 
 def _print_written(console: Console, out: Path | None, factory: str, expression: str) -> None:
