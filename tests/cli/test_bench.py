@@ -10,7 +10,6 @@ import typer
 from typer.testing import CliRunner
 
 from secateur.cli.bench import bench
-from secateur.cli.measuring import inputs_for
 
 app = typer.Typer()
 app.command()(bench)
@@ -88,23 +87,6 @@ def test_a_directory_needs_no_example(here):
     result = CliRunner().invoke(app, [*arguments, "--tokens", "64"])
     assert result.exit_code == 2
     assert "--tokens 64 is more than the 16 positions of bert" in result.stderr
-
-
-def test_images_and_sequences_get_what_their_configuration_says(here):
-    from transformers import T5Config, T5Model, ViTConfig, ViTModel
-
-    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    model = ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8))
-    inputs, what = inputs_for(model, "vit", 2, 64)
-    assert what == "2 × 3 × 16 × 16 pixels"
-    assert model(**inputs).last_hidden_state.shape == (2, 5, 32)
-    model = T5Model(T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
-    inputs, what = inputs_for(model, "t5", 1, 7)
-    assert what == "1 × 7 tokens"
-    assert model(**inputs).last_hidden_state.shape == (1, 7, 16)
-    model.main_input_name = "input_values"
-    with pytest.raises(ValueError, match=r"t5: its config\.json does not tell what it is given; say it"):
-        inputs_for(model, "t5", 1, 7)
 
 
 def test_what_cannot_be_made_is_said(here):

@@ -60,7 +60,11 @@ def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -
                 "a tensor or a dict of keyword arguments."
             )
         return model_of(where)[0], inputs_of(example), ""
+    from transformers.utils import logging
+
     kind = type(build_on_meta(open_checkpoint(Path(where))))
+    # Its own bar would be drawn in a pipe as well
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with waiting("loading the model"), blaming_config(Path(where), "its model cannot be loaded"):
         built: nn.Module = kind.from_pretrained(where, local_files_only=True, dtype="auto")  # type: ignore[attr-defined]
     if example is not None:

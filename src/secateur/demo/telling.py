@@ -86,7 +86,6 @@ def _paragraphs(block: str, **figures: Any) -> tuple[str, ...]:
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         undefined=jinja2.StrictUndefined,
         autoescape=False,  # plain text: the page escapes it
-        trim_blocks=True,
     )
     words.filters |= {"fixed": _fixed, "percent": _percent, "kilobytes": _kilobytes}
     template = words.get_template("story.txt.j2")

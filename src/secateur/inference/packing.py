@@ -7,11 +7,11 @@ another form beats the best dense one on the user's own batch.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -41,7 +41,18 @@ from secateur.native import (
     to_windows,
     window_linear,
 )
-from secateur.support import Fields, Forward, device_of, moved, records, run_example, track, unchanged, write_whole
+from secateur.support import (
+    Fields,
+    Forward,
+    alternating,
+    device_of,
+    moved,
+    records,
+    run_example,
+    track,
+    unchanged,
+    write_whole,
+)
 
 __all__ = [
     "BlockLinear",
@@ -944,25 +955,11 @@ def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
         if x.device.type == "cuda":
             torch.cuda.synchronize(x.device)
 
-    rounds: list[list[float]] = [[] for _ in functions]
-    longest = 0.0
-    for function in functions:
-        function(x)
-        finish()
-        started = time.perf_counter()
-        function(x)
-        function(x)
-        finish()
-        longest = max(longest, (time.perf_counter() - started) / 2)
-    calls = max(1, min(50, int(0.001 / max(longest, 1e-6))))
-    for _ in range(9):
-        for function, seconds in zip(functions, rounds, strict=True):
-            started = time.perf_counter()
-            for _ in range(calls):
-                function(x)
-            finish()
-            seconds.append((time.perf_counter() - started) / calls * 1e3)
-    return [statistics.median(seconds) for seconds in rounds]
+    calls = {number: functools.partial(function, x) for number, function in enumerate(functions)}
+    longest = max(seconds for [seconds] in alternating(calls, 1, repeats=2, finish=finish).values())
+    repeats = max(1, min(50, int(0.001 / max(longest, 1e-6))))
+    times = alternating(calls, 9, repeats=repeats, finish=finish)
+    return [1e3 * statistics.median(seconds) for seconds in times.values()]
 
 
 # ---------------------------------------------------------------------------------------------------- in the model

@@ -1,0 +1,33 @@
+"""What commands are run on: a small checkpoint directory, and a module of the user's with a model."""
+
+import sys
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from support.shrunk import ZOO
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "dense"
+    folder.mkdir()
+    torch.manual_seed(0)
+    tensors = {f"model.layers.{n}.mlp.up_proj.weight": torch.randn(16, 16, dtype=torch.float16) for n in range(11)}
+    tensors["model.embed_tokens.weight"] = torch.randn(32, 16)
+    tensors["model.norm.weight"] = torch.ones(16)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def zoo(tmp_path, monkeypatch):
+    """The name of a module in the current directory, a new one for each test."""
+    name = f"zoo_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(ZOO)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield name
+    sys.modules.pop(name, None)

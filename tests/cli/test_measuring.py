@@ -1,0 +1,46 @@
+"""What bench measures: inputs of the size that a configuration says."""
+
+import pytest
+import torch
+from torch import nn
+
+from secateur.cli import measuring
+from secateur.cli.measuring import inputs_for
+from secateur.patterns import Rows
+
+
+def test_images_and_sequences_get_what_their_configuration_says():
+    from transformers import T5Config, T5Model, ViTConfig, ViTModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    model = ViTModel(ViTConfig(**sizes, image_size=16, patch_size=8))
+    inputs, what = inputs_for(model, "vit", 2, 64)
+    assert what == "2 × 3 × 16 × 16 pixels"
+    assert model(**inputs).last_hidden_state.shape == (2, 5, 32)
+    model = T5Model(T5Config(vocab_size=30, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    inputs, what = inputs_for(model, "t5", 1, 7)
+    assert what == "1 × 7 tokens"
+    assert model(**inputs).last_hidden_state.shape == (1, 7, 16)
+    model.main_input_name = "input_values"
+    with pytest.raises(ValueError, match=r"t5: its config\.json does not tell what it is given; say it"):
+        inputs_for(model, "t5", 1, 7)
+
+
+def test_forms_take_turns_and_the_number_of_threads_is_put_back(monkeypatch):
+    monkeypatch.setattr(measuring, "ROUNDS", 2)
+    monkeypatch.setattr(measuring, "SECONDS_A_TURN", 0.0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    before = torch.get_num_threads()
+    found = measuring.measured(model, torch.randn(4, 32), {"rows": Rows()}, [0.5], threads=before + 1)
+    assert (found.threads, torch.get_num_threads()) == (before + 1, before)
+    assert [form.name for form in found.forms][:2] == ["dense", "rows"]
+    assert {len(times) for times in found.times} == {2}
+    assert all(seconds > 0 for times in found.times for seconds in times)
+    assert {form.name for form in found.forms} | set(found.missing) >= {"shrink, half the work", "int8"}
+
+
+def test_a_tensor_that_is_shared_counts_once():
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+    assert measuring.bytes_of(model) == 2 * 8 * 8 * 4
+    model[1].weight = model[0].weight
+    assert measuring.bytes_of(model) == 8 * 8 * 4

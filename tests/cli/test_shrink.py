@@ -1,0 +1,132 @@
+"""``secateur shrink``: what leaves, what stays and why, and a directory that load_shrunken reads."""
+
+import json
+import re
+
+import torch
+
+from secateur.shrinking import branches as depth
+from secateur.shrinking import subject, tables
+from support.commands import fails
+from support.shrunk import shrunk
+
+
+def test_shrink_writes_what_load_shrunken_reads(zoo, tmp_path):
+    result = shrunk(zoo, "--out", "out")
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.safetensors", "plan.json"]
+    lines = [line.strip() for line in result.stdout.splitlines()[-3:]]
+    assert lines[1:] == [f"from {zoo} import build", "model = load_shrunken(build(), 'out')"]
+    said = {}
+    exec("\n".join(lines), said)
+    model = said["model"]
+    assert model(torch.arange(30)).shape == (30, 30)
+    left = sum(parameter.numel() for parameter in model.parameters())
+    dense = sum(parameter.numel() for parameter in said["build"]().parameters())
+    assert re.search(rf"^parameters +{dense:,} +{left:,} +{left / dense:.1%}$", result.stdout, re.MULTILINE)
+    assert 0.4 < left / dense <= 0.5
+
+
+def test_shrink_says_what_leaves_together_and_what_stays(zoo):
+    result = shrunk(zoo, "--dry-run")
+    text = result.stdout
+    assert re.search(
+        r"^blocks\.\*\.0\.weight \(x11\) +16 -> \d+  blocks\.\*\.0\.bias\[0\], blocks\.\*\.2\.weight\[1\]$",
+        text,
+        re.MULTILINE,
+    )
+    assert re.search(
+        r"^blocks\.0\.2\.weight +8 -> \d  embed\.weight\[1\], blocks\.\*\.0\.weight\[1\], 2 more$", text, re.MULTILINE
+    )
+    assert re.search(r"^.*an output of the model.* +1  embed\.weight\[0\]$", text, re.MULTILINE)
+    assert "Proved on random weights that nothing else changed" in text
+    assert text.endswith("Nothing was written.\n")
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+def test_shrink_names_the_branches_that_leave(zoo, tmp_path):
+    result = shrunk(zoo, "--branches", "0.4", "--out", "out", sparsity=0)
+    assert result.exit_code == 0, result.output
+    assert len(re.findall(r"^blocks\.\d+ +280$", result.stdout, re.MULTILINE)) == 5  # 4.4 of 11, rounded up
+    assert "5 of 11 residual branches leave." in result.stdout
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())
+    assert len(plan["plans"][0]["modules"]) == 5
+    assert "stays" not in shrunk(zoo, "--branches", "0.1", "--exclude", "blocks.0", "--dry-run").stdout
+
+
+def test_shrink_says_which_branches_the_proof_kept(zoo, monkeypatch):
+    asked = []
+
+    def wrong(_model, _coupling, branches, _inputs):
+        asked.append(branches)
+        found = {branches[0]: "output 0 differs"} if len(asked) == 1 else {}
+        return {each: each for each in branches if each not in found}, found
+
+    monkeypatch.setattr(depth, "right_branches", wrong)
+    text = shrunk(zoo, "--branches", "0.2", "--dry-run").stdout
+    assert f"{asked[0][0].name} stays: the model without it: output 0 differs." in text
+    assert "3 of 11 residual branches leave." in text
+
+
+def test_shrink_says_what_the_proof_froze(zoo, monkeypatch):
+    asked = []
+
+    def wrong(_model, _coupling, groups, *_):
+        asked.append(groups)
+        return groups[1:2] if len(asked) == 1 else []
+
+    monkeypatch.setattr(subject, "wrong_groups", wrong)
+    text = shrunk(zoo, "--dry-run", sparsity=0.2).stdout
+    assert "the smaller model computed something else" in text
+
+
+def test_shrink_shows_everything_when_asked(zoo):
+    text = shrunk(zoo, "--dry-run", "--verbose", "--no-verify").stdout
+    assert re.search(
+        r"^blocks\.10\.0\.weight +16 -> \d+  blocks\.10\.0\.bias\[0\], blocks\.10\.2\.weight\[1\]$", text, re.MULTILINE
+    )
+    assert re.search(r"^blocks\.0\.2\.weight .*, blocks\.10\.2\.bias\[0\]$", text, re.MULTILINE)
+    assert re.search(r"^embed\.weight\[0\] .*an output of the model", text, re.MULTILINE)
+    assert "Not proved, as asked" in text
+
+
+def test_shrink_stops_listing_reasons(zoo, monkeypatch):
+    monkeypatch.setattr(tables, "_SHOWN", 0)
+    assert "and for 1 more reason: --verbose shows all." in shrunk(zoo, "--dry-run").stdout
+
+
+def test_shrink_passes_its_options_on(zoo):
+    def units(*more):
+        text = shrunk(zoo, "--dry-run", *more).stdout
+        return [line.split("  ")[0].split()[0] + " " + " ".join(re.findall(r"\d+ -> \d+", line))
+                for line in text.splitlines() if re.search(r"blocks.* \d", line)][:2]  # fmt: skip
+
+    assert units("--target", "units") == ["blocks.0.2.weight 8 -> 4", "blocks.*.0.weight 16 -> 8"]
+    assert units("--target", "units", "--round-to", "3", "-s", "0.4") == [
+        "blocks.0.2.weight 8 -> 6",
+        "blocks.*.0.weight 16 -> 9",
+    ]
+    assert units("--exclude", "embed.*") == ["blocks.0.2.weight ", "blocks.*.0.weight 16 -> 7"]
+    assert units("--include", "*.2.bias", "--target", "units") == ["blocks.0.2.weight 8 -> 4", "blocks.*.0.weight "]
+
+
+def test_shrink_refuses_what_it_cannot_do(zoo, tmp_path):
+    fails(shrunk(zoo), "give --out DIR, the directory to write, or --dry-run")
+    fails(shrunk(zoo, "--out", "."), "already exists; nothing is overwritten")
+    fails(shrunk(zoo, "--out", "no/where"), "no: no such directory; create it first")
+    fails(shrunk(zoo, "--out", "out", sparsity=1.5), "sparsity is the fraction that is removed")
+    fails(shrunk(zoo, "--out", "out", "--include", "nothing"), "'nothing' matches no tensor of the model")
+    fails(shrunk(zoo, "--out", "out", "--exclude", "*"), "nothing of the model can leave")
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeypatch):
+    def full(model, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        raise OSError(28, "No space left on device", str(folder))
+
+    monkeypatch.setattr("secateur.shrinking.save_shrunken", full)
+    result = shrunk(zoo, "--out", "out", "--no-verify")
+    fails(result, "No space left on device")
+    assert not list(tmp_path.glob("out*"))

@@ -1,0 +1,62 @@
+"""What the report says in words: every figure of it is one that was measured."""
+
+import re
+
+import jinja2
+import pytest
+
+from secateur.demo import load_digits, telling
+from secateur.demo.methods import METHODS, choose_methods
+from secateur.demo.trials import Plan
+from secateur.report import Results, Run
+
+
+def test_every_figure_of_the_story_is_measured(results: Results) -> None:
+    figures = {f"{run.latency_ms:.2f}" for run in results.runs if run.latency_ms}
+    batches = {f"{run.batch_ms:.2f}" for run in results.shrunken if run.batch_ms}
+    told = re.findall(r"(\d+\.\d\d)\sms", " ".join(results.text))
+    assert len(told) == 5
+    assert set(told[:2]) <= figures
+    assert set(told[2:]) <= batches
+
+
+def run_of(method: str, sparsity: float, after: float, seed: int = 0) -> Run:
+    return Run(method, sparsity, after - 1, after, seed, 158_000, 144_000, 1.25, sparsity, 1000 - int(1000 * sparsity))
+
+
+def test_the_story_names_the_best_row_and_the_barest() -> None:
+    runs = [run_of("dense", 0.0, 99.0), run_of("LAMP", 0.9, 98.0), run_of("random", 0.9, 60.0)]
+    first, second = telling.story(runs, 0.9)
+    assert first == (
+        "Dense, the network reads 98.0\xa0% of the test images right. With 90\xa0% of its weights removed it still "
+        "reads 98.0\xa0% right (the best row: LAMP); with as many removed at random, 60.0\xa0%."
+    )
+    assert second.endswith("What shrinks is the zipped file, from 144\xa0kB to 144\xa0kB.")
+    barer = [*runs, run_of("LAMP", 0.98, 90.0), run_of("random", 0.98, 20.0)]
+    assert telling.story(barer, 0.9)[0].endswith("60.0\xa0%. With 98\xa0% removed the best row is LAMP, at 90.0\xa0%.")
+
+
+def test_notes_are_of_the_methods_that_ran() -> None:
+    data = load_digits()
+    few = telling.notes(Plan(choose_methods(["lamp"]), (4, 5), (0.9,), 3, 1), data, 7.0, checked=False)
+    every = telling.notes(Plan(tuple(METHODS.values()), (4,), (0.9,), 3, 1), data, 7.0, checked=True)
+    assert set(few) - {few[1], few[-1]} <= {*every, *few}
+    assert any(note.startswith("LAMP scores") for note in few)
+    assert not any("ERK gives" in note or note.startswith(("Budgets", "The sanity")) for note in few)
+    assert "3 epochs for each of 2 seeds" in few[1]
+    assert "Every method prunes" in few[1]
+    assert "Every other method prunes" in every[1]
+    assert sum(note.startswith("Budgets differ: SNIP, GraSP, SynFlow, RigL never") for note in every) == 1
+    assert all(note == " ".join(note.split()) and note.endswith((".", ")")) for note in every)
+    assert not any(sign in note for note in every for sign in "{}#\n")
+
+
+def test_each_check_says_what_it_tells() -> None:
+    told = telling.checks_in_words("2:4", 10)
+    assert list(told) == ["2:4 as it is", "mask shuffled", "random mask, same layers", "weights re-initialized"]
+    assert told["2:4 as it is"] == "Its own mask on the trained weights, fine-tuned for 10 epochs like all below."
+
+
+def test_a_figure_that_is_missing_is_no_gap_in_a_sentence() -> None:
+    with pytest.raises(jinja2.UndefinedError, match="epochs"):
+        telling._paragraphs("checks", label="LAMP")

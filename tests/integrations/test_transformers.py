@@ -1,0 +1,104 @@
+"""In the Trainer of transformers: pruned, stopped and resumed."""
+
+import shutil
+
+import pytest
+import torch
+
+from secateur import regrowth, schedules
+from support.loops import assert_same, sparsity
+
+
+class Texts(torch.utils.data.Dataset):
+    """Token sequences of which the model has to learn the successor of each token."""
+
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, index):
+        tokens = (torch.arange(12) * (index % 5 + 1) + index) % 32
+        return {"input_ids": tokens, "labels": tokens}
+
+
+def trainer(folder, callback, **options):
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(config)
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=3,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=1e-2,
+        save_steps=5,
+        logging_steps=6,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        **options,
+    )
+    return Trainer(model=model, args=arguments, train_dataset=Texts(), callbacks=[callback])
+
+
+@pytest.mark.filterwarnings("ignore")  # the framework's own
+@pytest.mark.parametrize("bf16", [False, True])
+def test_trainer_prunes_saves_and_resumes(tmp_path, bf16, capsys):
+    from secateur.integrations.transformers import PruningCallback
+
+    callback = PruningCallback(0.8)
+    whole = trainer(tmp_path / "whole", callback, bf16=bf16)
+    whole.train()
+    assert whole.state.max_steps == callback.pruner.step == 18, "48 / (4 · 2) steps an epoch"
+    assert "step       11  sparsity 0.8000" in capsys.readouterr().out
+    names = list(callback.pruner.masks)
+    assert len(names) == 8, "Conv1D's weights; the head is tied to the embedding and left alone"
+    zeros, entries = sparsity(whole.model, names)
+    assert zeros == round(0.8 * entries)
+    logged = [entry["sparsity"] for entry in whole.state.log_history if "loss" in entry]
+    assert logged == sorted(logged)
+    assert logged[-1] == pytest.approx(0.8, abs=1e-3)
+    assert "transformer.h.0.attn.c_attn.weight" in whole.model.state_dict()
+
+    half = tmp_path / "half"
+    shutil.copytree(tmp_path / "whole" / "checkpoint-5", half / "checkpoint-5")
+    assert (half / "checkpoint-5" / "pruner.pt").exists()
+    again = trainer(half, PruningCallback(0.8, verbose=False), bf16=bf16)
+    again.train(resume_from_checkpoint=str(half / "checkpoint-5"))
+    assert_same(whole.model.state_dict(), again.model.state_dict())
+
+    (half / "checkpoint-5" / "pruner.pt").unlink()
+    with pytest.raises(FileNotFoundError, match="pass resume_from="):
+        trainer(half, PruningCallback(0.8, verbose=False)).train(resume_from_checkpoint=str(half / "checkpoint-5"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_trainer_with_regrowth_and_a_best_model(tmp_path):
+    from secateur.integrations.transformers import PruningCallback
+
+    callback = PruningCallback(schedules.constant(0.5), regrow=regrowth.rigl(), every=2, verbose=False)
+    made = trainer(tmp_path, callback)
+    made.train()
+    zeros, entries = sparsity(made.model, callback.pruner.masks)
+    assert zeros == entries / 2
+    made.args.load_best_model_at_end = True
+    with pytest.warns(UserWarning, match="from before they were pruned"):
+        callback.on_train_begin(
+            made.args,
+            made.state,
+            made.control,
+            model=made.model,
+            optimizer=made.optimizer,
+            train_dataloader=made.get_train_dataloader(),
+        )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_of_the_trainer_is_one_also_where_max_steps_end_the_run(tmp_path):
+    from secateur.integrations.transformers import PruningCallback
+
+    callback = PruningCallback(schedules.cubic(0.5, end="1ep"), verbose=False)
+    trainer(tmp_path, callback, max_steps=8).train()
+    assert callback.pruner.schedule.end == 6, "48 / (4 · 2) steps an epoch, though 8 steps are 2 begun"
