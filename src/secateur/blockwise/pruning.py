@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,10 +30,12 @@ from secateur.blockwise.walk import Job, Layer, Solve, Solved, choose_targets, f
 from secateur.checkpoints import (
     RECORD,
     CheckpointError,
+    check_arguments,
     check_places,
     inspect_checkpoint,
     open_checkpoint,
     previous_record,
+    record_text,
 )
 from secateur.evidence import needs
 from secateur.patterns import NM, Pattern, Rows, Unstructured, word_of
@@ -241,10 +242,7 @@ def _prune_directory(
 ) -> OneShot:
     check_new(ask.out)
     check_places(ask.source, ask.out)
-    try:
-        json.dumps(ask.arguments, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {error}.") from None
+    check_arguments(ask.arguments)
     checkpoint = open_checkpoint(ask.source)
     previous = previous_record(ask.source)
     every = batches if isinstance(batches, Sequence) else list(batches)
@@ -507,7 +505,7 @@ def write_record(
     }
     if previous is not None:
         record["previous"] = previous
-    run.add(RECORD, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    run.add(RECORD, record_text(record))
 
 
 def _refuse_unready(model: nn.Module) -> None:

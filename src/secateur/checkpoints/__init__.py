@@ -1,15 +1,7 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
 from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.checkpoints.pruning import (
-    NO_WEIGHTS,
-    OTHER_WEIGHTS,
-    RECORD,
-    CheckpointSparsification,
-    check_places,
-    previous_record,
-    sparsify_checkpoint,
-)
+from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import (
     MAX_HEADER,
     Checkpoint,
@@ -27,6 +19,7 @@ from secateur.checkpoints.reading import (
     write_header,
     write_tensor,
 )
+from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
 from secateur.checkpoints.verification import Verification, verify_checkpoint
 
 __all__ = [
@@ -41,6 +34,7 @@ __all__ = [
     "TensorEntry",
     "TensorInspection",
     "Verification",
+    "check_arguments",
     "check_places",
     "copy_tree",
     "dtype_word",
@@ -53,6 +47,7 @@ __all__ = [
     "previous_record",
     "read_header",
     "read_json",
+    "record_text",
     "sparsify_checkpoint",
     "verify_checkpoint",
     "write_header",
