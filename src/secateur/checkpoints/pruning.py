@@ -20,17 +20,12 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import Allocation, check_sparsity, settled
+from secateur.checkpoints.headers import TensorEntry
 from secateur.checkpoints.inspection import Inspection, inspect_checkpoint
 from secateur.checkpoints.layouts import Layout, layout_of
-from secateur.checkpoints.reading import (
-    Checkpoint,
-    TensorEntry,
-    copy_tree,
-    new_directory,
-    open_checkpoint,
-    write_tensor,
-)
+from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints.reading import CheckpointError
+from secateur.checkpoints.headers import CheckpointError
 from secateur.support import printable, records
 
 __all__ = ["RECORD", "check_arguments", "check_places", "previous_record", "record_text"]
