@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields
@@ -30,7 +29,7 @@ from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.solving import Layer, Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
-from secateur.checkpoints import RECORD, CheckpointError, check_places, open_checkpoint, previous_record
+from secateur.checkpoints import CheckpointError, check_arguments, check_places, open_checkpoint, previous_record
 from secateur.support import Fields, Forward, printable, run_batch
 
 __all__ = ["prune_directory"]
@@ -43,10 +42,7 @@ def prune_directory(
     started = time.monotonic()
     check_new(out)
     check_places(source, out)
-    try:
-        json.dumps(request.arguments, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {error}.") from None
+    check_arguments(request.arguments)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
     every, held = held_batches(batches)

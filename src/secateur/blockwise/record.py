@@ -5,7 +5,6 @@ Law: no time and no path of our own: the same call on the same files writes the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.journal import Unfinished
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.request import Request, digest
-from secateur.checkpoints import RECORD, inspect_checkpoint
+from secateur.checkpoints import RECORD, inspect_checkpoint, record_text
 from secateur.patterns import NM, Rows, Unstructured
 from secateur.version import __version__
 
@@ -76,4 +75,4 @@ def write_record(
     }
     if previous is not None:
         record["previous"] = previous
-    run.add(RECORD, json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    run.add(RECORD, record_text(record))

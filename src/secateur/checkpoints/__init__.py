@@ -1,33 +1,22 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
-from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.checkpoints.pruning import (
-    NO_WEIGHTS,
-    OTHER_WEIGHTS,
-    RECORD,
-    CheckpointSparsification,
-    check_places,
-    previous_record,
-    sparsify_checkpoint,
-)
-from secateur.checkpoints.reading import (
+from secateur.checkpoints.headers import (
     MAX_HEADER,
-    Checkpoint,
     CheckpointError,
     TensorEntry,
-    copy_tree,
     dtype_word,
-    files_below,
-    new_directory,
-    open_checkpoint,
     parse_header,
     parse_json,
     read_header,
     read_json,
     write_header,
-    write_tensor,
 )
+from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
+from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSparsification, sparsify_checkpoint
+from secateur.checkpoints.reading import Checkpoint, open_checkpoint
+from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
 from secateur.checkpoints.verification import Verification, verify_checkpoint
+from secateur.checkpoints.writing import copy_tree, files_below, new_directory, write_tensor
 
 __all__ = [
     "Checkpoint",
@@ -41,6 +30,7 @@ __all__ = [
     "TensorEntry",
     "TensorInspection",
     "Verification",
+    "check_arguments",
     "check_places",
     "copy_tree",
     "dtype_word",
@@ -53,6 +43,7 @@ __all__ = [
     "previous_record",
     "read_header",
     "read_json",
+    "record_text",
     "sparsify_checkpoint",
     "verify_checkpoint",
     "write_header",

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from secateur.checkpoints.headers import TensorEntry
 from secateur.checkpoints.layouts import layout_of
-from secateur.checkpoints.reading import Checkpoint, TensorEntry, open_checkpoint
+from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.support import track
 
 __all__ = ["Inspection", "TensorInspection", "inspect_checkpoint", "inspect_tensor", "zero_pieces"]

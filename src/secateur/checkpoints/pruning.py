@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import json
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,38 +20,24 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import Allocation, check_sparsity, settled
+from secateur.checkpoints.headers import TensorEntry
 from secateur.checkpoints.inspection import Inspection, inspect_checkpoint
 from secateur.checkpoints.layouts import Layout, layout_of
-from secateur.checkpoints.reading import (
-    Checkpoint,
-    CheckpointError,
-    TensorEntry,
-    copy_tree,
-    new_directory,
-    open_checkpoint,
-    write_tensor,
-)
+from secateur.checkpoints.reading import Checkpoint, open_checkpoint
+from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import printable, records, track
+from secateur.support import printable, track
 from secateur.targets import VECTORS, kinds_by_name
 from secateur.version import __version__
 
-__all__ = [
-    "CheckpointSparsification",
-    "NO_WEIGHTS",
-    "OTHER_WEIGHTS",
-    "RECORD",
-    "check_places",
-    "choose_targets",
-    "previous_record",
-    "sparsify_checkpoint",
-]
-
-RECORD = "secateur.json"
+__all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
 
 OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
+
+
 NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 
@@ -124,6 +108,7 @@ def sparsify_checkpoint(
     source, out = Path(source), Path(out)
     criterion, pattern, allocate = settled(criterion, pattern, allocate)
     _check_sparsity(sparsity, pattern)
+    said = check_arguments(arguments)
     check_places(source, out)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
@@ -152,7 +137,7 @@ def sparsify_checkpoint(
             if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
-        _write_record(temporary / RECORD, done, pattern, removed, arguments or {}, previous)
+        _write_record(temporary / RECORD, done, pattern, removed, said, previous)
     return done
 
 
@@ -259,38 +244,6 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         )
 
 
-def previous_record(source: Path) -> dict[str, Any] | None:
-    """What ``secateur.json`` says of a source that was pruned before, which the next one carries on; NaN, which is no
-    JSON, as None."""
-    path = source / RECORD
-    if not path.exists():
-        return None
-    hint = " It is not the record of a pruned model; remove it, or put the right one there."
-    found = records.read_json(path, error=CheckpointError, hint=hint, finite=False)
-    return {key: _finite(value) for key, value in found.items()}
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list) else value
-
-
-def check_places(source: Path, out: Path) -> None:
-    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
-    if not source.exists():
-        raise CheckpointError(f"{source}: no such directory.")
-    if not source.is_dir():
-        raise CheckpointError(f"{source}: not a directory; put the file into one, with its config.json.")
-    here = out.parent.resolve() / out.name
-    if here == source.resolve():
-        raise CheckpointError(f"{out}: the output would replace the input; choose another directory.")
-    if here.is_relative_to(source.resolve()):
-        raise CheckpointError(f"{out}: lies inside the input {source}; choose a directory outside.")
-
-
 def _globs(globs: Iterable[str]) -> tuple[str, ...]:
     return (globs,) if isinstance(globs, str) else tuple(globs)
 
@@ -342,4 +295,4 @@ def _write_record(
     }
     if previous is not None:
         record["previous"] = previous
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(record_text(record), "utf-8")

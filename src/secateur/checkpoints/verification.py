@@ -40,10 +40,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from secateur.checkpoints.headers import CheckpointError, TensorEntry
 from secateur.checkpoints.inspection import zero_pieces
 from secateur.checkpoints.layouts import layout_of
-from secateur.checkpoints.pruning import RECORD
-from secateur.checkpoints.reading import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
+from secateur.checkpoints.reading import Checkpoint, open_checkpoint
+from secateur.checkpoints.record import RECORD
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
 from secateur.support import Fields, printable, track
 

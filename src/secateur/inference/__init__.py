@@ -1,17 +1,9 @@
 """Layers that skip what was removed, put in a model where they are measured to be faster."""
 
-from secateur.inference.packing import (
-    BlockLinear,
-    GroupedLinear,
-    PackedLayer,
-    Packing,
-    Pointwise,
-    SparseLinear,
-    WindowLinear,
-    load_packed,
-    pack,
-    save_packed,
-)
+from secateur.inference.files import load_packed, save_packed
+from secateur.inference.layers import BlockLinear, GroupedLinear, Pointwise, SparseLinear, WindowLinear
+from secateur.inference.packing import PackedLayer, Packing, pack
+from secateur.inference.semi_structured import SemiStructuredLinear
 
 __all__ = [
     "BlockLinear",
@@ -19,6 +11,7 @@ __all__ = [
     "PackedLayer",
     "Packing",
     "Pointwise",
+    "SemiStructuredLinear",
     "SparseLinear",
     "WindowLinear",
     "load_packed",

@@ -22,8 +22,6 @@ from secateur.native.windows import LANES
 __all__ = ["MOST_COLUMNS", "block_linear", "csr_linear", "dense_block", "dense_csr", "window_linear"]
 
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
-
-
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
 
@@ -132,9 +130,6 @@ def _is_plain(x: Tensor) -> bool:
 def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:
     panels = max(1, -(-columns // columns_together))
     return int((pointers.shape[0] - 1) // panels)
-
-
-# --------------------------------------------------------------------------------------------------------- operators
 
 
 def _csr(

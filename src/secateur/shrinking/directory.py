@@ -29,12 +29,14 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     TensorEntry,
+    check_arguments,
     check_places,
     copy_tree,
     new_directory,
     open_checkpoint,
     previous_record,
     read_json,
+    record_text,
     write_header,
 )
 from secateur.coupling import Coupling, find_coupling
@@ -161,6 +163,7 @@ def shrink_checkpoint(
         verify=verify,
     )
     source, out = Path(source), None if out is None else Path(out)
+    said = check_arguments(arguments)
     check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
@@ -212,7 +215,7 @@ def shrink_checkpoint(
         _write_index(checkpoint, temporary, planned)
         (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
         (temporary / "plan.json").write_text(text_of([plan]), "utf-8")
-        _write_record(temporary / RECORD, planned, arguments or {}, previous)
+        _write_record(temporary / RECORD, planned, said, previous)
     return replace(planned, left_out=tuple(left_out), seconds=time.monotonic() - started)
 
 
@@ -467,4 +470,4 @@ def _write_record(
     }
     if previous is not None:
         record["previous"] = previous
-    path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    path.write_text(record_text(record), "utf-8")

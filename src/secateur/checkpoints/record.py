@@ -1,0 +1,81 @@
+"""``secateur.json``: what a directory says of how it was pruned, and where it may be written.
+
+Law: a record is JSON, without NaN or infinity, and the same call on the same files writes the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from secateur.checkpoints.headers import CheckpointError
+from secateur.support import printable, records
+
+__all__ = ["RECORD", "check_arguments", "check_places", "previous_record", "record_text"]
+
+RECORD = "secateur.json"
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """What ``secateur.json`` holds; `ValueError` for NaN or infinity, which Python writes though JSON has none.
+
+    >>> print(record_text({"sparsity": 0.5}), end="")
+    {
+      "sparsity": 0.5
+    }
+    """
+    return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The arguments that a record shall name, if it can: before anything is done.
+
+    Raises:
+        ValueError: NaN or infinity is among them, or what is no value of JSON.
+
+    >>> check_arguments({"sparsity": float("nan")})
+    Traceback (most recent call last):
+    ValueError: arguments= is what secateur.json shall say, as JSON: sparsity cannot be, nan.
+    """
+    for name, value in (arguments or {}).items():
+        try:
+            json.dumps({name: value}, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            what = printable(repr(value), 60)
+            raise ValueError(f"arguments= is what {RECORD} shall say, as JSON: {name} cannot be, {what}.") from None
+    return dict(arguments or {})
+
+
+def previous_record(source: Path) -> dict[str, Any] | None:
+    """What ``secateur.json`` says of a source that was pruned before, which the next one carries on; NaN, which is no
+    JSON, as None."""
+    path = source / RECORD
+    if not path.exists():
+        return None
+    hint = " It is not the record of a pruned model; remove it, or put the right one there."
+    found = records.read_json(path, error=CheckpointError, hint=hint, finite=False)
+    return {key: _finite(value) for key, value in found.items()}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def check_places(source: Path, out: Path) -> None:
+    """`CheckpointError` unless ``source`` is a directory and ``out`` lies outside it."""
+    if not source.exists():
+        raise CheckpointError(f"{source}: no such directory.")
+    if not source.is_dir():
+        raise CheckpointError(f"{source}: not a directory; put the file into one, with its config.json.")
+    here = out.parent.resolve() / out.name
+    if here == source.resolve():
+        raise CheckpointError(f"{out}: the output would replace the input; choose another directory.")
+    if here.is_relative_to(source.resolve()):
+        raise CheckpointError(f"{out}: lies inside the input {source}; choose a directory outside.")

@@ -1,0 +1,106 @@
+"""Tensors into files, files into directories: a directory appears under its name complete or not at all."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from secateur.checkpoints.headers import CheckpointError, TensorEntry
+from secateur.support import naming, open_regular
+
+__all__ = ["copy_tree", "files_below", "new_directory", "write_tensor"]
+
+
+def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:
+    """Overwrites the bytes of ``entry`` in ``path``, a copy of the file that the entry was read from."""
+    data = tensor.contiguous().reshape(-1).view(torch.uint8)
+    assert data.numel() == entry.nbytes
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(entry.start)
+        view = data.numpy().data
+        while view:
+            view = view[file.write(view) :]
+
+
+def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterator[Path]:
+    """Copies every file below ``source`` byte for byte into the directory ``target``; yields each one's relative path.
+
+    The files whose relative paths are in ``skip`` are left out.
+
+    Links to files become files. Links to directories, pipes and devices are a `CheckpointError`. The top ``.git`` is
+    left out: with Git LFS it holds a second copy of the weights.
+    """
+    for relative, folders, files in _walked(source):
+        for name in folders:
+            (target / relative / name).mkdir()
+        for name in files:
+            if relative / name in skip:
+                continue
+            here = source / relative
+            with open_regular(here / name, error=CheckpointError):
+                pass
+            shutil.copyfile(here / name, target / relative / name)
+            shutil.copymode(here / name, target / relative / name)
+            os.chmod(target / relative / name, os.stat(target / relative / name).st_mode | stat.S_IWUSR)
+            yield relative / name
+
+
+def files_below(source: Path) -> Iterator[Path]:
+    """The relative paths of the files that `copy_tree` copies."""
+    for relative, _, files in _walked(source):
+        yield from (relative / name for name in files)
+
+
+def _walked(source: Path) -> Iterator[tuple[Path, list[str], list[str]]]:
+    for directory, folders, files in os.walk(source, onerror=_reraise):
+        here = Path(directory)
+        if here == source:
+            folders[:] = [name for name in folders if name != ".git"]
+            files = [name for name in files if name != ".git"]
+        for name in folders:
+            if (here / name).is_symlink():
+                raise CheckpointError(f"{here / name}: a link to a directory; replace it by a copy, or remove it.")
+        yield here.relative_to(source), folders, sorted(files)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory beside ``path`` that becomes ``path`` if the body succeeds and vanishes if it does not.
+
+    The rename is the last step: under the final name there is all or nothing. A process that is killed outright
+    leaves only ``<name>.unfinished-<random>``. ``path`` must not exist, not even as an empty directory; the directory
+    above it must.
+    """
+    if os.path.lexists(path):
+        raise CheckpointError(f"{path}: already exists; nothing is overwritten. Choose another name, or remove it.")
+    if not path.parent.is_dir():
+        raise CheckpointError(f"{path.parent}: no such directory; create it first.")
+    temporary = path.with_name(f"{path.name}.unfinished-{secrets.token_hex(4)}")
+    temporary.mkdir()
+    try:
+        with naming(path):
+            yield temporary
+            _synchronise(temporary)  # some file systems say only now that the disk is full
+        if os.path.lexists(path):
+            raise CheckpointError(f"{path}: was created by somebody else in the meantime; nothing is overwritten.")
+        temporary.rename(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _synchronise(root: Path) -> None:
+    for directory, _, files in os.walk(root):
+        for name in files:
+            with open(Path(directory) / name, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def _reraise(error: OSError) -> None:
+    raise error

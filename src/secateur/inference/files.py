@@ -1,0 +1,134 @@
+"""Packed models on disk: a safetensors file that says which layer has which form.
+
+Law: everything of a file is checked before the model changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from secateur.inference.layers import KINDS, Pointwise
+from secateur.inference.packing import is_conv1d, put
+from secateur.support import Fields, device_of, records, write_whole
+
+__all__ = ["load_packed", "save_packed"]
+
+
+def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a packed model as one safetensors file: its tensors, and in the header which layers have which form.
+
+    Raises:
+        ValueError: no layer of the model is packed.
+        OSError: the file cannot be written.
+    """
+    from safetensors.torch import save as to_bytes
+
+    forms = {name: _form(module) for name, module in _packed_modules(model)}
+    if not forms:
+        raise ValueError(f"no layer of {type(model).__name__} is packed; save its state_dict instead.")
+    tensors: dict[str, Tensor] = {}
+    first: dict[Any, str] = {}
+    same: dict[str, str] = {}
+    for name, tensor in model.state_dict().items():
+        known = first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype), name)
+        if known != name and tensor.numel():
+            same[name] = known
+        else:
+            tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    header = {"kind": "packed", "version": 1, "layers": forms, "same": same}
+    write_whole(path, to_bytes(tensors, metadata={"secateur": json.dumps(header)}))
+
+
+def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Give a dense model of the same architecture the layers and tensors that `save_packed` wrote, in place.
+
+    Everything is checked before the model changes: a file whose indices lead out of a layer's inputs is refused.
+
+    Raises:
+        ValueError: it is no such file, or of another model.
+        OSError: it is not there.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} is not a file.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = (file.metadata() or {}).get("secateur", "{}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a safetensors file of a packed model: {error}") from None
+    header = Fields(records.parse_json(about.encode(), Path(path)), Path(path))
+    if header.values.get("kind") != "packed":
+        raise ValueError(f"{path} holds no packed model; load_state_dict reads plain weights.")
+    if (version := header.take("version", int)) != 1:
+        raise ValueError(f"{path} is of version {version}; this secateur reads version 1.")
+    for name, other in header.each_named("same", str).items():
+        if other not in tensors:
+            raise header.inner("same").wrong(name, "is the same as a tensor that is not there")
+        tensors[name] = tensors[other]
+    forms = list(header.inners_named("layers"))
+    try:
+        replacements = {name: _module_of(name, form, tensors) for name, form in forms}
+        for name, replacement in replacements.items():
+            _check_fits(name, model.get_submodule(name), replacement)
+    except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
+    inside = tuple(f"{name}." for name in replacements)
+    rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(inside)}
+    own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(inside)}
+    if rest.keys() != own.keys():
+        odd = sorted(rest.keys() ^ own.keys())
+        raise ValueError(f"{path} does not fit {type(model).__name__}: {', '.join(odd[:5])} only on one side.")
+    for name, tensor in own.items():
+        if rest[name].shape != tensor.shape:
+            raise ValueError(
+                f"{path}: {name} has shape {tuple(rest[name].shape)}, in {type(model).__name__} {tuple(tensor.shape)}."
+            )
+    device = device_of(model)
+    for name, replacement in replacements.items():
+        replacement.train(model.get_submodule(name).training)
+        put(model, name, replacement if device is None else replacement.to(device))
+    model.load_state_dict(rest, strict=False)
+
+
+def _packed_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    inside = ""
+    for name, module in model.named_modules():
+        if isinstance(module, Pointwise):
+            inside = f"{name}."
+            yield name, module
+        elif type(module).__name__ in KINDS and not (inside and name.startswith(inside)):
+            yield name, module
+
+
+def _form(module: nn.Module) -> dict[str, Any]:
+    linear: Any = module.linear if isinstance(module, Pointwise) else module
+    form = {"kind": type(linear).__name__, **linear._layout()}
+    return {**form, "stride": list(module.stride)} if isinstance(module, Pointwise) else form
+
+
+def _module_of(name: str, form: Fields, tensors: Mapping[str, Tensor]) -> nn.Module:
+    kind, stride = form.take("kind", str), form.each("stride", int, least=1) if "stride" in form.values else None
+    layout = {key: form.take(key, int, least=0) for key in form.values if key not in ("kind", "stride")}
+    if kind not in KINDS:
+        raise form.wrong("kind", f"is {kind!r}, which this secateur does not know")
+    prefix = f"{name}.linear." if stride is not None else f"{name}."
+    own = {key.removeprefix(prefix): tensor for key, tensor in tensors.items() if key.startswith(prefix)}
+    linear: nn.Module = KINDS[kind]._from_tensors(own, layout)
+    return linear if stride is None else Pointwise(linear, tuple(stride))
+
+
+def _check_fits(name: str, dense: nn.Module, packed: nn.Module) -> None:
+    shape = tuple(cast("Tensor", dense.weight).shape)
+    linear: Any = packed.linear if isinstance(packed, Pointwise) else packed
+    expected = (linear.out_features, linear.in_features)
+    if (shape[::-1] if is_conv1d(dense) else shape[:2]) != expected:
+        raise ValueError(f"{name} is {expected[0]}×{expected[1]} in the file, but has a weight of shape {shape} here.")

@@ -1,0 +1,125 @@
+"""Packed models come back from their files, and a file that does not fit changes nothing."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from secateur import Unstructured, sparsify
+from secateur.inference import (
+    SparseLinear,
+    load_packed,
+    pack,
+    save_packed,
+)
+from secateur.patterns import GroupedColumns
+from support.packed import weight_of
+
+
+def packed_file(clock, folder):
+    clock(2.0)
+    model = nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 40), nn.BatchNorm1d(40)).eval()
+    sparsify(model, 0.8, pattern=GroupedColumns(16))
+    pack(model, torch.randn(4, 48), kernels_too=False)
+    save_packed(model, folder / "packed.safetensors")
+    return model, folder / "packed.safetensors"
+
+
+def dense_model():
+    return nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 40), nn.BatchNorm1d(40)).eval()
+
+
+def test_saved_and_loaded(clock, tmp_path):
+    model, path = packed_file(clock, tmp_path)
+    other = dense_model()
+    load_packed(other, path)
+    x = torch.randn(4, 48)
+    assert torch.equal(other(x), model(x))
+    assert [type(m) for m in other] == [type(m) for m in model]
+
+
+def rewritten(path, change_tensors=None, change_header=None):
+    from safetensors import safe_open
+
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["secateur"])
+    if change_tensors:
+        change_tensors(tensors)
+    if change_header:
+        change_header(header)
+    save_file(tensors, path, metadata={"secateur": json.dumps(header)})
+
+
+def drop(tensors):
+    del tensors["0.indices"]
+
+
+def lead_out(tensors):
+    tensors["0.indices"][0, 0] = 48
+
+
+def other_shape(tensors):
+    tensors["2.weight"] = torch.ones(41)
+
+
+def add(tensors):
+    tensors["more"] = torch.ones(1)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "header", "message"),
+    [
+        (drop, None, "does not fit Sequential: 'indices'"),
+        (lead_out, None, "an index leads out of the 48 inputs"),
+        (other_shape, None, r"2.weight has shape \(41,\), in Sequential \(40,\)"),
+        (add, None, "more only on one side"),
+        (None, lambda header: header.update(version=2), "is of version 2"),
+        (None, lambda header: header.update(kind="masks"), "holds no packed model"),
+        (
+            None,
+            lambda header: header["layers"]["0"].update(kind="Magic"),
+            r"layers\.0\.kind is 'Magic', which this secateur does not know",
+        ),
+        (None, lambda header: header["layers"].update({"0": 3}), r"damaged: layers\.0 must be an object, not 3"),
+        (None, lambda header: header["layers"]["0"].update(in_features="9"), r"in_features must be a whole number"),
+        (None, lambda header: header.pop("layers"), "damaged: layers is missing"),
+        (None, lambda header: header["layers"].update({"9": {"kind": "GroupedLinear"}}), "does not fit Sequential"),
+        (
+            None,
+            lambda header: header["layers"]["0"].update(in_features=99),
+            "is 64×99 in the file, but has a weight of",
+        ),
+        (None, lambda header: header["same"].update({"a": "b"}), r"same\.a is the same as a tensor that is not"),
+    ],
+)
+def test_a_file_that_does_not_fit_changes_nothing(clock, tmp_path, tensors, header, message):
+    _, path = packed_file(clock, tmp_path)
+    rewritten(path, tensors, header)
+    model = dense_model()
+    before = list(model.modules()), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        load_packed(model, path)
+    assert all(a is b for a, b in zip(before[0], model.modules(), strict=True))
+    assert all(torch.equal(tensor, before[1][name]) for name, tensor in model.state_dict().items())
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(FileNotFoundError, match="is not a file"):
+        load_packed(dense_model(), tmp_path / "none")
+    (tmp_path / "text").write_text("hello")
+    with pytest.raises(ValueError, match="not a safetensors file of a packed model"):
+        load_packed(dense_model(), tmp_path / "text")
+    with pytest.raises(ValueError, match="no layer of Sequential is packed"):
+        save_packed(dense_model(), tmp_path / "dense")
+
+
+def test_hostile_kernels_are_refused(tmp_path):
+    """A file whose 16-bit indices lead out of the inputs never reaches the C code."""
+    model = nn.Sequential(SparseLinear.from_dense(weight_of(8, 9, Unstructured())))
+    save_packed(model, tmp_path / "packed")
+    rewritten(tmp_path / "packed", lambda tensors: tensors["0.indices"].copy_(tensors["0.indices"].new_tensor(9)))
+    with pytest.raises(ValueError, match="an index is 9, but there are 9 inputs"):
+        load_packed(nn.Sequential(nn.Linear(9, 8, bias=False)), tmp_path / "packed")

@@ -1,0 +1,244 @@
+"""`pack` takes what is faster, and leaves everything else as it was."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import Block, Unstructured, apply_, sparsify
+from secateur.allocation import uniform
+from secateur.inference import (
+    BlockLinear,
+    GroupedLinear,
+    Pointwise,
+    SparseLinear,
+    WindowLinear,
+    load_packed,
+    pack,
+    save_packed,
+)
+from secateur.inference import packing as inference
+from secateur.native import available, loading
+from secateur.patterns import GroupedColumns
+from secateur.pipeline import attach, make_masks
+from secateur.targets import find_targets
+from support.packed import model_of, three_layers
+
+
+@pytest.mark.parametrize("pattern", [GroupedColumns(16), Block(16, 1), Unstructured()], ids=str)
+def test_a_packed_model_is_the_masked_one(pattern, clock, tmp_path):
+    clock(2.0)
+    model, x = model_of(pattern), torch.randn(4, 48)
+    expected = model(x)
+    packing = pack(model, x)
+    assert packing.packed or not available()
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    for layer in packing.packed:
+        assert type(model.get_submodule(layer.name)).__name__ == layer.kind
+        assert layer.speedup == 2.0
+        assert layer.bytes < layer.dense_bytes
+    if packing.packed:
+        save_packed(model, tmp_path / "packed.safetensors")
+        again = three_layers()
+        load_packed(again, tmp_path / "packed.safetensors")
+        assert torch.equal(again(x), model(x))
+
+
+def test_attached_masks_count_as_zeros(clock):
+    clock(2.0)
+    torch.manual_seed(0)
+    model, x = three_layers(), torch.randn(4, 48)
+    attach(model, make_masks(find_targets(model), 0.8, pattern=GroupedColumns(16)))
+    expected = model(x)
+    assert pack(model, x, include="0").packed[0].sparsity > 0.5
+    assert type(model[0]) in (GroupedLinear, BlockLinear, SparseLinear, WindowLinear)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert "2.weight_mask" in model.state_dict()
+
+
+def test_slower_forms_are_not_taken(clock):
+    clock(1.05)
+    model, x = model_of(GroupedColumns(16)), torch.randn(4, 48)
+    before = list(model.modules())
+    packing = pack(model, x)
+    assert not packing.packed
+    assert packing.layers[0].why == "dense is nearly as fast"
+    assert all(a is b for a, b in zip(before, model.modules(), strict=True))
+    assert len(pack(model, x, at_least=1.01).packed) > 0
+    clock(0.5)
+    assert pack(model_of(GroupedColumns(16)), x).layers[0].why == "dense is faster"
+
+
+def test_plain_operations_only(clock):
+    clock(2.0)
+    x = torch.randn(4, 48)
+    model = model_of(GroupedColumns(16))
+    packing = pack(model, x, kernels_too=False)
+    assert {layer.kind for layer in packing.packed} == {"GroupedLinear"}
+    model(x).sum().backward()
+    assert model[0].values.grad is not None
+    packing = pack(model_of(Unstructured()), x, kernels_too=False, include=["0", "2"])
+    assert all(layer.why.endswith("% zeros in no pattern that can be skipped") for layer in packing.layers)
+
+
+def test_without_kernels_it_says_so(clock, monkeypatch):
+    clock(2.0)
+    monkeypatch.setattr(loading, "_library", lambda: (None, "none, for the test"))
+    packing = pack(model_of(Unstructured()), torch.randn(4, 48), include="0")
+    assert packing.layers[0].why.endswith("no pattern that plain operations skip, and kernels: none, for the test")
+
+
+def test_reasons_to_stay_dense(clock):
+    clock(2.0)
+
+    class Odd(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.odd, self.dense, self.hooked = Odd(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+            self.one, self.two, self.idle = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+            self.normed = nn.utils.parametrizations.orthogonal(nn.Linear(32, 32))
+            self.conv, self.two.weight = nn.Conv1d(32, 32, 3), self.one.weight
+            self.hooked.register_forward_hook(lambda module, args, output: None)
+
+        def forward(self, x):
+            for layer in (self.odd, self.dense, self.hooked, self.one, self.two, self.normed):
+                x = layer(x)
+            return self.conv(x[..., None].expand(-1, -1, 5))
+
+    model = Model()
+    sparsify(model, 0.9, exclude=["dense.*", "normed.*"])
+    with torch.no_grad():
+        model.normed.parametrizations.weight.original.mul_(torch.eye(32))
+    why = {layer.name: layer.why for layer in pack(model, torch.randn(4, 32)).layers}
+    assert why["odd"] == "Odd computes in its own way"
+    assert why["dense"] == "no zeros"
+    assert why["hooked"] == "it has hooks, which would be lost"
+    assert why["one"] == why["two"] == "its weight is shared with another module"
+    assert why["idle"].startswith("not called on the example")
+    assert why["conv"] == "only kernels of one place pay; shrink takes whole channels out"
+    assert why["normed"] in ("parametrized; remove the parametrization first", "no zeros")
+
+
+def test_attention_that_reads_a_weight_goes_on_working(clock):
+    clock(2.0)
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    sparsify(model, 0.8, pattern=GroupedColumns(16))
+    x = torch.randn(2, 5, 32)
+    expected = model(x)
+    pack(model, x)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_conv1d_of_transformers(clock):
+    from transformers.pytorch_utils import Conv1D
+
+    clock(2.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(Conv1D(64, 32))
+    sparsify(model, 0.8, pattern=GroupedColumns(16))
+    x = torch.randn(2, 3, 32)
+    expected = model(x)
+    assert len(pack(model, x).packed) == 1
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pattern", [GroupedColumns(16), Unstructured()], ids=str)
+def test_convolutions_of_one_place_are_packed_and_larger_ones_are_not(pattern, clock):
+    clock(2.0)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(32, 64, 1, stride=2), nn.ReLU(), nn.Conv2d(64, 32, 3, padding=1)).eval()
+    apply_(model, make_masks(find_targets(model), 0.9, pattern=pattern, allocate=uniform))
+    x = torch.randn(2, 32, 6, 6)
+    expected = model(x)
+    packing = pack(model, x)
+    assert (type(model[0]) is Pointwise) == (bool(packing.packed)) == (available() or pattern != Unstructured())
+    assert type(model[2]) is nn.Conv2d
+    assert packing.layers[1].why == "only kernels of one place pay; shrink takes whole channels out"
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_model_is_left_as_it_was_but_for_its_layers(clock):
+    clock(2.0)
+    model = nn.Sequential(nn.Linear(48, 48), nn.BatchNorm1d(48), nn.Dropout(0.5)).train()
+    sparsify(model, 0.9, pattern=GroupedColumns(16))
+    state = torch.get_rng_state()
+    pack(model, torch.randn(4, 48, generator=torch.Generator().manual_seed(0)))
+    assert torch.equal(model[1].running_mean, torch.zeros(48))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_failing_pack_changes_nothing(clock):
+    clock(2.0)
+    model = model_of(GroupedColumns(16))
+    before = list(model.modules())
+    with pytest.raises(ValueError, match="is not finite"):
+        pack(model, torch.full((4, 48), torch.nan))
+    with pytest.raises(ValueError, match=r"no layer matches 'head'; there are 0, 2, 4"):
+        pack(model, torch.randn(4, 48), include="head")
+    with pytest.raises(ValueError, match="how many times faster, so it is positive; got 0"):
+        pack(model, torch.randn(4, 48), at_least=0)
+    with pytest.raises(ValueError, match="no linear layer or convolution"):
+        pack(nn.ReLU(), torch.randn(4, 48))
+    with pytest.raises(ValueError, match=r"put it in nn\.Sequential"):
+        pack(nn.Linear(48, 4), torch.randn(4, 48))
+    assert all(a is b for a, b in zip(before, model.modules(), strict=True))
+
+
+def test_frozen_layers_stay_frozen(clock):
+    clock(2.0)
+    model = model_of(GroupedColumns(16)).requires_grad_(False)
+    pack(model, torch.randn(4, 48))
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(48, 64, bias=False), nn.Linear(40, 64, bias=False)
+
+    def forward(self, x, y):
+        return self.one(x) + self.other(y)
+
+
+@pytest.mark.parametrize("form", ["tuple", "list", "mapping", "forward"])
+def test_example_inputs_are_what_the_model_is_called_with(clock, form):
+    """A tuple holds positional arguments, as in `torch.export`; no target is split off."""
+    clock(4.0)
+    model, x, y = Sum().eval(), torch.randn(4, 48), torch.randn(4, 40)
+    sparsify(model, 0.8, pattern=GroupedColumns(16))
+    expected = model(x, y)
+    given = {"tuple": (x, y), "list": [x, y], "mapping": {"y": y, "x": x}, "forward": [y, x]}[form]
+    how = {"forward": lambda module, inputs: module(inputs[1], inputs[0])} if form == "forward" else {}
+    packing = pack(model, example_inputs=given, kernels_too=False, **how)
+    assert [layer.name for layer in packing.packed] == ["one", "other"]
+    torch.testing.assert_close(model(x, y), expected)
+
+
+def test_the_table(clock):
+    clock(4.0)
+    text = str(pack(model_of(GroupedColumns(16)), torch.randn(4, 48)))
+    assert "4.00×" in text
+    assert "layers packed; their" in text
+
+
+def test_times_are_measured():
+    calls = []
+    times = inference._timed([lambda x: calls.append(1), lambda x: calls.append(2)], torch.zeros(1))
+    assert len(times) == 2
+    assert min(times) > 0
+    assert calls.count(1) == calls.count(2)
+
+
+def test_a_report_is_a_value():
+    layer = inference.PackedLayer("a", "dense", (2, 3), 0.5)
+    assert layer.speedup is None
+    assert dataclasses.replace(layer, packed_ms=2.0, best_dense_ms=3.0).speedup == 1.5
