@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from secateur.blockwise.dense_scores import share_out
-from secateur.blockwise.directory import BlockFiles, blaming_config, build_on_meta
+from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.finding import find_blocks
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
 from secateur.blockwise.observation import find_next, prepared
@@ -26,6 +26,7 @@ from secateur.blockwise.processes import barrier, rank_and_world
 from secateur.blockwise.record import said_of, write_record
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
+from secateur.blockwise.skeleton import blaming_config, build_on_meta
 from secateur.blockwise.solving import Layer, Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk

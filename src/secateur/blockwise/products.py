@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from secateur.evidence import Sums
 from secateur.support import private
 
-__all__ = ["SAMPLE", "AllMetError", "Met", "Piece", "Products", "Tokens"]
+__all__ = ["AllMetError", "Met", "Piece", "Products", "SAMPLE", "Tokens"]
 
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 

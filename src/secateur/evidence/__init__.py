@@ -4,4 +4,4 @@ from secateur.evidence.collection import collect
 from secateur.evidence.statistics import Sums, add_gram, in_range, mirrored, narrowed, sum_over_ranks
 from secateur.evidence.vocabulary import VOCABULARY, needs
 
-__all__ = ["VOCABULARY", "Sums", "add_gram", "collect", "in_range", "mirrored", "narrowed", "needs", "sum_over_ranks"]
+__all__ = ["Sums", "VOCABULARY", "add_gram", "collect", "in_range", "mirrored", "narrowed", "needs", "sum_over_ranks"]
