@@ -30,7 +30,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     pass their own batches and get the mean of their statistics.
 
     Args:
-        batches: as `secateur.evidence.collect` takes them; several hundred examples or more.
+        batches: what a DataLoader yields, as in `secateur.evidence.collect`; several hundred examples or more.
         forward: ``(model, batch) -> outputs``, for batches of another kind.
 
     Raises:

@@ -74,7 +74,8 @@ class Pruner:
         total_steps, epochs, steps_per_epoch: the length of the run in optimizer steps, where a moment needs it;
             ``epochs · steps_per_epoch`` serve as ``total_steps``.
         within: masks to begin with, such as `masks_from_zeros` finds in a checkpoint.
-        batches, loss, forward: as in `evidence.collect`, which then gathers the evidence anew for each update.
+        batches, loss, forward: what a DataLoader yields, and how that is run, as in `evidence.collect`, which then
+            gathers the evidence anew for each update.
         seed: of the Pruner's own random numbers; the global generators are never touched.
         verbose: print the timetable (``str(pruner)``), on the first rank.
 
