@@ -1,6 +1,6 @@
 """What every room uses, each once: files, sharding, ownership, running a model, progress."""
 
-from secateur.support import records
+from secateur.support import private, records
 from secateur.support.files import naming, whole_file, write_whole
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
@@ -56,6 +56,7 @@ __all__ = [
     "percent",
     "percents",
     "printable",
+    "private",
     "records",
     "repeatable",
     "replicating_group",
