@@ -652,3 +652,59 @@ def test_masks_are_saved_and_copied_as_a_dict_is(tmp_path):
 def test_masks_of_nothing_print():
     assert str(Masks()).splitlines()[-1].split() == ["0", "in", "all", "0", "0", "0"]
     assert len(str(Masks(weight=torch.tensor([True]))).splitlines()) == 2
+
+
+def equal(found, expected):
+    return list(found) == list(expected) and all(torch.equal(mask, expected[name]) for name, mask in found.items())
+
+
+class Watched(Mapping):
+    """Weights that are made on access, and note it."""
+
+    def __init__(self, tensors):
+        self.tensors, self.read = tensors, set()
+        self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
+
+    def __getitem__(self, name):
+        self.read.add(name)
+        return self.tensors[name]
+
+    def __iter__(self):
+        return iter(self.tensors)
+
+    def __len__(self):
+        return len(self.tensors)
+
+
+def test_globs_choose_among_weights_in_every_verb():
+    model = network()
+    weights = dict(find_targets(model))
+    first, *others = weights
+    found = make_masks(weights, 0.5, include=first)
+    assert list(found) == [first]
+    assert equal(found, make_masks({first: weights[first]}, 0.5))
+    assert list(make_masks(weights, 0.5, exclude=[first])) == others
+    with pytest.raises(ValueError, match=r"no parameter matches 'nothing'; the closest names are"):
+        make_masks(weights, 0.5, include="nothing")
+    apply_(model, found)
+    assert sparsity_of(model, include=first) == pytest.approx(0.5, abs=0.01)
+    assert sparsity_of(model, exclude=first) == sparsity_of(weights, exclude=first) == 0
+    assert list(masks.masks_from_zeros(model)) == list(masks.masks_from_zeros(weights, include=first)) == [first]
+
+
+def test_what_globs_leave_out_is_not_read():
+    weights = Watched({name: torch.randn(4, 8) for name in ("a.weight", "b.weight", "c.weight")})
+    make_masks(weights, 0.5, exclude="b.*")
+    assert weights.read == {"a.weight", "c.weight"}
+
+
+def test_some_masks_are_detached_and_the_others_stay():
+    model = network()
+    found = make_masks(find_targets(model), 0.5)
+    attach(model, found)
+    first, *others = found
+    assert equal(detach(model, include=first), {first: found[first]})
+    assert {name.removesuffix("_orig") for name, _ in model.named_parameters() if name.endswith("_orig")} == set(others)
+    with pytest.raises(ValueError, match="no parameter matches"):
+        detach(model, include=first)
+    assert equal(detach(model), {name: found[name] for name in others})

@@ -1,5 +1,7 @@
 """Private parts of torch: each does what its name says, on the torch that is installed."""
 
+import warnings
+
 import pytest
 import torch
 from torch import nn
@@ -154,3 +156,60 @@ def test_tensors_in_files_become_those_of_a_model_and_these_again():
     again = private.reverted(model, made)
     assert again.keys() == files.keys()
     assert all(torch.equal(again[each], files[each]) for each in files)
+
+
+def test_add_all_adds_to_each():
+    tensors = [torch.ones(2), torch.zeros(3)]
+    private.add_all(tensors, [torch.ones(2), torch.ones(3)], alpha=0.5)
+    assert [tensor.tolist() for tensor in tensors] == [[1.5, 1.5], [0.5, 0.5, 0.5]]
+
+
+def test_gathered_as_is_what_fully_shard_keeps():
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam, ParamModuleInfo
+
+    layer = nn.Linear(2, 2)
+    record = FSDPParam.__new__(FSDPParam)
+    record._module_info = ParamModuleInfo(layer, "weight")
+    place = private.gathered_as(record)
+    assert (place.module, place.param_name, place.shared_modules, place.shared_param_names) == (layer, "weight", [], [])
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm])
+def test_is_batchnorm(kind):
+    class Own(kind):
+        pass
+
+    assert private.is_batchnorm(Own(2))
+    assert not private.is_batchnorm(nn.LayerNorm(2))
+
+
+def test_is_tracing_while_torch_traces_only():
+    seen = []
+
+    class Asks(nn.Module):
+        def forward(self, x):
+            seen.append(private.is_tracing())
+            return x + 1
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is on its way out
+        torch.jit.trace(Asks(), torch.ones(2), check_trace=False)
+    assert True in seen
+    assert not private.is_tracing()
+
+
+def test_multiply_all_multiplies_each():
+    tensors = [torch.ones(2), torch.full((3,), 2.0)]
+    private.multiply_all(tensors, [torch.zeros(2), torch.ones(3)])
+    assert [tensor.tolist() for tensor in tensors] == [[0, 0], [2, 2, 2]]
+
+
+def test_tells_of_steps_if_made_by_torchs_constructor():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    assert private.tells_of_steps(optimizer)
+    assert not private.tells_of_steps(object())
+    assert not private.tells_of_steps(torch.optim.SGD.__new__(torch.optim.SGD))
+    called = []
+    optimizer.register_step_post_hook(lambda *_: called.append(1))
+    optimizer.step()
+    assert called == [1]

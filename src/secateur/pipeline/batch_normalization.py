@@ -12,7 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, device_of, moved, replicating_group, run_batch, track, unchanged, unwrapped
+from secateur.support import (
+    Forward,
+    device_of,
+    moved,
+    private,
+    replicating_group,
+    run_batch,
+    track,
+    unchanged,
+    unwrapped,
+)
 
 __all__ = ["batchnorms", "reestimate_batchnorm"]
 
@@ -30,7 +40,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     pass their own batches and get the mean of their statistics.
 
     Args:
-        batches: as `secateur.evidence.collect` takes them; several hundred examples or more.
+        batches: what a DataLoader yields, as in `secateur.evidence.collect`; several hundred examples or more.
         forward: ``(model, batch) -> outputs``, for batches of another kind.
 
     Raises:
@@ -93,7 +103,7 @@ def batchnorms(model: nn.Module) -> dict[str, Any]:
     return {
         name: module
         for name, module in unwrapped(model).named_modules()
-        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        if private.is_batchnorm(module)
         and module.track_running_stats
         and module.running_mean is not None
         and module.num_batches_tracked is not None

@@ -22,7 +22,7 @@ from secateur.allocation import Allocation, Tables, check_nesting, check_sparsit
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
-from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall
+from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall, part_of
 from secateur.support import (
     count_nonzero,
     is_sharded,
@@ -33,7 +33,7 @@ from secateur.support import (
     whole,
     write_whole,
 )
-from secateur.targets import find_targets
+from secateur.targets import find_targets, matched
 
 __all__ = [
     "Masks",
@@ -97,6 +97,8 @@ def make_masks(
     pattern: str | Pattern | None = None,
     criterion: str | Callable[..., Tensor] = magnitude,
     allocate: str | Allocation | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     within: Mapping[str, Tensor] | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
 ) -> Masks:
@@ -111,6 +113,7 @@ def make_masks(
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name.
         allocate: how many units each tensor keeps, or its name; `everywhere` by default for scores that compare over
             the whole model (see `secateur.criteria.compares`), `uniform` for others.
+        include, exclude: globs over the names of the weights; all of them by default.
         within: ``{name: mask}`` of an earlier pruning, bool or 0 and 1, for all of the weights or some; what they
             removed stays removed and counts towards the sparsity.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some.
@@ -124,6 +127,7 @@ def make_masks(
     {'weight': tensor([[False,  True,  True, False]])}
     """
     criterion, pattern, allocate = settled(criterion, pattern, allocate)
+    weights = _narrowed(weights, include, exclude)
     return choose_masks(
         weights, sparsity, pattern=pattern, criterion=criterion, allocate=allocate, within=within, evidence=evidence
     )
@@ -244,11 +248,16 @@ def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     prune.custom_from_masks(places)
 
 
-def detach(model: nn.Module) -> Masks:
+def detach(
+    model: nn.Module, *, include: str | Iterable[str] | None = None, exclude: str | Iterable[str] | None = None
+) -> Masks:
     """Make attached masks permanent and return them: plain parameters with zeros, under their own names again.
 
     All or none: what makes it impossible for one of them, such as a module that shares the weight but not the mask,
     leaves all attached.
+
+    Args:
+        include, exclude: globs over the names that the weights have then; all that are attached by default.
 
     >>> layer = nn.Linear(2, 1, bias=False)
     >>> attach(layer, {"weight": torch.tensor([[True, False]])})
@@ -263,7 +272,8 @@ def detach(model: nn.Module) -> Masks:
             if name != original and name in pruned:
                 mask = getattr(module, f"{name}_mask").ne(0)
                 masks[module, name] = f"{module_name}.{name}" if module_name else name, mask
-    return Masks(masks[place] for place in prune.remove_all(masks))
+    names = {name: place for place, (name, _) in masks.items()}
+    return Masks(masks[place] for place in prune.remove_all(names[name] for name in _chosen(names, include, exclude)))
 
 
 def save(
@@ -319,30 +329,40 @@ def masks_from_zeros(
 
     Args:
         model_or_weights: a module, of which `find_targets` chooses weights, or ``{name: Tensor}``.
-        include, exclude: as in `find_targets`, for a module.
+        include, exclude: as in `find_targets`; of a mapping, globs over its names.
 
     >>> masks_from_zeros({"weight": torch.tensor([0.0, 2.0]), "dense": torch.ones(2)})
     {'weight': tensor([False,  True])}
     """
     if isinstance(model_or_weights, nn.Module):
         weights: Mapping[str, Tensor] = dict(find_targets(model_or_weights, include=include, exclude=exclude))
-    elif include is not None or exclude is not None:
-        raise TypeError("include and exclude choose among a module's weights; a mapping is taken whole.")
     else:
-        weights = model_or_weights
+        weights = _narrowed(model_or_weights, include, exclude)
     masks = {name: weight.detach().ne(0) for name, weight in weights.items()}
     return Masks({name: mask for name, mask in masks.items() if _count(mask) < mask.numel()})
 
 
-def sparsity_of(what: nn.Module | Mapping[str, Tensor]) -> float:
+def sparsity_of(
+    what: nn.Module | Mapping[str, Tensor],
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+) -> float:
     """Fraction removed: of masks the False entries, of weights the zeros, of a module the zeros in its `find_targets`.
 
     Attached masks count as zeros.
 
+    Args:
+        include, exclude: as in `find_targets`; of a mapping, globs over its names.
+
     >>> sparsity_of({"weight": torch.tensor([True, False, False, False])})
     0.75
     """
-    tensors: Mapping[str, Tensor] = dict(find_targets(what)) if isinstance(what, nn.Module) else what
+    tensors: Mapping[str, Tensor] = (
+        dict(find_targets(what, include=include, exclude=exclude))
+        if isinstance(what, nn.Module)
+        else _narrowed(what, include, exclude)
+    )
     attached = attached_masks(what, tensors) if isinstance(what, nn.Module) else {}
     entries = sum(tensor.numel() for tensor in tensors.values())
     kept = 0
@@ -363,6 +383,21 @@ def attached_masks(model: nn.Module, names: Iterable[str]) -> Masks:
     buffers = dict(model.named_buffers(remove_duplicate=False))
     masks = {name: buffers.get(f"{name.removesuffix('_orig')}_mask") for name in names if name.endswith("_orig")}
     return Masks({name: mask for name, mask in masks.items() if mask is not None})
+
+
+def _chosen(
+    names: Iterable[str], include: str | Iterable[str] | None, exclude: str | Iterable[str] | None
+) -> list[str]:
+    """Those of the names that globs choose; a glob that matches none is an error."""
+    names = list(names)
+    included, excluded = matched(include, names), matched(exclude, names) or set()
+    return [name for name in names if (included is None or name in included) and name not in excluded]
+
+
+def _narrowed(
+    weights: Mapping[str, Tensor], include: str | Iterable[str] | None, exclude: str | Iterable[str] | None
+) -> Mapping[str, Tensor]:
+    return weights if include is None and exclude is None else part_of(weights, _chosen(weights, include, exclude))
 
 
 def _scores(

@@ -75,8 +75,10 @@ def sparsify(
         include, exclude: globs over parameter names; see `find_targets`.
         within, evidence: see `make_masks`. Where masks are attached, they are earlier masks: what they removed stays
             removed and counts.
-        batches, loss, forward: see `secateur.evidence.collect`. An iterator that can be gone through only once is kept
-            in a list if it is needed again; a criterion that asks for ``flow`` alone looks at the first batch only.
+        batches: what a DataLoader yields: tensors, tuples that begin with the input, or mappings of keyword arguments.
+            An iterator that can be gone through only once is kept in a list if it is needed again; a criterion that
+            asks for ``flow`` alone looks at the first batch only.
+        loss, forward: see `secateur.evidence.collect`.
         rounds: in how many steps; masks nest.
         reestimate: whether to run `reestimate_batchnorm` after every round; by default if there are batches and a
             BatchNorm.

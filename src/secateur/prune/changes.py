@@ -19,7 +19,7 @@ from secateur.prune.computing import mask_for, ones_in, refuse_nan_scores, with_
 from secateur.prune.holders import Holder, Target, hooks_of, is_plain, key_of, other_holders
 from secateur.prune.masked_weight import compute_on_read, is_computed_on_read, stop_computing_on_read
 from secateur.prune.methods import TORCH_CONTAINER, BasePruningMethod, CustomFromMask, PruningContainer
-from secateur.support import Undo, is_sharded, sharded_parameter, whole
+from secateur.support import Undo, is_sharded, private, sharded_parameter, whole
 
 __all__ = ["Change", "commit", "make_permanent", "prune_one", "take_off"]
 
@@ -229,8 +229,8 @@ def _note(undo: Undo, holders: Iterable[Holder]) -> None:
         undo.modules([holder.module])
         undo.contents(*(vars(hook) for hook in _with_members(holder.hook)))
         if (record := sharded_parameter(holder.module, key_of(holder))) is not None:  # fully_shard's note of the name
-            undo.attributes(record._module_info, "param_name")
-            undo.contents(record._module_info.shared_param_names)
+            undo.attributes(private.gathered_as(record), "param_name")
+            undo.contents(private.gathered_as(record).shared_param_names)
 
 
 def _with_members(hook: Any) -> Iterator[Any]:
@@ -252,7 +252,7 @@ def _note_values(undo: Undo, orig: Tensor | None) -> None:
 
 def _rename(record: Any, module: nn.Module, name: str, new_name: str) -> None:
     """Tells ``fully_shard`` under which name it finds the parameter from here on."""
-    info = record._module_info
+    info = private.gathered_as(record)
     if info.module is module and info.param_name == name:
         info.param_name = new_name
     for index, (owner, owner_name) in enumerate(zip(info.shared_modules, info.shared_param_names, strict=True)):

@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from secateur.support import private
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = ["compute_on_read", "is_computed_on_read", "masked", "placed_like", "revive", "stop_computing_on_read"]
 
-_is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+# bound here: a look-up less at every read
+_is_tracing, _is_wrapped = private.is_tracing, private.is_wrapped
 _HALVES = (torch.float16, torch.bfloat16)
 _LAYERS: weakref.WeakValueDictionary[tuple[type, frozenset[tuple[str, bool]]], type] = weakref.WeakValueDictionary()
 
@@ -55,7 +58,7 @@ def _is_known_to_be_finite(product: Tensor) -> bool:
     Where the values are not there to be asked (compiled, traced, batched by vmap) or asking would wait for another
     device, nothing is known.
     """
-    if torch.compiler.is_compiling() or torch._C._is_tracing():
+    if torch.compiler.is_compiling() or _is_tracing():
         return False
     if type(product) is not Tensor or not product.is_cpu or _is_wrapped(product):
         return False

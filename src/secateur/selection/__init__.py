@@ -2,7 +2,7 @@
 
 from secateur.selection.overall import counts_kept_overall, keep_largest_overall
 from secateur.selection.rows import keep_largest
-from secateur.selection.scores import LazyScores, comparable, removed_lowest
+from secateur.selection.scores import LazyScores, comparable, part_of, removed_lowest
 from secateur.selection.threads import in_threads
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "in_threads",
     "keep_largest",
     "keep_largest_overall",
+    "part_of",
     "removed_lowest",
 ]

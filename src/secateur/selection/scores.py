@@ -15,7 +15,7 @@ from torch import Tensor
 
 from secateur.support import is_sharded, laid_out, whole
 
-__all__ = ["LazyScores", "comparable", "named", "nan_error", "refuse_nan", "refuse_scores", "removed_lowest"]
+__all__ = ["LazyScores", "comparable", "named", "nan_error", "part_of", "refuse_nan", "refuse_scores", "removed_lowest"]
 
 
 class LazyScores(Mapping[str, Tensor]):
@@ -61,9 +61,8 @@ class LazyScores(Mapping[str, Tensor]):
 
     def only(self, names: Iterable[str]) -> LazyScores:
         """The same scores, of some of the tensors."""
-        weights = {name: self.weights[name] for name in names} if isinstance(self.weights, dict) else None
         part = LazyScores(
-            _Part(self.weights, tuple(names)) if weights is None else weights,
+            part_of(self.weights, names),
             self.function,
             evidence=self.evidence,
             among=self.among,
@@ -111,12 +110,26 @@ class LazyScores(Mapping[str, Tensor]):
         return len(self.weights)
 
 
+def part_of(mapping: Mapping[str, Tensor], names: Iterable[str]) -> Mapping[str, Tensor]:
+    """Some of the entries of a mapping; what loads its tensors on access still does.
+
+    >>> part_of({"a": torch.zeros(1), "b": torch.ones(1)}, ["b"])
+    {'b': tensor([1.])}
+    """
+    return {name: mapping[name] for name in names} if isinstance(mapping, dict) else _Part(mapping, tuple(names))
+
+
 @dataclass(frozen=True)
 class _Part(Mapping[str, Tensor]):
     """Some of the entries of a mapping that loads on access."""
 
     whole: Mapping[str, Tensor]
     names: tuple[str, ...]
+
+    @property
+    def shapes(self) -> Any:
+        """The container's, if it knows them without reading; see `LazyScores.shape`."""
+        return self.whole.shapes  # type: ignore[attr-defined]
 
     def __getitem__(self, name: str) -> Tensor:
         return self.whole[name]

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from secateur.support import private
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -133,7 +135,7 @@ def sharded_parameter(module: nn.Module, key: str) -> Any:
         state = state() if isinstance(state, weakref.ref) else state
         for group in _groups(state):
             for record in group.fsdp_params:
-                info = record._module_info
+                info = private.gathered_as(record)
                 places = [
                     (info.module, info.param_name),
                     *zip(info.shared_modules, info.shared_param_names, strict=True),

@@ -19,17 +19,23 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "DispatchMode",
+    "add_all",
     "converted",
     "experts_in_turn",
     "fake_values",
+    "gathered_as",
+    "is_batchnorm",
     "is_convolution",
     "is_normalization",
+    "is_tracing",
     "is_transposed_convolution",
     "is_wrapped",
     "loaded_as",
     "memory_of",
+    "multiply_all",
     "padding_of",
     "reverted",
+    "tells_of_steps",
     "tree_leaves",
     "tree_map_only",
     "unwatched",
@@ -37,6 +43,16 @@ __all__ = [
     "version_of",
     "written_in_python",
 ]
+
+is_tracing: Callable[[], bool] = torch._C._is_tracing
+"""Whether torch.jit.trace is watching. The function itself: a pruned weight asks at every read."""
+is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether it is a tensor inside torch.func.vmap or grad, with other dimensions there than outside; itself, likewise."""
+
+
+def add_all(tensors: list[Tensor], others: list[Tensor], alpha: float = 1) -> None:
+    """``tensor += alpha * other`` for each, in one call."""
+    torch._foreach_add_(tensors, others, alpha=alpha)
 
 
 def converted(
@@ -63,6 +79,16 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def gathered_as(record: Any) -> Any:
+    """Where ``fully_shard`` swaps a parameter: ``module`` and ``param_name``, ``shared_modules`` and their names."""
+    return record._module_info
+
+
+def is_batchnorm(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
+    """Whether it is one of torch's batch normalizations, or of a class made from them."""
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
 def is_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvNd]:
     """Whether it is one of torch's convolutions, transposed or not, or of a class made from them."""
     return isinstance(module, nn.modules.conv._ConvNd)
@@ -76,11 +102,6 @@ def is_normalization(module: nn.Module) -> bool:
 def is_transposed_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvTransposeNd]:
     """Whether it is one of torch's transposed convolutions, or of a class made from them."""
     return isinstance(module, nn.modules.conv._ConvTransposeNd)
-
-
-def is_wrapped(tensor: Tensor) -> bool:
-    """Whether it is a tensor inside torch.func.vmap or grad, with other dimensions there than outside."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def loaded_as(
@@ -119,6 +140,15 @@ def memory_of(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def multiply_all(tensors: list[Tensor], factors: list[Tensor]) -> None:
+    """``tensor *= factor`` for each, in one call."""
+    torch._foreach_mul_(tensors, factors)
+
+
+def _no(*_: Any) -> bool:
+    return False
+
+
 def padding_of(convolution: Any) -> list[int]:
     """What `torch.nn.functional.pad` is given for a convolution: before and after each dimension, from the last."""
     padding: list[int] = convolution._reversed_padding_repeated_twice
@@ -131,6 +161,11 @@ def reverted(model: Any, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     loader: Any = core_model_loading
     return dict(loader.revert_weight_conversion(model, dict(made)))
+
+
+def tells_of_steps(optimizer: Any) -> TypeGuard[torch.optim.Optimizer]:
+    """Whether hooks on its steps are called: it is torch's, and was made by the constructor of torch's."""
+    return isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_post_hooks" in vars(optimizer)
 
 
 def unwatched() -> contextlib.AbstractContextManager[Any]:
@@ -161,7 +196,3 @@ def written_in_python(func: Any) -> Callable[..., Any] | None:
     made = types.FunctionType(code, {**func.__globals__, **told}, func.__name__, func.__defaults__, func.__closure__)
     made.__kwdefaults__ = func.__kwdefaults__
     return made
-
-
-def _no(*_: Any) -> bool:
-    return False

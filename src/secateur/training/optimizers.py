@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.support import local
+from secateur.support import local, private
 
 __all__ = [
     "check_state_goes_on",
@@ -30,7 +30,7 @@ def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
-    while not (isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_post_hooks" in vars(optimizer)):
+    while not private.tells_of_steps(optimizer):
         inside = getattr(optimizer, "optimizer", getattr(optimizer, "_optimizer", None))
         if inside is None:
             raise TypeError(f"a Pruner takes torch.optim optimizers, not a {type(optimizer).__name__}.")

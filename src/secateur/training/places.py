@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
-from secateur.support import is_sharded, local
+from secateur.support import is_sharded, local, private
 
 __all__ = ["Place", "check_follower", "locals_of"]
 
@@ -53,7 +52,7 @@ class Place:
         if self.masks is not masks or self.is_stale:
             self.gather(masks)
         if self.values:
-            torch._foreach_mul_(self.values, self.factors)
+            private.multiply_all(self.values, self.factors)
 
 
 def check_follower(name: str, weight: Tensor, own: Tensor) -> None:

@@ -24,7 +24,7 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.pipeline import Masks, apply_, check_mask
 from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, resolve, step_of
-from secateur.support import Forward, Loss, Undo, repeatable, unwrapped
+from secateur.support import Forward, Loss, Undo, private, repeatable, unwrapped
 from secateur.targets import find_layers, stored_inputs_first, turned_evidence
 from secateur.training.choosing import chosen, movement_after, own_randomness, share_removed, squares_after
 from secateur.training.describing import description, is_first_rank
@@ -74,7 +74,8 @@ class Pruner:
         total_steps, epochs, steps_per_epoch: the length of the run in optimizer steps, where a moment needs it;
             ``epochs · steps_per_epoch`` serve as ``total_steps``.
         within: masks to begin with, such as `masks_from_zeros` finds in a checkpoint.
-        batches, loss, forward: as in `evidence.collect`, which then gathers the evidence anew for each update.
+        batches, loss, forward: what a DataLoader yields, and how that is run, as in `evidence.collect`, which then
+            gathers the evidence anew for each update.
         seed: of the Pruner's own random numbers; the global generators are never touched.
         verbose: print the timetable (``str(pruner)``), on the first rank.
 
@@ -395,11 +396,11 @@ class Pruner:
         held = memory.held
         if rules.trains_removed and held:
             self._opened = True
-            torch._foreach_add_(locals_of(self._weights[name] for name in held), locals_of(held.values()))
+            private.add_all(locals_of(self._weights[name] for name in held), locals_of(held.values()))
             trained = [name for name in held if self._weights[name].grad is not None]
             if isinstance(rules.regrow, Held) and rules.regrow.decay and trained:
                 grads = locals_of(gradients[name] for name in trained)
-                torch._foreach_add_(grads, locals_of(held[name] for name in trained), alpha=rules.regrow.decay)
+                private.add_all(grads, locals_of(held[name] for name in trained), alpha=rules.regrow.decay)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         self._start = {}
@@ -446,12 +447,14 @@ class Pruner:
 
     def _keep_start(self, values: Mapping[str, Tensor]) -> None:
         """Remember what weights were before the start removed some of their entries."""
-        self._start = {name: (value, self._weights[name]._version) for name, value in values.items()}
+        self._start = {name: (value, private.version_of(self._weights[name])) for name, value in values.items()}
 
     def _untouched_start(self) -> dict[str, Tensor]:
         """Of these, the ones that nobody has written to since."""
         return {
-            name: value for name, (value, version) in self._start.items() if self._weights[name]._version == version
+            name: value
+            for name, (value, version) in self._start.items()
+            if private.version_of(self._weights[name]) == version
         }
 
     def _update(self, target: float, *, regrow: bool = True) -> None:
