@@ -7,8 +7,8 @@ code compares sizes with.
 from __future__ import annotations
 
 import copy
+import functools
 import math
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -24,7 +24,7 @@ from secateur.patterns import Pattern
 from secateur.pipeline import make_masks
 from secateur.selection import keep_largest
 from secateur.shrinking.plan import carry_out, plan_of
-from secateur.support import run_example, track
+from secateur.support import alternating, ratio, run_example, track
 
 __all__ = [
     "TARGETS",
@@ -361,21 +361,10 @@ def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Calla
 @torch.no_grad()
 def ratio_of_times(smaller: nn.Module, dense: nn.Module, example_inputs: Any) -> float:
     """The time of a forward pass over another's, in turn: the median of the ratios."""
-
-    def seconds(module: nn.Module) -> float:
-        begin = time.perf_counter()
-        run_example(module, example_inputs)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    seconds(smaller)
-    seconds(dense)
-    ratios: list[float] = []
-    begin = time.perf_counter()
-    while len(ratios) < 9 or (time.perf_counter() - begin < 0.3 and len(ratios) < 200):
-        ratios.append(seconds(smaller) / seconds(dense))
-    return float(np.median(ratios))
+    finish = torch.cuda.synchronize if torch.cuda.is_available() else None
+    calls = [functools.partial(run_example, module, example_inputs) for module in (smaller, dense)]
+    times = alternating(dict(enumerate(calls)), 9, seconds=0.3, finish=finish)
+    return ratio(times[1], times[0])
 
 
 def _scores(
