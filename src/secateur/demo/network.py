@@ -26,6 +26,7 @@ class _Block(nn.Module):
 class DigitsNet(nn.Module):
     """A residual network of three blocks for images of shape (n, 1, 8, 8); returns logits of shape (n, 10).
 
+    >>> import torch
     >>> DigitsNet()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """

@@ -175,6 +175,7 @@ def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
 def shrunken_table(results: Results) -> tuple[list[Row], list[Column]]:
     """The rows and columns of the table of what is smaller and faster: what that cost and gained, and no more.
 
+    >>> from secateur.report import Run
     >>> runs = [Run("dense", 0.0, 99.0, 99.0, bytes=900), Run("channels", 0.5, 60.0, 98.0, bytes=300)]
     >>> rows, columns = shrunken_table(Results("Mine", runs, shrunken=runs))
     >>> [(column.key, column.asides.get(rows[1])) for column in columns]

@@ -6,7 +6,7 @@ Law: the model is left as it is, and a cost is told of counts alone: nothing is 
 from __future__ import annotations
 
 import copy
-import time
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +20,7 @@ from secateur.patterns import Pattern
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.ties import Tied
-from secateur.support import run_example
+from secateur.support import alternating, ratio, run_example
 
 __all__ = ["TARGETS", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
 
@@ -88,18 +88,7 @@ def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Calla
 @torch.no_grad()
 def ratio_of_times(smaller: nn.Module, dense: nn.Module, example_inputs: Any) -> float:
     """The time of a forward pass over another's, in turn: the median of the ratios."""
-
-    def seconds(module: nn.Module) -> float:
-        begin = time.perf_counter()
-        run_example(module, example_inputs)
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        return time.perf_counter() - begin
-
-    seconds(smaller)
-    seconds(dense)
-    ratios: list[float] = []
-    begin = time.perf_counter()
-    while len(ratios) < 9 or (time.perf_counter() - begin < 0.3 and len(ratios) < 200):
-        ratios.append(seconds(smaller) / seconds(dense))
-    return float(np.median(ratios))
+    finish = torch.cuda.synchronize if torch.cuda.is_available() else None
+    calls = [functools.partial(run_example, module, example_inputs) for module in (smaller, dense)]
+    times = alternating(dict(enumerate(calls)), 9, seconds=0.3, finish=finish)
+    return ratio(times[1], times[0])
