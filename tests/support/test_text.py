@@ -1,4 +1,4 @@
-"""Words and numbers for people: nothing of a file reaches a terminal as it is, and 0% and 100% are said only where true."""
+"""Words and numbers for people: nothing of a file reaches a terminal as it is; 0% and 100% are said where true."""
 
 from secateur.support import bytes_text, percent, percents, printable
 
