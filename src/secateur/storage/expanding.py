@@ -43,6 +43,8 @@ def expand_checkpoint(source: str | os.PathLike[str], path: str | os.PathLike[st
         OSError: a full disk. Nothing is left under ``path``.
 
     >>> import tempfile
+    >>> import torch
+    >>> from secateur.storage import save_compressed
     >>> from safetensors.torch import load_file, save_file
     >>> folder = Path(tempfile.mkdtemp())
     >>> (folder / "dense").mkdir()

@@ -149,6 +149,7 @@ def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None
         ValueError: the model does not fit; nothing is changed. ImportError: zstd without the package zstandard.
 
     >>> import tempfile
+    >>> from secateur.storage import save_compressed
     >>> file = Path(tempfile.mkdtemp()) / "model.safetensors"
     >>> done = save_compressed({"weight": torch.eye(100), "bias": -torch.zeros(100)}, file)
     >>> loaded = load_compressed(file)

@@ -102,6 +102,7 @@ def save_compressed(
         ImportError: ``zstd`` without zstandard. OSError: a full disk. Nothing is left under ``path``.
 
     >>> import tempfile
+    >>> from secateur.storage import load_compressed
     >>> layer = nn.Linear(100, 100, bias=False)
     >>> with torch.no_grad():
     ...     _ = layer.weight.mul_(torch.arange(10_000).reshape(100, 100) % 10 == 0)
