@@ -45,6 +45,7 @@ class GroupedLinear(nn.Module):
     Raises:
         ValueError: the shapes do not fit, or an index leads out of the inputs.
 
+    >>> import torch
     >>> weight = torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 4.0], [0.0, 5.0, 0.0]])
     >>> layer = GroupedLinear.from_dense(weight, outputs=2)
     >>> layer(torch.tensor([[1.0, 10.0, 100.0]]))
@@ -200,6 +201,7 @@ class SparseLinear(_Kernel):
     Raises:
         ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
 
+    >>> import torch
     >>> layer = SparseLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 0.0]]))
     >>> layer(torch.tensor([[1.0, 10.0, 100.0]]))
     tensor([[201.,  50.]])
@@ -302,6 +304,7 @@ class BlockLinear(_Kernel):
     Raises:
         ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
 
+    >>> import torch
     >>> layer = BlockLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [3.0, 0.0, 0.0]]))
     >>> layer(torch.tensor([[1.0, 10.0, 100.0]]))
     tensor([[201.,   3.]])
@@ -369,6 +372,7 @@ class WindowLinear(_Kernel):
     Raises:
         ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
 
+    >>> import torch
     >>> layer = WindowLinear.from_dense(torch.tensor([[1.0, 0.0, 2.0], [0.0, 5.0, 0.0]]))
     >>> layer(torch.tensor([[1.0, 10.0, 100.0]]))
     tensor([[201.,  50.]])
@@ -437,6 +441,8 @@ class Pointwise(nn.Module):
         linear: any of this file's layers.
         stride: of each spatial dimension.
 
+    >>> import torch
+    >>> from torch import nn
     >>> convolution = nn.Conv2d(3, 4, 1)
     >>> layer = Pointwise(GroupedLinear.from_dense(convolution.weight[:, :, 0, 0], convolution.bias, outputs=4), (1, 1))
     >>> x = torch.randn(2, 3, 5, 5)

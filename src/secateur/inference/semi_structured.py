@@ -66,6 +66,7 @@ class SemiStructuredLinear(nn.Module):
     Raises:
         ValueError: the shapes do not fit, or a place is none.
 
+    >>> import torch
     >>> weight = torch.zeros(32, 64, dtype=torch.bfloat16)
     >>> weight[:, 2::4] = 2.0
     >>> layer = SemiStructuredLinear.from_dense(weight)

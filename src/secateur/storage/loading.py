@@ -1,0 +1,226 @@
+"""Compressed checkpoints read: tensors on access, or into a model.
+
+Law: everything is read before a model is touched, and every bit of what was saved comes back.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.checkpoints import Checkpoint, CheckpointError, TensorEntry
+from secateur.pipeline import attached_masks
+from secateur.storage.compressed_files import StoredTensor, stored_tensors
+from secateur.storage.compressed_tensors_layout import BitmaskTensor, bitmask_tensors
+from secateur.storage.encodings import Array
+from secateur.storage.layout import bytes_of, identity, open_either, reader
+from secateur.support import laid_out, printable, track
+
+__all__ = ["CompressedCheckpoint", "load_compressed"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+class CompressedCheckpoint(Mapping[str, Tensor]):
+    """The tensors of a compressed checkpoint by name, each read and expanded on every access and held by nobody.
+
+    ``entries`` tells dtype and shape without reading a tensor, ``encodings`` how each is stored, ``masks`` is a lazy
+    mapping of the masks that were given when it was written. ``layout`` is ``"secateur"``, ``"compressed-tensors"``, or
+    None for a checkpoint that is not compressed, which can be read all the same.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.headers: dict[Path, bytes | None] = {}
+        self.tensors: dict[str, StoredTensor | BitmaskTensor] = {}
+        self.read = reader(checkpoint)
+        for file in checkpoint.files:
+            own = {name: entry for name, entry in checkpoint.entries.items() if entry.path == file}
+            found, self.headers[file] = stored_tensors(file, own, checkpoint.metadata[file])
+            if twice := found.keys() & self.tensors.keys():
+                raise CheckpointError(f"{file}: damaged: {printable(min(twice))} is in another file, too.")
+            self.tensors |= found
+        self.layout = "secateur" if any(header is not None for header in self.headers.values()) else None
+        if self.layout is None and (foreign := bitmask_tensors(checkpoint.entries, self.read)) is not None:
+            self.layout, self.tensors = "compressed-tensors", foreign
+
+    @cached_property
+    def entries(self) -> dict[str, TensorEntry]:
+        """Each tensor's dtype and shape."""
+        return {name: tensor.entry for name, tensor in self.tensors.items()}
+
+    @property
+    def encodings(self) -> dict[str, str]:
+        """The name of each tensor's encoding."""
+        return {name: tensor.word for name, tensor in self.tensors.items()}
+
+    @property
+    def masks(self) -> Mapping[str, Tensor]:
+        """The masks that were given to `save_compressed`, read on access."""
+        return _Masks(self)
+
+    @property
+    def tied(self) -> dict[str, str]:
+        """The names of tensors that are stored under another name."""
+        return {name: tensor.entry.name for name, tensor in self.tensors.items() if tensor.entry.name != name}
+
+    def raw(self, name: str) -> Array:
+        """A tensor's bytes, flat uint8; for dtypes that torch does not have, too."""
+        return self.tensors[name].bits(self.read).view(np.uint8)
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self.tensors[name].entry
+        if entry.torch_dtype is None:
+            raise CheckpointError(f"{printable(name)} in {entry.path} is {entry.dtype}, which this torch cannot read.")
+        raw = self.raw(name)
+        if entry.dtype == "BOOL" and raw.max(initial=0) > 1:
+            raise CheckpointError(f"{entry.path}: damaged: {printable(name)} holds bools that are neither 0 nor 1.")
+        return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tensors)
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
+        return name in self.tensors
+
+    def __eq__(self, other: object) -> bool:  # Mapping's own would read everything
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        dense = sum(entry.nbytes for entry in self.entries.values())
+        sizes = f"{self.checkpoint.nbytes} of {dense} bytes"
+        return f"CompressedCheckpoint({str(self.checkpoint.root)!r}: {len(self)} tensors, {sizes})"
+
+
+class _Masks(Mapping[str, Tensor]):
+    def __init__(self, checkpoint: CompressedCheckpoint) -> None:
+        self._checkpoint = checkpoint
+        self._names = [
+            name for name, tensor in checkpoint.tensors.items() if isinstance(tensor, StoredTensor) and tensor.explicit
+        ]
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self._checkpoint.tensors[name]
+        mask = tensor.mask(self._checkpoint.read)
+        if mask is None:
+            raise KeyError(name)
+        return torch.from_numpy(mask).reshape(tensor.entry.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+@overload
+def load_compressed(path: str | os.PathLike[str], model: None = None) -> CompressedCheckpoint: ...
+
+
+@overload
+def load_compressed(path: str | os.PathLike[str], model: Model) -> Model: ...
+
+
+def load_compressed(path: str | os.PathLike[str], model: nn.Module | None = None) -> CompressedCheckpoint | nn.Module:
+    """The tensors that `save_compressed` wrote to a file or directory, read on access; or the model that got them.
+
+    Reads the last sparse layouts of compressed-tensors (0.14), and dense safetensors, too. Headers and sizes are
+    checked at once, a tensor's content when it is read.
+
+    With a model, names and shapes have to be the model's, each tensor once or more under any of its names, and dtypes
+    become the model's. A weight with an attached mask gets both; tensors on the meta device become real. All is read
+    before the model is touched, which takes the memory of a second copy.
+
+    Raises:
+        CheckpointError: a file that is damaged, or that promises more than its size can justify.
+        ValueError: the model does not fit; nothing is changed. ImportError: zstd without the package zstandard.
+
+    >>> import tempfile
+    >>> from secateur.storage import save_compressed
+    >>> file = Path(tempfile.mkdtemp()) / "model.safetensors"
+    >>> done = save_compressed({"weight": torch.eye(100), "bias": -torch.zeros(100)}, file)
+    >>> loaded = load_compressed(file)
+    >>> loaded.encodings["weight"], loaded["weight"].sum().item(), loaded["bias"][0].item()
+    ('csr8', 100.0, -0.0)
+    >>> load_compressed(file, nn.Linear(100, 100)).bias[0].item()
+    -0.0
+    """
+    checkpoint = CompressedCheckpoint(open_either(Path(path)))
+    if model is None:
+        return checkpoint
+    _load_into(model, checkpoint, Path(path))
+    return model
+
+
+def _load_into(model: nn.Module, checkpoint: CompressedCheckpoint, path: Path) -> None:
+    state = {name: tensor for name, tensor in model.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
+    attached = {
+        name: original.removesuffix("_orig")
+        for original in attached_masks(model, list(state))
+        if original not in checkpoint
+        for name in (original, f"{original.removesuffix('_orig')}_mask")
+    }
+    sources = {name: attached.get(name, name) for name in state}
+    groups: dict[Any, list[str]] = {}
+    for name, tensor in state.items():
+        groups.setdefault(identity(tensor), []).append(name)
+    given = {key: [name for name in names if sources[name] in checkpoint] for key, names in groups.items()}
+    for names, words in (
+        ([groups[key][0] for key in groups if not given[key]], "lacks"),
+        (sorted(checkpoint.tensors.keys() - set(sources.values())), "holds what the model does not have:"),
+    ):
+        if names:
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise ValueError(f"{path} does not fit the model: it {words} {', '.join(names[:3])}{more}.")
+    for name, source in sources.items():
+        if source in checkpoint and checkpoint.entries[source].shape != tuple(state[name].shape):
+            shapes = f"{checkpoint.entries[source].shape}, in the model {tuple(state[name].shape)}"
+            raise ValueError(f"{path} does not fit the model: {source} has shape {shapes}.")
+    masks = checkpoint.masks
+    values: dict[Any, Tensor] = {}
+    for key, names in track(given.items(), "loading", total=len(given)):
+        for name in names:
+            source, is_mask = sources[name], name in attached and name.endswith("_mask")
+            if is_mask and source not in masks:
+                raise ValueError(f"{path} has no mask for {source}, which the model masks: detach(model) first.")
+            if key in values and checkpoint.tensors[source] is checkpoint.tensors[sources[names[0]]]:
+                continue
+            value = masks[source] if is_mask else checkpoint[source]
+            if key in values and not _same_bits(value, values[key]):
+                raise ValueError(f"the model ties {names[0]} and {name}, but in {path} they differ.")
+            values.setdefault(key, value)
+    with torch.no_grad():
+        for key, names in groups.items():
+            target = state[names[0]]
+            if target.is_meta:
+                _replace(model, names, target, values[key])
+            else:
+                target.copy_(laid_out(values[key].to(target.dtype), target))
+
+
+def _same_bits(first: Tensor, second: Tensor) -> bool:
+    return first.dtype == second.dtype and np.array_equal(bytes_of(first), bytes_of(second))
+
+
+def _replace(model: nn.Module, names: list[str], old: Tensor, new: Tensor) -> None:
+    """A tensor on the meta device, under all its names, by a real one."""
+    new = new.to(old.dtype)
+    if isinstance(old, nn.Parameter):
+        new = nn.Parameter(new, requires_grad=old.requires_grad)
+    for name in names:
+        module_name, _, key = name.rpartition(".")
+        module = model.get_submodule(module_name)
+        (module._parameters if isinstance(new, nn.Parameter) else module._buffers)[key] = new  # type: ignore[assignment]

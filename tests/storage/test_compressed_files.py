@@ -1,0 +1,227 @@
+"""The smallest encoding is taken, every bit comes back, and a file that lies is refused."""
+
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from benchmarks.storage import fuzz
+from secateur import make_masks
+from secateur.checkpoints import CheckpointError, TensorEntry, dtype_word, open_checkpoint
+from secateur.patterns import NM
+from secateur.storage import FREE, JUSTIFIED, load_compressed, save_compressed
+from secateur.storage.compressed_files import encode, header_of, stored_tensors
+from secateur.storage.encodings import BITMASK, CSR8, CSR16
+from support.stored import DTYPES, bits, drawn, entry_of, rewritten, same, sparse
+
+
+@given(st.sampled_from(DTYPES), st.floats(0, 1), st.integers(0, 300), st.integers(0, 99), st.booleans(), st.booleans())
+def test_whatever_is_encoded_decodes(dtype, density, numel, seed, zstd, masked):
+    tensor = drawn(dtype, (numel,), density, seed)
+    nonzero = bits(tensor).reshape(numel, tensor.element_size()).ne(0).any(1)
+    mask = (nonzero | (torch.arange(numel) % 3 == 0)).numpy() if masked else None
+    encoded = encode(entry_of(tensor), bits(tensor).numpy(), mask, scratch=io.BytesIO() if zstd else None)
+    named = {f"weight::{key}" if key else "weight": part for key, part in encoded.parts.items()}
+    data = {name: b"".join(piece.tobytes() for piece in part.pieces()) for name, part in named.items()}
+    entries = {
+        name: TensorEntry(name, part.word, part.shape, Path("file"), 0, part.nbytes) for name, part in named.items()
+    }
+    assert all(len(data[name]) == part.nbytes for name, part in named.items())
+    fields = {"dtype": dtype_word(dtype), "shape": [numel], "data_offsets": [0, tensor.nbytes]}
+    header = header_of({"weight": fields}, {})
+    about = {"kind": "compressed", "version": 1, "tensors": {"weight": encoded.record}}
+    metadata = {"secateur": json.dumps(about), "secateur.header": header.decode()}
+    stored = stored_tensors(Path("file"), entries, metadata)[0]["weight"]
+
+    def read(entry, start, out):
+        out[:] = np.frombuffer(data[entry.name], np.uint8)[start : start + out.size]
+
+    assert b"".join(piece.tobytes() for piece in stored.pieces(read)) == bits(tensor).numpy().tobytes()
+    assert np.array_equal(stored.bits(read).view(np.uint8), bits(tensor).numpy())
+    if masked:
+        assert np.array_equal(stored.mask(read), mask)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("density", [0.0005, 0.01, 0.1, 0.2, 0.5, 0.9, 0.999])
+def test_no_other_encoding_is_smaller(dtype, density):
+    tensor = drawn(dtype, (300, 256), density)
+    raw = bits(tensor).numpy()
+    width = tensor.element_size()
+    mask = raw.reshape(-1, width).any(1)
+    kept, values = int(mask.sum()), 1 if dtype == torch.bool else int(mask.sum())
+    sizes = [raw.size] + [
+        sum(dtype.itemsize * count for dtype, count in encoding.parts(mask.size, kept).values()) + values * width
+        for encoding in (BITMASK, CSR8, CSR16)
+    ]
+    chosen = encode(entry_of(tensor), raw)
+    assert chosen.nbytes <= min(size for size in sizes if raw.size <= FREE + JUSTIFIED * size) + 128 * 2
+    assert encode(entry_of(tensor), raw, scratch=io.BytesIO()).nbytes <= chosen.nbytes + 128 * 2
+
+
+@pytest.mark.parametrize(("n", "m"), [(2, 4), (1, 4), (1, 2), (4, 8), (8, 16)])
+def test_patterns_are_found_and_are_smaller_than_a_bitmask(tmp_path, n, m):
+    weight = torch.randn(64, 128)
+    weight = weight.where(make_masks({"weight": weight}, pattern=NM(n, m))["weight"], 0.0)
+    done = save_compressed({"weight": weight}, tmp_path / "file")
+    assert done.tensors[0].encoding == f"{n}:{m}"
+    assert done.tensors[0].stored < weight.nbytes * n // m + weight.numel() // 8
+    assert same(load_compressed(tmp_path / "file")["weight"], weight)
+
+
+def test_a_group_that_lacks_some_is_filled_up(tmp_path):
+    weight = torch.randn(64, 128)
+    weight = weight.where(make_masks({"weight": weight}, pattern=NM(2, 4))["weight"], 0.0)
+    weight[5, weight[5].nonzero()[3]] = 0
+    weight[7, weight[7].nonzero()[8]] = -0.0
+    done = save_compressed({"weight": weight}, tmp_path / "file")
+    assert done.tensors[0].encoding == "2:4"
+    assert same(load_compressed(tmp_path / "file")["weight"], weight)
+
+
+def test_one_value_is_stored_once(tmp_path):
+    mask = torch.rand(100, 100) < 0.5
+    done = save_compressed({"bool": mask, "ones": torch.ones(100, 100)}, tmp_path / "file")
+    assert [tensor.stored for tensor in done.tensors] == [1250 + 4, 1250 + 1]  # the widest first
+    assert same(load_compressed(tmp_path / "file")["bool"], mask)
+
+
+def test_negative_zeros_cost_a_bit(tmp_path):
+    weight = torch.randn(100, 100)
+    pruned = weight * make_masks({"weight": weight}, 0.9)["weight"]  # as torch's own pruning leaves them
+    assert int(torch.signbit(pruned[pruned == 0]).sum()) > 4000
+    done = save_compressed({"weight": pruned}, tmp_path / "file")
+    assert done.tensors[0].stored < 4 * 1000 + 10_000 // 8 + 10_000 // 8
+    assert same(load_compressed(tmp_path / "file")["weight"], pruned)
+
+
+def test_what_would_promise_too_much_is_stored_at_length(tmp_path):
+    zeros = torch.zeros(1 << 20, dtype=torch.float64)
+    for zstd in (False, True):
+        done = save_compressed({"zeros": zeros}, tmp_path / "file", zstd=zstd)
+        assert zeros.nbytes <= FREE + JUSTIFIED * done.tensors[0].stored
+        assert same(load_compressed(tmp_path / "file")["zeros"], zeros)
+
+
+def test_tensors_too_small_to_gain_stay_as_they_are(tmp_path):
+    assert save_compressed({"bias": torch.zeros(32)}, tmp_path / "file").tensors[0].encoding == "dense"
+
+
+def test_zstd_makes_it_smaller(tmp_path):
+    weight = sparse(256, 256)
+    sizes = [
+        save_compressed({"weight": weight}, tmp_path / "file", zstd=zstd).tensors[0].stored for zstd in (False, True)
+    ]
+    assert sizes[1] < 0.85 * sizes[0]
+
+
+def set_record(**words):
+    return lambda about: about["tensors"]["weight"].update(words)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (set_record(encoding="csr32"), "no encoding 'csr32'"),
+        (set_record(encoding=3), "damaged: tensors.weight.encoding must be a string, not 3"),
+        (set_record(kept=-1), "weight.kept must be a whole number of at least 0 and at most 4096, not -1"),
+        (set_record(kept=10**12), "weight.kept must be a whole number of .* at most 4096, not 10{12}"),
+        (set_record(kept=True), "weight.kept must be a whole number .* not true"),
+        (set_record(mask=1), "weight.mask must be true or false, not 1"),
+        (set_record(colour="red"), "damaged: tensors.weight.colour is not known"),
+        (set_record(kept=409), "weight::columns is not of dtype U8 and shape"),
+        (set_record(encoding="bitmask"), "lacks weight::bitmask"),
+        (set_record(encoding="dense"), "its record contradicts itself"),
+        (set_record(encoding="2:4"), "2:4 does not keep 410 of 4096"),
+        (set_record(signs=True), "lacks weight::signs"),
+        (set_record(constant=True), "weight::values is not of dtype F32 and shape"),
+        (set_record(zstd=["values"]), "weight::values is not of dtype"),
+        (set_record(zstd=["signs"]), "its record contradicts itself"),
+        (set_record(zstd=["columns", "columns"]), "its record contradicts itself"),
+        (set_record(zstd="columns"), 'weight.zstd must be a list, not "columns"'),
+        (lambda about: about["tensors"].pop("weight") and None, "lacks weight."),
+        (lambda about: about["tensors"].update(other={"encoding": "dense"}), "other belongs to no tensor"),
+        (lambda about: about["tensors"].update(weight=None), "tensors.weight must be an object, not null"),
+        (lambda about: {**about, "version": 2}, "version 2 of the format; this Secateur reads version 1. Use a newer"),
+        (lambda about: {**about, "tensors": []}, "tensors must be an object, not a list of 0"),
+        (lambda about: {**about, "tied": []}, "tied must be an object, not a list of 0"),
+        (lambda about: {**about, "tied": {"bias": "weight"}}, "bias is tied to nothing, or is there twice"),
+        (lambda about: {**about, "tied": {"x": "y"}}, "x is tied to nothing"),
+    ],
+)
+def test_records_that_lie(compressed, change, match):
+    with pytest.raises(CheckpointError, match=match):
+        load_compressed(rewritten(compressed, change))
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "match"),
+    [
+        ("wide::bitmask", lambda part: part ^ 1, "its places are those of"),
+        ("weight::columns", lambda part: part.flip(0), "do not ascend"),
+        ("weight::counts", lambda part: part + 1, "its counts make more entries than there are columns"),
+    ],
+)
+def test_places_that_lie(compressed, part, change, match):
+    tensors = open_checkpoint(compressed)
+    changed = change(tensors[part].int()).to(tensors[part].dtype)
+    with pytest.raises(CheckpointError, match=f"damaged: {part.split(':')[0]}: .*{match}"):
+        dict(load_compressed(rewritten(compressed, parts={part: changed})))
+
+
+def test_a_part_that_nobody_needs(compressed):
+    with pytest.raises(CheckpointError, match="weight::more belongs to no tensor"):
+        load_compressed(rewritten(compressed, parts={"weight::more": torch.zeros(1)}))
+
+
+def test_billions_of_entries_are_refused_before_any_is_made(tmp_path):
+    count = 2**40
+    header = header_of({"weight": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}, {})
+    about = {
+        "kind": "compressed",
+        "version": 1,
+        "tensors": {"weight": {"encoding": "csr16", "kept": 0, "zstd": ["counts"]}},
+    }
+    import zstandard
+
+    bomb = np.frombuffer(zstandard.compress(bytes(2**20)), np.uint8)
+    parts = {"weight::counts": torch.from_numpy(bomb.copy()), "weight::columns": torch.zeros(0, dtype=torch.uint16)}
+    parts["weight::values"] = torch.zeros(0)
+    metadata = {"secateur": json.dumps(about), "secateur.header": header.decode()}
+    save_file(parts, tmp_path / "file", metadata=metadata)
+    with pytest.raises(CheckpointError, match=f"bytes promise a tensor of {4 * count}; refused as too many"):
+        load_compressed(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("frame", "match"),
+    [
+        (lambda zstandard, size: zstandard.compress(bytes(size + 1)), "does not unpack to"),
+        (
+            lambda zstandard, size: zstandard.ZstdCompressor(write_content_size=False).compress(bytes(size)),
+            "does not unpack",
+        ),
+        (lambda zstandard, size: zstandard.compress(bytes(size))[:-1], r"does not unpack \("),
+        (lambda zstandard, size: zstandard.compress(bytes(size)) + b"more", r"does not unpack \("),
+        (lambda zstandard, size: bytes(40), r"does not unpack \("),
+    ],
+)
+def test_a_frame_that_unpacks_to_something_else(tmp_path, frame, match):
+    import zstandard
+
+    save_compressed({"weight": sparse(64, 64)}, tmp_path / "file.safetensors", zstd=True)
+    checkpoint = load_compressed(tmp_path / "file.safetensors")
+    changed = torch.frombuffer(bytearray(frame(zstandard, checkpoint.tensors["weight"].kept * 4)), dtype=torch.uint8)
+    path = rewritten(tmp_path / "file.safetensors", parts={"weight::values": changed})
+    with pytest.raises(CheckpointError, match=match):
+        load_compressed(path)["weight"]
+
+
+def test_damaged_files_are_read_or_refused():
+    assert sum(fuzz.fuzz(1500, seed=3).values()) == 1500
