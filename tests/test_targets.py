@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from secateur.blockwise import oneshot
-from secateur.blockwise.walk import NOT_A_PRODUCT
+from secateur.blockwise.solving import NOT_A_PRODUCT
 from secateur.checkpoints import sparsify_checkpoint
 from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
 from support.families import FAMILIES, batches, make

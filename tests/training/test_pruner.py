@@ -1,8 +1,6 @@
 """The Pruner's laws: the target exactly, zeros that stay zero, plain parameters, and the same run after a resume."""
 
 import copy
-import functools
-import itertools
 
 import pytest
 import torch
@@ -10,55 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur import NM, Block, Channels, Pruner, Rows, criteria, prune, regrowth, schedules, sparsity_of
-from secateur.allocation import above, erk, uniform
+from secateur import NM, criteria, prune, regrowth, schedules, sparsity_of
+from secateur.allocation import erk
 from secateur.pipeline.masks import masks_from_zeros
 from secateur.targets import find_targets
-
-SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
-quiet = functools.partial(Pruner, verbose=False)
-
-
-def network(seed=0, dtype=torch.float32):
-    torch.manual_seed(seed)
-    return nn.Sequential(
-        nn.Linear(8, 16), nn.ReLU(), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4)
-    ).to(dtype)
-
-
-def batch(step, dtype=torch.float32):
-    inputs = torch.randn(12, 8, generator=torch.Generator().manual_seed(step), dtype=torch.float64).to(dtype)
-    return inputs, inputs[:, :4].flip(1) * inputs[:, 4:]
-
-
-def train(model, optimizer, steps, begin=0):
-    for step in range(begin, begin + steps):
-        inputs, targets = batch(step, next(model.parameters()).dtype)
-        optimizer.zero_grad()
-        loss = (model(inputs) - targets).square().mean()
-        loss.backward()
-        optimizer.step()
-        yield step
-
-
-def run(model, optimizer, steps, begin=0):
-    for _ in train(model, optimizer, steps, begin):
-        pass
-
-
-def weights_of(model):
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.dim() > 1}
-
-
-def removed(model):
-    return sum(int((weight == 0).sum()) for weight in weights_of(model).values())
-
-
-def assert_zero_where_removed(model, pruner):
-    for name, mask in pruner.masks.items():
-        weight = model.get_parameter(name)
-        assert (weight[~mask] == 0).all(), name
-
+from support.training import (
+    SGD,
+    assert_zero_where_removed,
+    batch,
+    made_with,
+    network,
+    quiet,
+    removed,
+    run,
+    train,
+    weights_of,
+)
 
 # The target
 
@@ -83,16 +48,6 @@ def test_the_target_is_hit_to_the_unit_however_short_the_run(steps, sparsity, ma
     assert_zero_where_removed(model, pruner)
 
 
-def test_by_default_a_number_is_cubic_over_six_tenths_with_lamp_everywhere():
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, 0.9, total_steps=20)
-    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 20)]
-    total = sum(weight.numel() for weight in weights_of(model).values())
-    ramp = schedules.cubic(0.9, end=12)
-    assert seen == [round(ramp(step) * total) / total for step in range(1, 21)]
-
-
 def test_masks_nest():
     model = network()
     optimizer = SGD(model.parameters())
@@ -104,29 +59,12 @@ def test_masks_nest():
         before = after
 
 
-def test_a_function_of_ones_own_is_followed_where_it_changes():
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, lambda step: 0.0 if step < 3 else 0.25 if step < 6 else 0.75)
-    seen = [round(pruner.metrics()["sparsity"], 6) for _ in train(model, optimizer, 8)]
-    assert seen == [0.0, 0.0, 0.25, 0.25, 0.25, 0.75, 0.75, 0.75]
-
-
 def test_a_lower_target_changes_nothing():
     model = network()
     optimizer = SGD(model.parameters())
     pruner = quiet(model, optimizer, lambda step: 0.75 if step < 3 else 0.25)
     run(model, optimizer, 6)
     assert pruner.metrics()["sparsity"] == 0.75
-
-
-def test_milestones_are_met_whatever_the_interval():
-    model = network()
-    optimizer = SGD(model.parameters())
-    schedule = schedules.milestones({"1ep": 0.25, 0.5: 0.75})
-    pruner = quiet(model, optimizer, schedule, total_steps=10, steps_per_epoch=3, every=100)
-    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 10)]
-    assert seen == [0.0] * 2 + [0.25] * 2 + [0.75] * 6
 
 
 def test_a_run_that_ends_early_is_finished():
@@ -140,31 +78,6 @@ def test_a_run_that_ends_early_is_finished():
     assert not any(torch.signbit(weight[weight == 0]).any() for weight in weights_of(model).values())
     run(model, optimizer, 1)
     assert removed(model) == 0, "the optimizer is let go"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "allocate"),
-    [(Rows(), uniform), (Channels(), uniform), (Block(4, 4), erk), (Block(4, 1), uniform)],
-)
-def test_every_pattern_ends_at_its_units(pattern, allocate):
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, 0.5, total_steps=10, pattern=pattern, allocate=allocate, exclude="5.weight")
-    run(model, optimizer, 10)
-    units = [pattern.pool(mask.float()).gt(0) for mask in pruner.masks.values()]
-    assert sum(int(kept.sum()) for kept in units) == sum(kept.numel() for kept in units) / 2
-    assert_zero_where_removed(model, pruner)
-
-
-def test_n_of_m_goes_down_from_m_of_m():
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, pattern=NM(2, 4), total_steps=20)
-    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 20)]
-    assert sorted(set(seen)) == [0.0, 0.25, 0.5]
-    assert seen == sorted(seen)
-    for mask in pruner.masks.values():
-        assert (mask.reshape(-1, 4).sum(1) == 2).all()
 
 
 # Zeros stay zero
@@ -206,20 +119,6 @@ def test_zeros_stay_zero_in_every_dtype(dtype):
     assert pruner.metrics()["sparsity"] == 0.5
 
 
-def test_the_optimizers_state_of_removed_weights_is_zeroed_and_of_the_others_not():
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    run(model, optimizer, 3)
-    pruner = quiet(model, optimizer, schedules.milestones({1: 0.5}))
-    run(model, optimizer, 1)
-    for name, mask in pruner.masks.items():
-        for key in ("exp_avg", "exp_avg_sq"):
-            value = optimizer.state[model.get_parameter(name)][key]
-            assert (value[~mask] == 0).all()
-            assert (value[mask] != 0).any()
-        assert optimizer.state[model.get_parameter(name)]["step"] == 4
-
-
 def test_accumulated_gradients_count_once_a_step():
     model = network()
     optimizer = SGD(model.parameters())
@@ -231,25 +130,6 @@ def test_accumulated_gradients_count_once_a_step():
             optimizer.step()
             optimizer.zero_grad()
     assert pruner.step == 4
-    assert pruner.metrics()["sparsity"] == 0.5
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_steps_that_a_gradient_scaler_skips_are_not_counted(fused):
-    model = network()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
-    pruner = quiet(model, optimizer, 0.5, total_steps=6)
-    for step in range(8):
-        inputs, targets = batch(step)
-        optimizer.zero_grad()
-        scaler.scale((model(inputs) - targets).square().mean()).backward()
-        if step in (2, 5):
-            model[0].weight.grad[0, 0] = torch.inf
-        scaler.step(optimizer)
-        scaler.update()
-        assert_zero_where_removed(model, pruner)
-    assert pruner.step == 6
     assert pruner.metrics()["sparsity"] == 0.5
 
 
@@ -266,21 +146,6 @@ def test_autocast():
         optimizer.step()
     assert_zero_where_removed(model, pruner)
     assert pruner.metrics()["sparsity"] == 0.5
-
-
-def test_several_optimizers():
-    model = network()
-    first = SGD(model[0].parameters())
-    second = torch.optim.AdamW([*model[3].parameters(), *model[5].parameters()], lr=0.01)
-    pruner = quiet(model, [first, second], 0.5, total_steps=5)
-    for step in range(5):
-        inputs, targets = batch(step)
-        (model(inputs) - targets).square().mean().backward()
-        for optimizer in (first, second):
-            optimizer.step()
-            optimizer.zero_grad()
-        assert_zero_where_removed(model, pruner)
-    assert pruner.step == 5
 
 
 def test_a_closure_counts_one_step():
@@ -396,50 +261,6 @@ def test_activation_checkpointing_changes_nothing():
             optimizer.step()
         found.append(model.state_dict())
     assert all(torch.equal(found[0][key], found[1][key]) for key in found[0])
-
-
-def test_global_random_numbers_are_left_alone():
-    drawn = []
-    for pruned in (False, True):
-        model = network()
-        optimizer = SGD(model.parameters())
-        torch.manual_seed(3)
-        if pruned:
-            quiet(model, optimizer, 0.8, total_steps=4, criterion=criteria.random)
-        run(model, optimizer, 4)
-        drawn.append(torch.rand(3))
-    assert torch.equal(*drawn)
-
-
-def test_defaults_leave_embeddings_recurrence_and_bare_parameters_alone(capsys):
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.positions = nn.Parameter(torch.randn(4, 4))
-            self.embedding = nn.Embedding(5, 4)
-            self.recurrent = nn.LSTM(4, 4)
-            self.attention = nn.MultiheadAttention(4, 2)
-            self.convolution = nn.Conv1d(4, 4, 3)
-            self.norm = nn.LayerNorm(4)
-
-    model = Model()
-    pruner = Pruner(model, SGD(model.parameters()), 0.5, total_steps=10)
-    assert list(pruner.masks) == ["attention.in_proj_weight", "attention.out_proj.weight", "convolution.weight"]
-    printed = capsys.readouterr().out
-    assert printed == f"{pruner}\n"
-    assert "112 weights in 3 tensors of " in printed
-    assert "step        6  sparsity 0.5000" in printed
-    assert "an update every 1 step; then recovery until step 10" in printed
-    for reason in (
-        "vectors and scalars",
-        "1 × embeddings",
-        "2 × normalizations",
-        "2 × neither linear nor convolution (LSTM)",
-        "1 × neither linear nor convolution (Model)",
-    ):
-        assert reason in printed
-    names = list(quiet(model, SGD(model.parameters()), 0.5, total_steps=10, include="recurrent.weight*").masks)
-    assert names == ["recurrent.weight_ih_l0", "recurrent.weight_hh_l0"]
 
 
 # Starting sparse
@@ -612,12 +433,6 @@ def test_metrics():
     assert pruner.metrics()["churn"] == 0.25, "of the last update"
 
 
-def _make(**options):
-    model = options.pop("model", None) or network()
-    options = {"schedule": 0.5, "total_steps": 10, **options}
-    return quiet(model, options.pop("optimizer", None) or SGD(model.parameters()), **options)
-
-
 def _attached():
     model = network()
     prune.l1_unstructured(model[0], "weight", amount=0.5)
@@ -627,28 +442,32 @@ def _attached():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: _make(total_steps=None), ValueError, "0.6 is a fraction of the run: pass total_steps="),
-        (lambda: _make(schedule=None), ValueError, r"Unstructured\(\) needs a sparsity or a schedule"),
-        (lambda: _make(schedule=0.9, pattern=NM(2, 4)), ValueError, "removes 0.5 of the weights, not 0.9"),
-        (lambda: _make(schedule=1.5), ValueError, "final is a sparsity"),
-        (lambda: _make(model=_attached()), ValueError, r"0.weight_orig belongs to a mask that is attached: detach"),
-        (lambda: _make(model=nn.Sequential(nn.LSTM(2, 2))), ValueError, "no linear layer or convolution to prune"),
-        (lambda: _make(include="nothing"), ValueError, "no parameter matches 'nothing'"),
-        (lambda: _make(optimizer=object()), TypeError, "takes torch.optim optimizers, not a object"),
+        (lambda: made_with(total_steps=None), ValueError, "0.6 is a fraction of the run: pass total_steps="),
+        (lambda: made_with(schedule=None), ValueError, r"Unstructured\(\) needs a sparsity or a schedule"),
+        (lambda: made_with(schedule=0.9, pattern=NM(2, 4)), ValueError, "removes 0.5 of the weights, not 0.9"),
+        (lambda: made_with(schedule=1.5), ValueError, "final is a sparsity"),
+        (lambda: made_with(model=_attached()), ValueError, r"0.weight_orig belongs to a mask that is attached: detach"),
+        (lambda: made_with(model=nn.Sequential(nn.LSTM(2, 2))), ValueError, "no linear layer or convolution to prune"),
+        (lambda: made_with(include="nothing"), ValueError, "no parameter matches 'nothing'"),
+        (lambda: made_with(optimizer=object()), TypeError, "takes torch.optim optimizers, not a object"),
         (
-            lambda: _make(pattern=NM(2, 4), schedule=None, regrow=regrowth.rigl()),
+            lambda: made_with(pattern=NM(2, 4), schedule=None, regrow=regrowth.rigl()),
             ValueError,
             "says how much each group keeps: use sr_ste",
         ),
         (
-            lambda: _make(criterion=lambda w, *, movement: movement, regrow=regrowth.rigl()),
+            lambda: made_with(criterion=lambda w, *, movement: movement, regrow=regrowth.rigl()),
             ValueError,
             "movement needs removed weights to be held",
         ),
-        (lambda: _make(criterion=lambda w, *, input_norm: w), TypeError, "input_norm, which no training step shows"),
-        (lambda: _make(within={"x": torch.ones(1).bool()}), ValueError, "a mask for 'x', but it is not among"),
-        (lambda: _make(within={"0.weight": torch.ones(1).bool()}), ValueError, r"0.weight: a mask of shape \(1,\)"),
-        (lambda: _make(criterion=lambda w: w[:1]), Exception, "0.weight"),
+        (
+            lambda: made_with(criterion=lambda w, *, input_norm: w),
+            TypeError,
+            "input_norm, which no training step shows",
+        ),
+        (lambda: made_with(within={"x": torch.ones(1).bool()}), ValueError, "a mask for 'x', but it is not among"),
+        (lambda: made_with(within={"0.weight": torch.ones(1).bool()}), ValueError, r"0.weight: a mask of shape \(1,\)"),
+        (lambda: made_with(criterion=lambda w: w[:1]), Exception, "0.weight"),
     ],
 )
 def test_errors(make, error, message):
@@ -668,23 +487,6 @@ def test_a_failing_start_changes_nothing():
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_frozen_weights_have_no_gradient_to_go_by():
-    model = network()
-    model[0].weight.requires_grad_(False)
-    with pytest.raises(ValueError, match=r"0\.weight is frozen"):
-        _make(model=model, criterion=lambda w, *, grad: grad.abs())
-    with pytest.raises(ValueError, match=r"0\.weight is frozen"):
-        _make(model=model, regrow=regrowth.rigl())
-    assert _make(model=model).metrics()["sparsity"] == 0
-
-
-def test_pruning_by_gradients_needs_some():
-    model = network()
-    pruner = _make(model=model, criterion=lambda w, *, grad: grad.abs())
-    with pytest.raises(ValueError, match="no gradients: prune after backward"):
-        pruner.prune(0.3)
-
-
 def test_all_of_the_regrowth_rules_leave_the_counts_to_the_schedule():
     for options in RUNS.values():
         model = network()
@@ -695,79 +497,6 @@ def test_all_of_the_regrowth_rules_leave_the_counts_to_the_schedule():
         kept = sum(int(mask.sum()) for mask in pruner.masks.values())
         assert total - kept == round(pruner.schedule(10) * total)
         assert sparsity_of(pruner.masks) == pytest.approx(1 - kept / total)
-
-
-def test_drop_and_grow_keeps_each_tensors_count():
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(
-        model,
-        optimizer,
-        schedules.constant(0.6),
-        regrow=regrowth.rigl(until=1.0),
-        every=1,
-        total_steps=10,
-        allocate=erk,
-    )
-    counts = {name: int(mask.sum()) for name, mask in pruner.masks.items()}
-    moved = 0
-    for (_, before), after in itertools.pairwise((None, pruner.masks) for _ in train(model, optimizer, 9)):
-        assert {name: int(mask.sum()) for name, mask in after[1].items()} == counts
-        moved += sum(int((before[name] != mask).sum()) for name, mask in after[1].items())
-    assert moved > 0
-
-
-def test_convolutions_in_channels_last():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 2))
-    model = model.to(memory_format=torch.channels_last)
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, 0.75, total_steps=5)
-    for step in range(5):
-        inputs = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        model(inputs.to(memory_format=torch.channels_last)).square().mean().backward()
-        optimizer.step()
-    assert_zero_where_removed(model, pruner)
-    assert pruner._memory.masks["0.weight"].stride() == model[0].weight.stride()
-    total = sum(mask.numel() for mask in pruner.masks.values())
-    assert removed(model) == round(0.75 * total)
-
-
-def test_a_moved_model_is_followed():
-    """The weights' memory changes under the same parameters, as when a model is moved to another device."""
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, 0.8, total_steps=8)
-    run(model, optimizer, 4)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.clone()
-    run(model, optimizer, 4, begin=4)
-    assert_zero_where_removed(model, pruner)
-    assert removed(model) == round(0.8 * (8 * 16 + 16 * 16 + 16 * 4))
-
-
-def test_soft_movement_keeps_what_is_above_a_threshold():
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(
-        model,
-        optimizer,
-        schedules.constant(0.995),
-        criterion=criteria.soft_movement,
-        allocate=above(0.45),
-        regrow=regrowth.held(penalty=0.02),
-    )
-    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 40)]
-    assert seen[0] < 0.2
-    assert seen[-1] > 0.5, "the penalty lowers all scores"
-    for name, mask in pruner.masks.items():
-        assert torch.equal(mask, pruner._memory.movement[name].double().sigmoid() > 0.45), name
-
-
-def test_the_optimizer_of_another_model():
-    with pytest.warns(UserWarning, match="trains none of the 3 weights to be pruned"):
-        quiet(network(), SGD(network().parameters()), 0.5, total_steps=3)
 
 
 def test_weights_without_values():
@@ -798,17 +527,6 @@ def test_evidence_from_batches(criterion):
         assert model[0].weight.grad is not None
     assert_zero_where_removed(model, pruner)
     assert pruner.metrics()["sparsity"] == 0.75
-
-
-def test_masks_of_units_within_which_to_go_on():
-    """Channels of a narrow tensor are few weights: what is removed is counted in units."""
-    model = network()
-    within = {"5.weight": torch.tensor([False, False, False, True])[:, None].expand(4, 16)}
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, schedules.constant(2 / 36), pattern=Channels(), within=within)
-    assert [int(mask.any(1).sum()) for mask in pruner.masks.values()] == [16, 16, 1]
-    later = quiet(model, optimizer, schedules.constant(6 / 36), pattern=Channels(), within=within)
-    assert sum(int(mask.any(1).sum()) for mask in later.masks.values()) == 30
 
 
 def test_a_copy_whose_submodule_is_called_module():

@@ -461,7 +461,7 @@ def test_what_it_says():
     assert f"{pruner.metrics()['leaving']:.1%} of the parameters are to leave" in str(pruner)
 
 
-def _make(rule, *, freeze=None, total_steps=10, model=None, **options):
+def made_with(rule, *, freeze=None, total_steps=10, model=None, **options):
     model = Residual() if model is None else model
     if freeze:
         model.get_parameter(freeze).requires_grad_(False)
@@ -475,18 +475,18 @@ def _make(rule, *, freeze=None, total_steps=10, model=None, **options):
         (lambda: growing(0.5, EXAMPLE, speed=2), TypeError, r"takes the options of shrink \(allocate, .*not 'speed'"),
         (lambda: growing(0.5, EXAMPLE, target="latency"), ValueError, "a measured latency differs between runs"),
         (lambda: group_lasso(float("nan"), EXAMPLE), ValueError, "strength of a group lasso is a finite number"),
-        (lambda: _make(growing(0.5, EXAMPLE), total_steps=None), ValueError, "0.6 is a fraction of the run"),
-        (lambda: _make(growing(0.5, EXAMPLE, end=20)), ValueError, "ends at step 20, after the run of 10 steps"),
-        (lambda: _make(growing(0.5, EXAMPLE, begin=3, end=3)), ValueError, "begins at step 3, and ends at step 3"),
-        (lambda: _make(growing(0.9999, EXAMPLE)), ValueError, "of the params can leave"),
+        (lambda: made_with(growing(0.5, EXAMPLE), total_steps=None), ValueError, "0.6 is a fraction of the run"),
+        (lambda: made_with(growing(0.5, EXAMPLE, end=20)), ValueError, "ends at step 20, after the run of 10 steps"),
+        (lambda: made_with(growing(0.5, EXAMPLE, begin=3, end=3)), ValueError, "begins at step 3, and ends at step 3"),
+        (lambda: made_with(growing(0.9999, EXAMPLE)), ValueError, "of the params can leave"),
         (
-            lambda: _make(growing(0.5, EXAMPLE), freeze="up.bias"),
+            lambda: made_with(growing(0.5, EXAMPLE), freeze="up.bias"),
             ValueError,
             r"up.bias should become smaller but no optimizer trains it: pass exclude='up.bias'",
         ),
-        (lambda: _make(group_lasso(0.5, EXAMPLE), freeze="up.bias"), ValueError, "up.bias should become smaller"),
-        (lambda: _make(group_lasso(0.5, EXAMPLE, exclude="nothing")), ValueError, "'nothing' matches no tensor"),
-        (lambda: _make(group_lasso(0.5, EXAMPLE, exclude="*")), ValueError, "no unit of the model can leave"),
+        (lambda: made_with(group_lasso(0.5, EXAMPLE), freeze="up.bias"), ValueError, "up.bias should become smaller"),
+        (lambda: made_with(group_lasso(0.5, EXAMPLE, exclude="nothing")), ValueError, "'nothing' matches no tensor"),
+        (lambda: made_with(group_lasso(0.5, EXAMPLE, exclude="*")), ValueError, "no unit of the model can leave"),
     ],
 )
 def test_errors(make, error, message):
