@@ -160,7 +160,7 @@ def test_axes_reach_the_trace():
     assert find_coupling(model, torch.randn(2, 5)).frozen["first.weight", 0] == "doubled has no rule"
     rule("doubled")(value_by_value)
     assert free(model) == [8]
-    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units")) == 4
+    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units").model) == 4
 
 
 def test_what_is_followed_instead_reaches_the_trace_and_the_proof():
@@ -169,7 +169,7 @@ def test_what_is_followed_instead_reaches_the_trace_and_the_proof():
     declare("doubled", instead=lambda x: (seen.append(torch.is_grad_enabled()), x + x)[1])
     assert free(model) == [8]
     seen.clear()
-    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units")) == 4
+    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units").model) == 4
     assert set(seen) == {False, True}  # the proof goes backward, too
 
 
@@ -203,7 +203,7 @@ def test_rows_reach_the_origins(name, rows):
     coupling = find_coupling(model, x)
     scaled = coupling.scales({coupling.groups[0].axis: 2})
     assert [(tensor, factor) for tensor, _, _, factor in scaled] == [("q.weight", 0.5), ("q.bias", 0.5)]
-    assert shrink(model, x, 0.5, target="units").q.out_features == 4
+    assert shrink(model, x, 0.5, target="units").model.q.out_features == 4
 
 
 def test_what_writes_reaches_the_origins():
@@ -295,7 +295,7 @@ def test_how_it_is_called_steadily_reaches_the_trace_and_the_proof():
     declare("dropped", steady=lambda _function, x: (seen.append(torch.is_grad_enabled()), x.clone())[1])
     find_coupling(model, torch.randn(2, 5))
     assert seen
-    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units")) == 4
+    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units").model) == 4
 
 
 def test_how_it_is_proved_reaches_the_proof():
@@ -317,7 +317,7 @@ def test_how_it_is_proved_reaches_the_proof():
     with pytest.raises(ValueError, match=r"nothing of the model can leave|computed something else"):
         shrink(model, x, 0.5, target="units")  # a row of zeros has no direction
     declare("directions", proved=lambda function, weight: function(weight).nan_to_num(0.0))
-    assert shrink(model, x, 0.5, target="units").weight.shape == (4, 5)
+    assert shrink(model, x, 0.5, target="units").model.weight.shape == (4, 5)
 
 
 def test_what_does_not_count_reaches_the_proof():
@@ -334,5 +334,5 @@ def test_what_does_not_count_reaches_the_proof():
         return x / x.square().sum(-1, keepdim=True).add(1e-3).sqrt() if sums else x
 
     declare("standard", uncounted=uncounted)
-    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units")) == 4
+    assert of_width(shrink(model, torch.randn(2, 5), 0.5, target="units").model) == 4
     assert True in seen
