@@ -30,7 +30,7 @@ unit: $(VENV)/.test
 tested: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations=25 --doctest-modules tests src/secateur
 
-# the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/alone.py
+# the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/support/alone.py
 shuffled: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests \
 	  -p randomly --randomly-dont-reset-seed $(if $(ORDER),--randomly-seed=$(ORDER))
