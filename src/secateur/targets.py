@@ -437,6 +437,7 @@ def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:
 
 
 def matched(globs: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
+    """The names that one of the globs matches; None for no globs. A glob that matches nothing is a ValueError."""
     if globs is None:
         return None
     names = list(names)

@@ -458,3 +458,12 @@ def test_memory_is_that_of_a_few_tensors(tmp_path):
     shutil.rmtree(tmp_path / "out")
     print(f"{grown / size:.1f} tensors of {size / 1e6:.0f} MB")
     assert size < grown < 6 * size  # of 16; threads hold the tensors that they are at work on
+
+
+def test_no_globs_are_none_as_in_every_verb(tmp_path):
+    (tmp_path / "dense").mkdir()
+    save_file({"a.weight": torch.randn(4, 4), "b.weight": torch.randn(4, 4)}, tmp_path / "dense/model.safetensors")
+    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "both", 0.5, include=None, exclude=None)
+    assert done.targets == ("a.weight", "b.weight")
+    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "one", 0.5, include="a.*", exclude=None)
+    assert done.targets == ("a.weight",)

@@ -52,6 +52,8 @@ def test_tied_groups_leave_together():
         ValueError, match=r"nothing of the model can leave \(2 reasons\)\.\n  0\.weight dimension 1: an in"
     ):
         groups_in_scope(coupling, request(exclude="0.bias"))
+    with pytest.raises(ValueError, match=r"\n  include and exclude leave whole: 0\.weight, 2\.weight$"):
+        groups_in_scope(coupling, request(exclude="0.bias"))
     assert len(groups_in_scope(coupling, request())) == 2
 
 

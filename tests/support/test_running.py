@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.support import in_mode, restored, run_batch, run_example, tensors_in, tensors_of
+from secateur import criteria, sparsify
+from secateur.evidence import collect
+from secateur.pipeline import reestimate_batchnorm
+from secateur.support import in_mode, repeatable, restored, run_batch, run_example, tensors_in, tensors_of
 
 
 class Sum(nn.Module):
@@ -19,6 +22,24 @@ def test_example_inputs_are_what_the_model_is_called_with():
     for given in ((one, two), [one, two], {"x": one, "y": two}, UserDict(x=one, y=two)):
         assert run_example(Sum(), given).tolist() == [3, 3]
     assert run_example(Sum(), one) is one
+
+
+@pytest.mark.parametrize("batch", [torch.ones(4, 2), {"input": torch.ones(4, 2)}, "ab"])
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda _model, batches: repeatable(batches),
+        lambda model, batches: collect(model, batches, "input_norm"),
+        lambda model, batches: sparsify(model, 0.5, criterion=criteria.wanda, batches=batches),
+        lambda model, batches: reestimate_batchnorm(model, batches),
+    ],
+)
+def test_one_batch_is_not_taken_for_several(verb, batch):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    before = model[0].weight.clone()
+    with pytest.raises(TypeError, match=r"batches is an iterable of batches, not a (Tensor|dict|str); pass \[batch\]"):
+        verb(model, batch)
+    assert torch.equal(model[0].weight, before)
 
 
 def test_of_a_batch_the_target_is_split_off():

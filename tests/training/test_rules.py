@@ -28,6 +28,13 @@ def test_pruning_by_gradients_needs_some():
         pruner.prune(0.3)
 
 
+def test_what_regrows_is_a_value():
+    with pytest.raises(TypeError, match=r"regrow is what a function of secateur\.regrowth makes.*not 'rigl'"):
+        made_with(regrow="rigl")
+    with pytest.raises(TypeError, match=r"such as rigl\(\)"):
+        made_with(regrow=regrowth.rigl)
+
+
 def rules(criterion=criteria.magnitude, pattern=Unstructured(), regrow=None, collects=False):  # noqa: B008  frozen
     return Rules(criterion, pattern, everywhere, regrow, [], collects)
 

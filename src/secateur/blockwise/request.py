@@ -19,7 +19,7 @@ from secateur.allocation import Allocation
 from secateur.blockwise.processes import rank_and_world
 from secateur.blockwise.solving import Job, Layer, Solve
 from secateur.patterns import Pattern, word_of
-from secateur.support import Forward
+from secateur.support import Forward, check_batches
 
 __all__ = ["Request", "digest", "held_batches"]
 
@@ -59,8 +59,7 @@ class Request:
 
 def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """All batches, in a list if they can be gone through only once, and this process's share of them."""
-    if isinstance(batches, Tensor | Mapping | str):
-        raise TypeError(f"batches is an iterable of batches, not a {type(batches).__name__}; pass [batch].")
+    check_batches(batches)
     every = batches if isinstance(batches, Sequence) else list(batches)
     if not len(every):
         raise ValueError("there are no batches: what to prune is learned from running the model.")

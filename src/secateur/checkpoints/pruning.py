@@ -71,8 +71,8 @@ def sparsify_checkpoint(
     pattern: str | Pattern | None = None,
     criterion: str | Callable[..., Tensor] = magnitude,
     allocate: str | Allocation | None = None,
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
     seed: int = 0,
     arguments: Mapping[str, Any] | None = None,
 ) -> CheckpointSparsification:
@@ -142,7 +142,11 @@ def sparsify_checkpoint(
 
 
 def choose_targets(
-    checkpoint: Checkpoint, pattern: Pattern, *, include: Iterable[str] = (), exclude: Iterable[str] = ()
+    checkpoint: Checkpoint,
+    pattern: Pattern,
+    *,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
 ) -> tuple[list[str], dict[str, tuple[str, ...]]]:
     """The names to prune, and ``{reason: names}`` of all others.
 
@@ -244,8 +248,8 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
         )
 
 
-def _globs(globs: Iterable[str]) -> tuple[str, ...]:
-    return (globs,) if isinstance(globs, str) else tuple(globs)
+def _globs(globs: str | Iterable[str] | None) -> tuple[str, ...]:
+    return (globs,) if isinstance(globs, str) else tuple(globs or ())
 
 
 def _check_matches(option: str, glob: str, names: Iterable[str]) -> None:

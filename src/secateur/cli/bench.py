@@ -25,8 +25,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="MODULE:INPUTS",
-            help="A tensor or a dict of keyword arguments, or a function that makes one; of the size to be served. "
-            "Its module is imported and run, too. A directory needs none.",
+            help="A tensor, a tuple of arguments or a dict of keyword arguments, or a function that makes one; of the "
+            "size to be served. Its module is imported and run, too. A directory needs none.",
         ),
     ] = None,
     batch: Annotated[

@@ -57,7 +57,7 @@ def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -
         if example is None:
             raise ValueError(
                 f"{where} is no directory, so --example has to say what the model is given: module:inputs, "
-                "a tensor or a dict of keyword arguments."
+                "a tensor, a tuple of arguments or a dict of keyword arguments."
             )
         return model_of(where)[0], inputs_of(example), ""
     from transformers.utils import logging

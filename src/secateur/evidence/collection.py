@@ -20,6 +20,7 @@ from secateur.evidence.vocabulary import Evidence, checked_words, needs
 from secateur.support import (
     Forward,
     Loss,
+    check_batches,
     device_of,
     is_sharded,
     loss_of,
@@ -99,6 +100,7 @@ def collect(
     sharded = [name for name in places if is_sharded(weights[name])]
     if sharded and (impossible := [word for word in ("hessian_grad", "flow") if word in words]):
         raise TypeError(f"{sharded[0]} is sharded, and {impossible[0]} can't be gathered on shards; gather it before.")
+    check_batches(batches)
     batches = repeatable(batches) if "hessian_grad" in words else batches
 
     found: Evidence = {name: {} for name in places}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from secateur.support import (
     Forward,
+    check_batches,
     device_of,
     moved,
     private,
@@ -52,6 +53,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     >>> model.running_mean, model.running_var
     (tensor([3.5000]), tensor([1.]))
     """
+    check_batches(batches)
     found = batchnorms(model)
     if not found:
         warnings.warn(

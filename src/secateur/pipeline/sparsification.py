@@ -19,7 +19,7 @@ from secateur.patterns import Pattern, Unstructured
 from secateur.pipeline.batch_normalization import batchnorms, reestimate_batchnorm
 from secateur.pipeline.masks import Masks, apply_, attached_masks, choose_masks
 from secateur.selection import LazyScores
-from secateur.support import Forward, Loss, Undo, repeatable, track
+from secateur.support import Forward, Loss, Undo, check_batches, repeatable, track
 from secateur.targets import find_targets, stored_inputs_first, turned, turned_evidence
 
 __all__ = ["sparsify"]
@@ -119,6 +119,7 @@ def sparsify(
     if len(steps) > 1 and asked and evidence is not None:
         raise ValueError("evidence that was gathered before serves one round; pass batches= instead, or rounds=1.")
     if batches is not None and (collecting + reestimating) * len(steps) > 1:
+        check_batches(batches)
         first_is_enough = set(asked) == {"flow"} and not reestimating
         batches = list(itertools.islice(batches, 1)) if first_is_enough else repeatable(batches)
 

@@ -55,5 +55,8 @@ def groups_in_scope(coupling: Coupling, asked: Request) -> list[Group]:
         why = "".join(
             f"\n  {name} dimension {at}: {reason}" for (name, at), reason in list(coupling.frozen.items())[:10]
         )
-        raise ValueError(f"nothing of the model can leave ({len(reasons)} reasons).{why}")
+        kept = f"\n  include and exclude leave whole: {', '.join(group.name for group in coupling.groups[:10])}"
+        raise ValueError(
+            f"nothing of the model can leave ({len(reasons)} reasons).{why}{kept if coupling.groups else ''}"
+        )
     return left

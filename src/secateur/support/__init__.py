@@ -9,6 +9,7 @@ from secateur.support.records import Fields, open_regular
 from secateur.support.running import (
     Forward,
     Loss,
+    check_batches,
     device_of,
     in_mode,
     loss_of,
@@ -41,6 +42,7 @@ __all__ = [
     "Undo",
     "alternating",
     "bytes_text",
+    "check_batches",
     "count_nonzero",
     "device_of",
     "function_of",

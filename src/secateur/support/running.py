@@ -23,6 +23,7 @@ from secateur.support.per_thread import ONE_AT_A_TIME
 __all__ = [
     "Forward",
     "Loss",
+    "check_batches",
     "device_of",
     "in_mode",
     "loss_of",
@@ -162,12 +163,22 @@ def device_of(model: nn.Module) -> torch.device | None:
     return None
 
 
+def check_batches(batches: Iterable[Any]) -> None:
+    """Raises TypeError for one batch: going through a tensor or a dict gives its rows or its keys, and no batches."""
+    if isinstance(batches, Tensor | Mapping | str):
+        raise TypeError(f"batches is an iterable of batches, not a {type(batches).__name__}; pass [batch].")
+
+
 def repeatable(batches: Iterable[Any]) -> Iterable[Any]:
     """The batches, in a list if they can be gone through only once.
+
+    Raises:
+        TypeError: it is a batch, and not several; see `check_batches`.
 
     >>> repeatable(iter([1, 2]))
     [1, 2]
     """
+    check_batches(batches)
     return list(batches) if iter(batches) is batches else batches
 
 

@@ -131,6 +131,8 @@ class Pruner:
         warn_of_other_weights(self._optimizers, self._weights)
         if regrow is None and "movement" in needs(criterion):
             regrow = Held()
+        if not isinstance(regrow, DropAndGrow | Held | None):
+            raise TypeError(f"regrow is what a function of secateur.regrowth makes, such as rigl(), not {regrow!r}.")
         # an unstructured mask is the same either way, but for the order of ties
         inputs_first = [] if pattern == Unstructured() else stored_inputs_first(self._model, self._weights)
         self._rules = Rules(criterion, pattern, allocate, regrow, inputs_first, collects=batches is not None)
