@@ -133,9 +133,9 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
         source: what it was pruned from, if it is there still.
 
     Raises:
-        CheckpointError: either directory is damaged or missing, or there is no ``secateur.json`` to verify: none, or that
-            of a shrunken model; or the weights are compressed. What does not hold is no error, but one of the result's
-            ``problems``.
+        CheckpointError: either directory is damaged or missing, or there is no ``secateur.json`` to verify: none, or
+            that of a shrunken model; or the weights are compressed. What does not hold is no error, but one of the
+            result's ``problems``.
 
     >>> import json, tempfile
     >>> from safetensors.torch import save_file
@@ -153,8 +153,8 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
         raise CheckpointError(f"{directory}: no {RECORD} here, so that nothing is claimed; name a pruned directory.")
     if any(HEADER_KEY in metadata for metadata in checkpoint.metadata.values()):
         raise CheckpointError(
-            f"{directory}: compressed, and what {RECORD} says is of the weights before: write them with secateur expand, "
-            "and verify that directory."
+            f"{directory}: compressed, and what {RECORD} says is of the weights before: write "
+            "them with secateur expand and verify that directory."
         )
     hint = " It is not the record of this model, or no longer."
     read = Fields.read(directory / RECORD, error=CheckpointError, hint=hint, finite=False)
