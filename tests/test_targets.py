@@ -119,6 +119,15 @@ def test_a_model_inside_a_module_called_head_is_no_head():
     assert list(find_targets(nn.ModuleDict({"head": model}))) == ["head.body.weight", "head.last.weight"]
 
 
+def test_a_normalization_among_embeddings_is_called_what_it_is():
+    model = nn.ModuleDict({"embeddings": nn.ModuleDict({"words": nn.Embedding(9, 4), "LayerNorm": nn.LayerNorm(4)})})
+    assert left_alone(model, []) == {
+        "embeddings.words.weight": "embeddings",
+        "embeddings.LayerNorm.weight": "normalizations",
+        "embeddings.LayerNorm.bias": "normalizations",
+    }
+
+
 def test_a_gate_is_a_router_beside_experts_and_adapters_are_left_alone():
     block = nn.ModuleDict({"gate": nn.Linear(4, 2), "experts": nn.ModuleList([nn.Linear(4, 4)])})
     model = nn.ModuleDict({"moe": block, "gate": nn.Linear(4, 4), "up": nn.ModuleDict({"lora_A": nn.Linear(4, 2)})})

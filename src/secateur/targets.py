@@ -109,6 +109,7 @@ _EXPERTS = re.compile("[a-z_]*experts")
 _GATE = re.compile("gate|wg|[a-z_]*router")  # a router if there are experts beside it; else a layer like others
 _PRUNABLE_NAMES = re.compile(r"(^|\.)(weight|in_proj_weight)$")
 
+_OF_A_KIND = tuple(each for kind in KINDS for each in kind.modules)
 _LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
 
 
@@ -259,7 +260,7 @@ def _kinds(model: nn.Module) -> dict[Hashable, str]:
                 reasons[identity_of(parameter)] = MAGNITUDES
     for name, parameter in parameters.items():
         same = identity_of(parameter)
-        bare = not any(_is_layer(module) for module in owners[same])
+        bare = not any(_is_layer(module) or isinstance(module, _OF_A_KIND) for module in owners[same])
         for kind in KINDS:
             if (
                 any(isinstance(module, kind.modules) for module in owners[same])

@@ -363,6 +363,13 @@ def test_no_record_no_directory_and_a_damaged_shard(dense, tmp_path):
         verify_checkpoint(out)
 
 
+def test_the_record_of_a_shrunken_model_claims_no_zeros_and_is_not_damaged(dense):
+    (dense / RECORD).write_text('{"groups": {"fc.weight": {"from": 8, "to": 4}}, "parameters": {}}')
+    with pytest.raises(CheckpointError, match="the record of a model that was shrunken") as caught:
+        verify_checkpoint(dense)
+    assert "damaged" not in str(caught.value)
+
+
 names = st.sampled_from(["a.weight", "b", "scalar", "empty", "opaque", "\x1b[2J", "x" * 300])
 shares = st.one_of(st.floats(0, 1), st.integers(0, 1))
 records = st.fixed_dictionaries(

@@ -155,6 +155,9 @@ def test_what_is_wrong_is_one_line(folder):
         assert line in ended.stderr
         assert len(ended.stderr.splitlines()) == 1
         assert not (folder / "sparse").exists()
+    (folder / "dense/config.json").rename(folder / "config.json")
+    assert "has no config.json, which says what model this is" in call(folder, "-s", "0.5").stderr
+    (folder / "config.json").rename(folder / "dense/config.json")
     (folder / "sparse.unfinished").mkdir()
     (folder / "sparse.unfinished/note.txt").write_text("precious")
     (folder / "dense/secateur.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, sparsify_checkpoint, verify_checkpoint
 from secateur.storage import expand_checkpoint, load_compressed, save_compressed
 from secateur.storage.compressed_files import header_of
 from support.stored import same, sparse, tree
@@ -31,6 +31,15 @@ def test_a_directory_comes_back_byte_for_byte(tmp_path, sharded, zstd):
     assert tree(tmp_path / "again") == tree(sharded)
     assert (back.dense, back.stored) == (done.dense, done.stored)
     assert sorted(map(repr, back.tensors)) == sorted(map(repr, done.tensors))
+
+
+def test_a_compressed_directory_is_verified_once_it_is_expanded(tmp_path, sharded):
+    sparsify_checkpoint(sharded, tmp_path / "pruned", 0.5)
+    save_compressed(tmp_path / "pruned", tmp_path / "small")
+    with pytest.raises(CheckpointError, match=r"small: compressed, .* secateur expand"):
+        verify_checkpoint(tmp_path / "small")
+    expand_checkpoint(tmp_path / "small", tmp_path / "again")
+    assert verify_checkpoint(tmp_path / "again").ok
 
 
 def test_masks_of_a_directory_are_kept(tmp_path, sharded):

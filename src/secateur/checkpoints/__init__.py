@@ -1,6 +1,7 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
 from secateur.checkpoints.headers import (
+    HEADER_KEY,
     MAX_HEADER,
     CheckpointError,
     TensorEntry,
@@ -22,6 +23,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointSparsification",
+    "HEADER_KEY",
     "Inspection",
     "MAX_HEADER",
     "NO_WEIGHTS",

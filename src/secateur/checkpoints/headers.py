@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
+HEADER_KEY = "secateur.header"  # in the metadata of a compressed file: the header that the file had before
 MAX_DIMS = 64  # torch's own limit for most operations
 # Every dtype of the format and its width in bits.
 _BITS = {

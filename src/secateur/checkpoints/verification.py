@@ -40,7 +40,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.checkpoints.headers import CheckpointError, TensorEntry
+from secateur.checkpoints.headers import HEADER_KEY, CheckpointError, TensorEntry
 from secateur.checkpoints.inspection import zero_pieces
 from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
@@ -133,8 +133,9 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
         source: what it was pruned from, if it is there still.
 
     Raises:
-        CheckpointError: either directory is damaged or missing, or there is no ``secateur.json`` to verify. What does
-            not hold is no error, but one of the result's ``problems``.
+        CheckpointError: either directory is damaged or missing, or there is no ``secateur.json`` to verify: none, or
+            that of a shrunken model; or the weights are compressed. What does not hold is no error, but one of the
+            result's ``problems``.
 
     >>> import json, tempfile
     >>> from safetensors.torch import save_file
@@ -150,8 +151,19 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
     checkpoint = open_checkpoint(directory)
     if not (directory / RECORD).is_file():
         raise CheckpointError(f"{directory}: no {RECORD} here, so that nothing is claimed; name a pruned directory.")
+    if any(HEADER_KEY in metadata for metadata in checkpoint.metadata.values()):
+        raise CheckpointError(
+            f"{directory}: compressed, and what {RECORD} says is of the weights before: write "
+            "them with secateur expand and verify that directory."
+        )
     hint = " It is not the record of this model, or no longer."
-    claims = _Claims.of(Fields.read(directory / RECORD, error=CheckpointError, hint=hint, finite=False))
+    read = Fields.read(directory / RECORD, error=CheckpointError, hint=hint, finite=False)
+    if "pruned" not in read.values and "groups" in read.values:
+        raise CheckpointError(
+            f"{read.path}: the record of a model that was shrunken: no zeros are claimed, so that there are none to "
+            "count. secateur shrink proves what it writes, before it writes it."
+        )
+    claims = _Claims.of(read)
     dense = None if source is None else open_checkpoint(source)
     problems: list[str] = []
     unchecked = list(claims.unchecked)

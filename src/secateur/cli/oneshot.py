@@ -94,8 +94,9 @@ def oneshot(
     with clear_errors(), terminable(), _resumable():
         from secateur import allocation, patterns, solvers
         from secateur.allocation import narrowest
+        from secateur.blockwise import family_of, read_calibration
         from secateur.blockwise import oneshot as prune_blocks
-        from secateur.blockwise import read_calibration
+        from secateur.checkpoints import open_checkpoint
         from secateur.cli.printing.blocks import print_pruned_blocks
 
         solve, shared = solvers.parse(solver), allocation.parse(allocate)
@@ -116,6 +117,7 @@ def oneshot(
         _join_processes(device)
         if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
+        family_of(open_checkpoint(directory))  # a directory that holds no model is told before its tokenizer is missed
         with _warnings_as_lines():
             batches = read_calibration(
                 data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed

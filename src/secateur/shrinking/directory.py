@@ -222,7 +222,10 @@ def shrink_checkpoint(
 def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
     """The model of a Hugging Face directory on the meta device, with the dtypes of its files; no weight is read."""
     if not checkpoint.config:
-        raise CheckpointError(f"{checkpoint.root}: no config.json here; give the model, built on the meta device.")
+        raise CheckpointError(
+            f"{checkpoint.root}: has no config.json, which says what model this is; add it, or in Python give "
+            "the model, built on the meta device."
+        )
     kind, config = family_of(checkpoint)
     with blaming_config(checkpoint.root), torch.device("meta"), parameters_counted(checkpoint):
         model: nn.Module = kind(config)

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from secateur.checkpoints import MAX_HEADER, CheckpointError, TensorEntry, parse_header, parse_json
+from secateur.checkpoints import HEADER_KEY, MAX_HEADER, CheckpointError, TensorEntry, parse_header, parse_json
 from secateur.storage.encodings import (
     BITMASK,
     CSR8,
@@ -65,7 +65,7 @@ __all__ = [
 
 FORMAT_VERSION = 1
 KIND = "compressed"
-KEY, HEADER_KEY = "secateur", "secateur.header"
+KEY = "secateur"
 FREE, JUSTIFIED = 1 << 16, 1024  # bytes that a tensor may take in any case, and for each byte of its parts
 ENTRY = 128  # bytes that a part costs in the header, about
 ZSTD_LEVEL = 3  # higher ones gain under 1 % on weights, whose mantissas are noise
