@@ -126,6 +126,12 @@ def test_a_file_goes_only_where_arrows_go_and_through_doors(path):
             assert name in named_by(place), f"{place} does not name {name} in its __all__"
 
 
+def test_integrations_are_adapters_only():
+    """The arrow to training leads on to nearly every room; an adapter takes the pruner and writes a file."""
+    taken = {(place, name) for path in FILES if room_of(path) == "integrations" for place, name, _ in entered(path)}
+    assert taken == {("training", "Pruner"), ("support", "write_whole")}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
 def test_other_packages_are_imported_where_they_are_used(path):
     here = room_of(path)

@@ -146,14 +146,21 @@ def test_forms_of_the_same_documents(model, tmp_path, form, monkeypatch):
     assert digest(found) == digest(expected)
 
 
-def test_letters_of_several_bytes_are_not_cut(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(calibration, "_SPARSE", 40)
+@pytest.mark.parametrize(
+    ("letters", "sparse"), [(3, 40), (3, 1000), (12, 1000)], ids=["in places", "whole", "words longer than a piece"]
+)
+def test_letters_of_several_bytes_are_not_cut(model, tmp_path, monkeypatch, letters, sparse):
+    monkeypatch.setattr(calibration, "_SPARSE", sparse)
     monkeypatch.setattr(calibration, "_PIECE", 101)
+    pieces = []
+    whole = calibration._pieces
+    monkeypatch.setattr(calibration, "_pieces", lambda *of: (pieces.append(each) or each for each in whole(*of)))
     file = tmp_path / "text.txt"
-    file.write_text(" ".join(["ä€𝄞" * 3] * 400) + " é", encoding="utf-8")
-    for samples in (2, 12):  # in places; whole, in pieces
-        found = read_calibration(file, tokenizer_directory=model, samples=samples, sequence_length=20)
-        assert len(found) == samples
+    file.write_text(" ".join(["ä€𝄞" * letters] * 400) + " é", encoding="utf-8")
+    found = read_calibration(file, tokenizer_directory=model, samples=12, sequence_length=20)
+    assert len(found) == 12
+    assert "".join(pieces) == ("" if sparse == 40 else file.read_text(encoding="utf-8"))
+    assert all(len(piece.encode()) <= 202 for piece in pieces)
 
 
 def test_the_length_is_at_most_the_models(model, tmp_path):

@@ -15,7 +15,6 @@ def path(request, monkeypatch):
         monkeypatch.setattr(at_a_time, "COLLECTED", 500)
         monkeypatch.setattr(at_a_time, "PIECE", 64)
         monkeypatch.setattr(at_a_time, "SEGMENT", 192)
-        monkeypatch.setattr(at_a_time, "DEVICE_SEGMENT", 192)
     if request.param == "on a device":
         on_device = bracket._compare_on_device
         monkeypatch.setattr(bracket, "_compare_on_host", lambda *arguments: on_device(*arguments[:-1]))

@@ -27,6 +27,16 @@ def test_pieces_are_all_entries_in_row_major_order(name, path):
     assert path == "plain" or entries <= sizes.PIECE or len(pieces) > 1  # what a fixture sets is what is read
 
 
+def test_segments_on_an_accelerator_have_a_size_of_their_own(monkeypatch):
+    monkeypatch.setattr(sizes, "DEVICE_SEGMENT", 128)
+    table = torch.empty(50, 6, device="meta")  # no values, but the way of every device that is not the processor
+    assert [(at, len(part)) for at, part in sources.segments_of(table)] == [(0, 128), (128, 128), (256, 44)]
+    parts = [(at, len(part)) for at, part in sources.segments_of(table.t())]
+    assert [at for at, _ in parts] == [sum(size for _, size in parts[:number]) for number in range(len(parts))]
+    assert sum(size for _, size in parts) == 300
+    assert max(size for _, size in parts) <= 128
+
+
 def test_what_cannot_be_ranked_is_refused_by_name():
     for tensor, message in (
         (torch.zeros(2, dtype=torch.complex64), "w: complex scores have no order"),

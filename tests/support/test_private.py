@@ -118,13 +118,6 @@ def test_experts_in_turn_is_a_field_of_configurations_with_experts():
     assert getattr(config, field) == value
 
 
-@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.LayerNorm, nn.InstanceNorm2d, nn.RMSNorm])
-def test_is_normalization_whatever_it_is_taken_over(kind):
-    assert private.is_normalization(kind(4))
-    assert private.is_normalization(nn.GroupNorm(2, 4))
-    assert not private.is_normalization(nn.Linear(4, 4))
-
-
 def test_is_transposed_convolution_but_not_a_plain_one():
     assert private.is_transposed_convolution(nn.ConvTranspose2d(2, 2, 1))
     assert not private.is_transposed_convolution(nn.Conv2d(2, 2, 1))

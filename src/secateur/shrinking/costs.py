@@ -43,12 +43,6 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     return everywhere(scores, sparsity, pattern)
 
 
-_marked: Any = by_cost
-
-
-_marked.divides_by_cost = True
-
-
 def prices_of(cost: Callable[[Mapping[Axis, int]], float], tied: Sequence[Tied]) -> dict[Axis, float]:
     """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
     found: dict[Axis, float] = {}

@@ -26,7 +26,6 @@ __all__ = [
     "gathered_as",
     "is_batchnorm",
     "is_convolution",
-    "is_normalization",
     "is_tracing",
     "is_transposed_convolution",
     "is_wrapped",
@@ -92,11 +91,6 @@ def is_batchnorm(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm
 def is_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvNd]:
     """Whether it is one of torch's convolutions, transposed or not, or of a class made from them."""
     return isinstance(module, nn.modules.conv._ConvNd)
-
-
-def is_normalization(module: nn.Module) -> bool:
-    """Whether it is one of torch's normalizations, of a batch, a layer, groups or a root mean square."""
-    return isinstance(module, nn.LayerNorm | nn.GroupNorm | nn.modules.batchnorm._NormBase | nn.RMSNorm)
 
 
 def is_transposed_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvTransposeNd]:
