@@ -266,7 +266,7 @@ def test_integers_rank_nothing(dense, tmp_path):
 def test_a_missing_shard_and_a_missing_configuration(dense, tmp_path):
     source = changed(dense, tmp_path / "odd")
     (source / "config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"no config\.json here; give the model"):
+    with pytest.raises(CheckpointError, match=r"has no config\.json, .*; add it, or in Python give the model"):
         shrink_checkpoint(source, tmp_path / "small", 0.4)
     open_checkpoint(source).files[0].unlink()
     with pytest.raises(CheckpointError, match="is named here and is not in the directory"):
