@@ -67,4 +67,5 @@ def test_thirty_blocks_are_pruned_in_the_memory_of_three(tmp_path):
         assert ended.returncode == 0, ended.stderr
         peaks[layers] = int(ended.stdout)
     print({layers: f"{peak / 1e6:.1f} MB" for layers, peak in peaks.items()})
-    assert peaks[30] < 1.1 * peaks[3] + 27 * MODULES
+    # beside the libraries: 1.06 to 1.44 were measured on one core and on other processors, 1.7 when it grew with depth
+    assert peaks[30] < 1.5 * peaks[3] + 27 * MODULES
