@@ -12,6 +12,7 @@ from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import Configured
 from secateur.support import tensors_in
+from support.configured import Blocks, Config, random_of
 from support.unchanged import is_unchanged, state_of
 
 # of each what its configuration can say, found by experiment; the widths of T5 and Gemma 2 have to stay
@@ -60,40 +61,6 @@ def test_from_pretrained_loads_it_and_computes_the_same(name, tmp_path):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-class Config:
-    """The least that is needed; ``other`` equals ``hidden`` and says nothing of it."""
-
-    def __init__(self, **values):
-        vars(self).update({"width": 12, "hidden": 20, "other": 20, "layers": 2, "heads": 4, "inner": None}, **values)
-
-    def to_dict(self):
-        return dict(vars(self))
-
-    @classmethod
-    def from_dict(cls, values):
-        return cls(**values)
-
-
-class Blocks(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        self.config = config
-        self.first = nn.Linear(3, config.width)
-        self.layers = nn.ModuleList(
-            nn.Sequential(
-                nn.Linear(config.width, config.hidden), nn.GELU(), nn.Linear(config.hidden, config.width, bias=False)
-            )
-            for _ in range(config.layers)
-        )
-        self.last = nn.Linear(config.width, 2)
-
-    def forward(self, x):
-        x = self.first(x)
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.last(x)
-
-
 class Divided(Blocks):
     def __init__(self, config):
         if config.width % config.heads:
@@ -134,11 +101,6 @@ class Unset(Blocks):
 
 
 X = torch.ones(2, 3)
-
-
-def random_of(kind, **values):
-    torch.manual_seed(0)
-    return kind(Config(**values))
 
 
 def says_it(model, x=X):
