@@ -343,7 +343,7 @@ SCORES = {"layers.0.weight": torch.rand(8), "layers.1.weight": torch.rand(8), "h
         (lambda: by_name({"*": 50}), "For 50 percent write 0.5"),
         (lambda: by_name({"*": 0.5})(SCORES, 50, Unstructured()), "For 50 percent write 0.5"),
         (lambda: by_name({"layer.*": 0.5})(SCORES, 0.5, Unstructured()),
-         r"no tensor matches 'layer\.\*'; the closest names are layers\.1\.weight, layers"),
+         r"no tensor matches 'layer\.\*'; the closest names are layers\.1\.weight, head"),
         (lambda: by_name({"*": 0.5, "head.*": 0.1})(SCORES, 0.5, Unstructured()),
          r"'head\.\*' matches only tensors that an earlier glob took; put it before"),
         (lambda: by_name({"layers.*": 0.0})(SCORES, 0.5, Unstructured()),

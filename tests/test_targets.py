@@ -4,13 +4,14 @@ import re
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from secateur.blockwise import oneshot
 from secateur.blockwise.solving import NOT_A_PRODUCT
 from secateur.checkpoints import sparsify_checkpoint
 from secateur.targets import KINDS, find_layers, find_targets, kinds_by_name, kinds_within, left_alone
-from support.families import FAMILIES, batches, make
+from support.families import FAMILIES, SMALL, batches, make, without
 
 NAMES = {"embed_out.weight": "lm_head.weight"}  # GPT-NeoX's, as transformers reads it
 
@@ -29,8 +30,7 @@ def of_one_expert_or_all(names):
 def test_a_module_a_directory_and_blocks_leave_the_same_alone(family, tmp_path):
     """But for what only one of them sees.
 
-    A module: that a classifier scores no words, and that a layer with the name of an embedding is a convolution (these
-    families have neither). A directory: buffers, and a matrix for each expert. A walk through the blocks: what a weight
+    A directory: buffers, and a matrix for each expert. A walk through the blocks: what a weight
     is multiplied with, and what lies outside of them (here embeddings and heads).
     """
     model = make(family)
@@ -48,36 +48,122 @@ def test_a_module_a_directory_and_blocks_leave_the_same_alone(family, tmp_path):
     assert of_one_expert_or_all(in_blocks & matrices(model)) == in_memory
 
 
-class Classifier(nn.Module):
-    def __init__(self, classes):
+def transformers_model(kind, config, settings):
+    import transformers
+
+    torch.manual_seed(0)
+    return getattr(transformers, kind)(getattr(transformers, config)(**settings)).eval()
+
+
+ENCODER = without(SMALL, "num_key_value_heads", "vocab_size", "max_position_embeddings") | {"num_labels": 2}
+MODELS = {
+    "llama": lambda: make("llama"),
+    "llama that scores": lambda: transformers_model("LlamaForSequenceClassification", "LlamaConfig", SMALL),
+    "gpt2, tied": lambda: make("gpt2"),
+    "gpt2, its own head": lambda: transformers_model(
+        "GPT2LMHeadModel", "GPT2Config", FAMILIES["gpt2"][2] | {"tie_word_embeddings": False}
+    ),
+    "bert": lambda: make("bert"),
+    "bert, a classifier": lambda: transformers_model(
+        "BertForSequenceClassification", "BertConfig", ENCODER | {"vocab_size": 64}
+    ),
+    "vit": lambda: transformers_model(
+        "ViTForImageClassification", "ViTConfig", ENCODER | {"image_size": 8, "patch_size": 4}
+    ),
+    "swin": lambda: transformers_model(
+        "SwinForImageClassification",
+        "SwinConfig",
+        {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4},
+    ),
+    "whisper": lambda: transformers_model(
+        "WhisperForConditionalGeneration",
+        "WhisperConfig",
+        {
+            "vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "num_mel_bins": 8,
+        },
+    ),
+    "mixtral": lambda: make("mixtral"),
+    "mamba": lambda: make("mamba"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_and_the_directory_that_it_is_saved_in_have_the_same_targets(name, tmp_path):
+    model = MODELS[name]()
+    model.save_pretrained(tmp_path / "dense")
+    sparsify_checkpoint(tmp_path / "dense", tmp_path / "sparse", 0.5)
+    pruned = type(model).from_pretrained(tmp_path / "sparse")  # which reads files that name tensors otherwise, too
+    changed = {name for name, each in pruned.named_parameters() if not torch.equal(each, model.get_parameter(name))}
+    assert changed == set(find_targets(model))
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(30, 8)
+        self.words, self.rnn, self.fc = nn.Embedding(30, 8), nn.LSTM(8, 8, 2, bidirectional=True), nn.Linear(16, 2)
+        self.attention, self.token = nn.MultiheadAttention(8, 2, add_bias_kv=True), nn.Parameter(torch.zeros(1, 8))
+        self.words_embed = self.words
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+        self.older = nn.utils.parametrizations.orthogonal(nn.Linear(4, 4))
+
+
+def test_modules_of_torch_have_the_same_targets_in_a_file(tmp_path):
+    model = Recurrent()
+    (tmp_path / "dense").mkdir()
+    state = {name: each.clone().contiguous() for name, each in model.state_dict().items() if name != "words.weight"}
+    save_file(state, tmp_path / "dense/model.safetensors")
+    done = sparsify_checkpoint(tmp_path / "dense", tmp_path / "sparse", 0.5)
+    assert set(done.targets) == set(find_targets(model))
+    assert "rnn.weight_hh_l1_reverse" in done.targets
+
+
+class Classifier(nn.Module):
+    def __init__(self, first=nn.Embedding):
+        super().__init__()
+        self.words = first(30, 8)
         self.norm = nn.Linear(8, 8)
         self.embed = nn.Linear(8, 8)
-        self.pos_embed = nn.Parameter(torch.zeros(5, 8))
-        self.head = nn.Linear(8, classes)
+        self.body = nn.LSTM(8, 8)
+        self.class_token = nn.Parameter(torch.zeros(5, 8))
+        self.head = nn.Linear(8, 10)
 
 
-def test_the_last_layer_of_a_classifier_is_a_layer_like_others():
-    assert list(find_targets(Classifier(10))) == ["norm.weight", "embed.weight", "head.weight"]
-    assert list(find_targets(Classifier(30))) == ["norm.weight", "embed.weight"]
-    assert list(find_targets(Classifier(30), include="head.weight")) == ["head.weight"]
-    reasons = left_alone(Classifier(30), find_layers(Classifier(30)))
-    assert (reasons["head.weight"], reasons["pos_embed"]) == ("output heads", "embeddings")
+def shapes_of(model):
+    return {name: tuple(each.shape) for name, each in model.named_parameters() if each.dim() >= 2}
+
+
+def test_names_decide_where_there_is_a_module_too():
+    """What only a class tells are the words; all else is as in a directory."""
+    model = Classifier()
+    assert list(find_targets(model)) == ["body.weight_ih_l0", "body.weight_hh_l0"]
+    kinds = kinds_within(model)
+    assert kinds.pop("words.weight") == "embeddings"
+    assert kinds == kinds_by_name(shapes_of(model), ["words.weight"])
+    assert kinds == {
+        "class_token": "not named *.weight",
+        "norm.weight": "normalizations",
+        "embed.weight": "embeddings",
+        "head.weight": "output heads",
+    }
+    assert list(find_targets(model, include="head.weight")) == ["head.weight"]
+    assert left_alone(model, find_layers(model, include="body.*"))["head.weight"] == "output heads"
+
+
+def test_a_classifiers_head_is_one_where_there_are_embeddings():
+    images = nn.ModuleDict({"stem": nn.Conv2d(3, 8, 3), "classifier": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2))})
+    assert list(find_targets(images)) == ["stem.weight", "classifier.0.weight", "classifier.1.weight"]
+    assert not kinds_by_name(shapes_of(images))
+    images["patch_embed"] = nn.Conv2d(3, 8, 4)
+    assert list(find_targets(images)) == ["stem.weight"]
     plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 10))
     assert list(find_targets(plain)) == ["0.weight", "3.weight"]
 
 
-def test_where_there_is_only_a_name_what_looks_like_one_is_one_and_nothing_else():
-    shapes = {name: tuple(each.shape) for name, each in Classifier(10).named_parameters() if each.dim() >= 2}
-    assert kinds_by_name({**shapes, "rnn.weight_ih_l0": (8, 8), "fc.weight": (8, 8), "up.weight": (8, 8)}) == {
-        "pos_embed": "embeddings",
-        "norm.weight": "normalizations",
-        "embed.weight": "embeddings",
-        "head.weight": "output heads",
-        "rnn.weight_ih_l0": "not named *.weight",
-        "fc.weight": "output heads",
-    }
+def test_a_head_of_attention_in_a_numbered_block_is_none():
+    shapes = {"embed.weight": (9, 8), "blocks.0.heads.0.key.weight": (4, 8), "heads.0.weight": (9, 8)}
+    assert kinds_by_name(shapes) == {"embed.weight": "embeddings", "heads.0.weight": "output heads"}
 
 
 class Head(nn.Module):
@@ -101,7 +187,7 @@ class Given(nn.Module):
 
 
 def test_a_head_is_what_the_model_says_and_all_of_the_module_that_is_called_one():
-    assert list(find_targets(Given())) == ["body.weight", "lm_head.transform.weight", "lm_head.decoder.weight"]
+    assert list(find_targets(Given())) == ["body.weight"]
     model = Given()
     model.get_output_embeddings = lambda: model.lm_head.decoder
     assert list(find_targets(model)) == ["body.weight", "last.weight"]

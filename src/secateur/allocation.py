@@ -8,12 +8,10 @@ back.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from torch import Tensor
 from secateur import criteria, patterns
 from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.selection import LazyScores, comparable, counts_kept_overall, removed_lowest
-from secateur.support import function_of, track
+from secateur.support import function_of, matches, no_match, track
 
 __all__ = [
     "Allocation",
@@ -587,13 +585,12 @@ def _by_first_glob(globs: list[str], names: Iterable[str]) -> tuple[dict[str, li
     named: dict[str, list[str]] = {glob: [] for glob in globs}
     rest: list[str] = []
     for name in names:
-        first = next((glob for glob in globs if fnmatchcase(name, glob)), None)
+        first = next((glob for glob in globs if matches(name, [glob])), None)
         (rest if first is None else named[first]).append(name)
     for glob in [glob for glob in globs if not named[glob]]:
-        if any(fnmatchcase(name, glob) for name in names):
+        if any(matches(name, [glob]) for name in names):
             raise ValueError(f"{glob!r} matches only tensors that an earlier glob took; put it before the wider one.")
-        close = difflib.get_close_matches(glob, names, n=3, cutoff=0.0)
-        raise ValueError(f"no tensor matches {glob!r}; the closest names are {', '.join(close) or 'none'}.")
+        raise no_match(glob, names, "tensor")
     return named, rest
 
 

@@ -1,19 +1,21 @@
 """Which weights of a model are pruned, and what is left alone by default: one table, asked with a module or a name.
 
-Law: no tensor is a target twice, and a glob that matches nothing is an error. Where there is a module its class
-decides, and a name only where no class can tell. Where there is only a name, what looks like something to leave alone
-is left alone: to prune too little costs a little size, to prune an embedding costs the model.
+Law: no tensor is a target twice, and a glob that matches nothing is an error. A model and the directory that it is
+saved in have the same targets: names decide in both, and a class only where a name says nothing. What looks like
+something to leave alone is left alone: to prune too little costs a little size, to prune an embedding costs the model.
 """
 
 from __future__ import annotations
 
-import difflib
+import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from secateur.support import is_sharded, matched, private
 
 __all__ = [
     "KINDS",
@@ -41,76 +43,74 @@ class Kind:
         reason: the word for it in records and tables.
         why: in a sentence.
         modules: the classes whose parameters it is.
-        named: how its parameters are named, where there is only a name.
-        by_name: whether the name decides beside a module, too, since no class tells.
+        named: how its parameters are named, parametrized or not.
+        beside_embeddings: how they are named in a model that has embeddings.
     """
 
     reason: str
     why: str
     modules: tuple[type[nn.Module], ...] = ()
     named: re.Pattern[str] = re.compile("(?!)")
-    by_name: bool = False
+    beside_embeddings: re.Pattern[str] = re.compile("(?!)")
 
 
 # The first that fits is the reason; heads before embeddings because of GPT-NeoX's embed_out.
 KINDS = (
+    # A classifier's head, too, where it sits on a body that has embeddings: it is small, and was trained shortly upon a
+    # body that had long been, so that it is the first that a common threshold empties; movement pruning, oBERT and oViT
+    # leave it dense. A network without embeddings was trained as a whole: SNIP, RigL and STR prune its last layer, and
+    # nine tenths of VGG are in its classifier. No head is what lies in a numbered block, such as a head of attention.
     Kind(
         "output heads",
-        "A row is one word's score, and no layer after it makes up for what it loses.",
-        named=re.compile(
-            r"(^|\.)(([a-z0-9]+_)*heads?|embed_out|classifier|score|qa_outputs|cls|vocab_projector|output_projection"
-            r"|pre_classifier)\.|^(fc|output|model\.output)\.weight$"
+        "A row is the score of one word or class, and no layer after it makes up for what it loses.",
+        named=re.compile(r"(^|\.)(lm_heads?|embed_out|vocab_projector|shared_head)\."),
+        beside_embeddings=re.compile(
+            r"^([A-Za-z_]\w*\.)*?(([a-z0-9]+_)*heads?|classifier|pre_classifier|score|qa_outputs|cls|output_projection)\."
+            r"|^(fc|output|proj_out|model\.output)\.weight$"
         ),
     ),
     Kind(
         "adapters",
         "The factors of a low rank are small, and were trained to correct the weight beside them.",
         named=re.compile(r"(^|\.)(lora|vera|oft|hada|lokr|adalora)_[A-Za-z0-9_]+(\.|$)"),
-        by_name=True,
     ),
+    # Of words, positions and patches; four names deep, so that a model which is called an embedder is none.
     Kind(
         "embeddings",
-        "A row is read by itself: what it loses, its word or position has lost.",
+        "A row is read by itself: what it loses, its word or position has lost. All else rests on a patch's.",
         (nn.Embedding, nn.EmbeddingBag),
         re.compile(
-            r"(^|\.)(wte|wpe|shared|relative_attention_bias|[A-Za-z0-9_]*embed[A-Za-z0-9_]*)(\.|$)", re.IGNORECASE
+            r"(^|\.)([A-Za-z0-9_]*embed[A-Za-z0-9_]*(\.[^.]+){0,3}|(wte|wpe|shared|relative_attention_bias)\.weight)$",
+            re.IGNORECASE,
         ),
     ),
     Kind(
         "normalizations",
         "A factor for each feature: there is nothing to gain.",
-        (
-            nn.GroupNorm,
-            nn.LayerNorm,
-            nn.LocalResponseNorm,
-            nn.RMSNorm,
-            nn.modules.batchnorm._NormBase,
-        ),
-        re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)\.", re.IGNORECASE),
+        (nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm, nn.RMSNorm, *private.normalizations()),
+        re.compile(r"(^|\.)([A-Za-z0-9_]*norm[0-9_a-z]*|ln_?[a-z0-9]+|bn[0-9]*)(\.[^.]+){1,2}$", re.IGNORECASE),
     ),
     Kind(
         "routers",
         "Small, and they choose the experts: an error sends a token elsewhere.",
         named=re.compile(r"(^|\.)(router|shared_expert_gate)(\.|$)"),
-        by_name=True,
     ),
     Kind(
         "state matrices",
         "The logarithm of a decay, as in Mamba: 0 is a decay like others, and not nothing.",
         named=re.compile(r"(^|\.)A_logs?$"),
-        by_name=True,
     ),
 )
 HEADS, EMBEDDINGS = (next(kind for kind in KINDS if kind.reason == word) for word in ("output heads", "embeddings"))
 ROUTERS = "routers"
 MAGNITUDES = "magnitudes of weight normalization"
 VECTORS = "vectors and scalars"
+NO_WEIGHTS = "not named *.weight"
 _EXPERTS = re.compile("[a-z_]*experts")
 _GATE = re.compile("gate|wg|[a-z_]*router")  # a router if there are experts beside it; else a layer like others
-_PRUNABLE_NAMES = re.compile(r"(^|\.)(weight|in_proj_weight)$")
-
-_OF_A_KIND = tuple(each for kind in KINDS for each in kind.modules)
-_LAYERS = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+# of layers, recurrent layers and attention, and where a mask or a norm of weights is attached
+_WEIGHTS = re.compile(r"(^|\.)((in|q|k|v)_proj_)?weight(_[ihr]+(_l[0-9]+)?(_reverse)?)?(_orig|_v)?$")
+_PARAMETRIZED = re.compile(r"(^|\.)parametrizations\.([^.]+)\.original[0-9]*$")
 
 
 def find_layers(
@@ -174,48 +174,79 @@ def left_alone(model: nn.Module, targets: Iterable[str]) -> dict[str, str]:
 def kinds_within(model: nn.Module) -> dict[str, str]:
     """``{name: reason}`` of the matrices that are left alone for what they are, under the first of their names.
 
-    Embeddings, normalizations and magnitudes of weight normalization by the class of the module; routers, adapters and
-    state matrices by their names, and bare parameters that are called embeddings. An output head is what transformers'
-    ``get_output_embeddings`` gives, or a linear layer that is called one and has an output for each row of an
-    embedding; and what lies beside it in a module that is called one. A classifier's last layer is a layer like others.
+    What `kinds_by_name` leaves alone for its names (a tied one for any of them), and what no name tells: embeddings and
+    normalizations by the class of their module, magnitudes of weight normalization, and the output head that
+    transformers' ``get_output_embeddings`` gives.
 
     >>> class Model(nn.Module):
-    ...     def __init__(self, classes):
+    ...     def __init__(self):
     ...         super().__init__()
-    ...         self.words, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, classes)
-    >>> kinds_within(Model(9))
+    ...         self.words, self.body, self.head = nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    >>> kinds_within(Model())
     {'words.weight': 'embeddings', 'head.weight': 'output heads'}
-    >>> kinds_within(Model(2))
-    {'words.weight': 'embeddings'}
     """
     kinds = _kinds(model)
     found = ((name, kinds.get(identity_of(each))) for name, each in model.named_parameters() if each.dim() >= 2)
     return {name: reason for name, reason in found if reason is not None}
 
 
-def kinds_by_name(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """``{name: reason}`` of the tensors that are left alone for their names, where there are only names and shapes.
+def kinds_by_name(shapes: Mapping[str, tuple[int, ...]], embeddings: Iterable[str] = ()) -> dict[str, str]:
+    """``{name: reason}`` of the tensors that are left alone for their names: what is named as `KINDS` says, and what is
+    neither called a weight (``weight``, ``in_proj_weight``, ``weight_ih_l0``, …) nor a matrix for each of several
+    experts: buffers, class tokens, tables of biases.
 
-    Everything that `kinds_within` leaves alone and, since no module says what it is, what is named like it:
-    classifiers, convolutions that embed patches, linear layers of a normalization. And what is neither named
-    ``*.weight`` (or ``in_proj_weight``) nor a matrix for each of several experts.
+    Args:
+        shapes: of all tensors of the model, by their names.
+        embeddings: the names of those that are known to be embeddings, whatever they are called.
 
     >>> shapes = {"mlp.gate.weight": (4, 8), "mlp.experts.0.up.weight": (8, 8), "plain.gate.weight": (8, 8)}
-    >>> kinds_by_name({**shapes, "score.weight": (2, 8), "rnn.weight_ih_l0": (8, 8)})
-    {'mlp.gate.weight': 'routers', 'score.weight': 'output heads', 'rnn.weight_ih_l0': 'not named *.weight'}
+    >>> kinds_by_name({**shapes, "lm_head.weight": (9, 8), "rnn.weight_ih_l0": (8, 8), "class_token": (1, 8)})
+    {'mlp.gate.weight': 'routers', 'lm_head.weight': 'output heads', 'class_token': 'not named *.weight'}
+
+    A classifier's head is one where there are embeddings:
+
+    >>> kinds_by_name({"conv1.weight": (8, 3, 3, 3), "classifier.weight": (2, 8)})
+    {}
+    >>> kinds_by_name({"patch_embed.weight": (8, 3, 4, 4), "classifier.weight": (2, 8)})
+    {'patch_embed.weight': 'embeddings', 'classifier.weight': 'output heads'}
     """
+    plain = {name: _PARAMETRIZED.sub(r"\1\2", name) for name in shapes}
+    embedded = {name for name in shapes if EMBEDDINGS.named.search(plain[name])}.union(embeddings)
+    around = {path for name in embedded for path in _paths(plain.get(name, name))}
     beside = _beside_experts(shapes)
     reasons: dict[str, str] = {}
     for name, shape in shapes.items():
-        reason = next((kind.reason for kind in KINDS if kind.named.search(name)), None)
-        if reason is None and _is_router(name, beside):
-            reason = ROUTERS
-        fused = len(shape) == 3 and is_expert(name) and not name.endswith("bias")
-        if reason is None and not fused and not _PRUNABLE_NAMES.search(name):
-            reason = "not named *.weight"
-        if reason is not None:
-            reasons[name] = reason
+        called = plain[name]
+        if embedded and _in_a_head(called, around):
+            reasons[name] = HEADS.reason
+        elif kind := next((kind for kind in KINDS if kind.named.search(called)), None):
+            reasons[name] = kind.reason
+        elif _is_router(called, beside):
+            reasons[name] = ROUTERS
+        elif name.endswith("original0") and called != name and math.prod(shape) == max(shape, default=1):
+            reasons[name] = MAGNITUDES
+        elif len(shape) >= 2 and not _WEIGHTS.search(called) and not _is_fused(name, shape):
+            reasons[name] = NO_WEIGHTS
     return reasons
+
+
+def _is_fused(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether it is a matrix for each of several experts."""
+    return len(shape) == 3 and is_expert(name) and not name.endswith("bias")
+
+
+def _paths(name: str) -> Iterator[str]:
+    """The modules that a parameter is in, from the outermost, each with its dot."""
+    parts = name.split(".")[:-1]
+    yield from ("".join(f"{part}." for part in parts[:at]) for at in range(1, len(parts) + 1))
+
+
+def _in_a_head(name: str, around_embeddings: set[str]) -> bool:
+    """Whether a parameter beside embeddings is in a module that is called a head, and is no whole model."""
+    named = HEADS.beside_embeddings
+    return bool(named.fullmatch(name)) or any(
+        named.fullmatch(path) and path not in around_embeddings for path in _paths(name)
+    )
 
 
 def is_expert(name: str) -> bool:
@@ -250,45 +281,26 @@ def _is_router(name: str, beside_experts: set[str]) -> bool:
 def _kinds(model: nn.Module) -> dict[Hashable, str]:
     """The reasons of `kinds_within`, by the identity of the parameter."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    owners = _owners(model)
-    heads = tuple(_heads(model))
-    beside = _beside_experts(parameters)
     reasons: dict[Hashable, str] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             if _is_weight_norm_magnitude(module, name):
                 reasons[identity_of(parameter)] = MAGNITUDES
-    for name, parameter in parameters.items():
-        same = identity_of(parameter)
-        bare = not any(_is_layer(module) or isinstance(module, _OF_A_KIND) for module in owners[same])
-        for kind in KINDS:
-            if (
-                any(isinstance(module, kind.modules) for module in owners[same])
-                or (kind is HEADS and name.startswith(heads))
-                or (kind.by_name and kind.named.search(name))
-                or (kind is EMBEDDINGS and bare and kind.named.search(name))
-                or (kind.reason == ROUTERS and _is_router(name, beside))
-            ):
-                reasons.setdefault(same, kind.reason)
+    for same, owners in _owners(model).items():
+        kind = next((kind for kind in KINDS if any(isinstance(module, kind.modules) for module in owners)), None)
+        if kind is not None:
+            reasons.setdefault(same, kind.reason)
+    embeddings = []  # where they are: a head that is tied to one is not
+    for path, module in model.named_modules():
+        if isinstance(module, EMBEDDINGS.modules):
+            embeddings.append(f"{path}.weight")
+        given = _output_embeddings(module)
+        for parameter in () if given is None else given.parameters(recurse=False):
+            reasons.setdefault(identity_of(parameter), HEADS.reason)
+    shapes = {name: () if is_lazy(each) else tuple(each.shape) for name, each in parameters.items()}
+    for name, reason in kinds_by_name(shapes, embeddings).items():
+        reasons.setdefault(identity_of(parameters[name]), reason)
     return reasons
-
-
-def _heads(model: nn.Module) -> Iterator[str]:
-    """The paths, each with its dot, of the modules that score a vocabulary."""
-    modules = dict(model.named_modules())
-    words = {module.num_embeddings for module in modules.values() if isinstance(module, nn.Embedding)}
-    given = {id(_output_embeddings(module)) for module in modules.values()} - {id(None)}
-    for path, module in modules.items():
-        outputs = getattr(module, "nf", getattr(module, "out_features", None)) if _is_layer(module) else None
-        called = HEADS.named.search(f"{path}.") or HEADS.named.search(f"{path}.weight")
-        if path and (id(module) in given or (called and outputs in words)):
-            parts = path.split(".")
-            around = [".".join(parts[:at]) for at, part in enumerate(parts, 1) if HEADS.named.search(f"{part}.")]
-            yield next((f"{each}." for each in around if not _holds_words(modules[each])), f"{path}.")
-
-
-def _holds_words(module: nn.Module) -> bool:
-    return any(isinstance(each, nn.Embedding) for each in module.modules())
 
 
 def _output_embeddings(module: nn.Module) -> nn.Module | None:
@@ -349,8 +361,8 @@ def find_targets(
     """``{name: parameter}`` of the weights that pruning is for.
 
     By default every floating-point parameter of two or more dimensions, of any module, but for what `kinds_within`
-    leaves alone (embeddings, output heads over a vocabulary, normalizations, routers, adapters): the weights of linear,
-    convolution, recurrent and attention layers, and bare parameters of modules of one's own. A tensor that is shared,
+    leaves alone (embeddings, output heads, normalizations, routers, adapters, what is not called a weight): the weights
+    of linear, convolution, recurrent and attention layers, and those of modules of one's own. A tensor that is shared,
     as one Parameter or as two over the same memory, has the first of its names and is found once; if an embedding
     shares it, it is left alone.
 
@@ -419,15 +431,21 @@ def _owners(model: nn.Module) -> dict[Hashable, list[nn.Module]]:
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, _LAYERS) or type(module).__name__ == "Conv1D"
+    known = isinstance(module, nn.Linear | nn.MultiheadAttention) or private.is_convolution(module)
+    return known or type(module).__name__ == "Conv1D"
 
 
-def identity_of(parameter: nn.Parameter) -> Hashable:
-    """Equal for one Parameter, and for Parameters that are one tensor in memory."""
-    lazy = isinstance(parameter, nn.UninitializedParameter)
-    if lazy or parameter.device.type == "meta" or parameter.numel() == 0 or hasattr(parameter, "placements"):
-        return id(parameter)
-    return parameter.device, parameter.dtype, parameter.data_ptr(), parameter.shape, parameter.stride()
+def identity_of(tensor: Tensor) -> Hashable:
+    """Equal for one tensor, and for tensors that are the same memory, seen in the same way.
+
+    >>> import torch
+    >>> weight = torch.ones(2, 3)
+    >>> identity_of(weight) == identity_of(nn.Parameter(weight)), identity_of(weight) == identity_of(weight.t())
+    (True, False)
+    """
+    if is_lazy(tensor) or tensor.is_meta or tensor.numel() == 0 or is_sharded(tensor):
+        return id(tensor)
+    return tensor.device, tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:
@@ -435,18 +453,3 @@ def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:
     if isinstance(module, nn.utils.parametrize.ParametrizationList):
         return name == "original0" and type(module[0]).__name__ == "_WeightNorm"
     return name.endswith("_g") and f"{name[:-1]}v" in module._parameters
-
-
-def matched(globs: str | Iterable[str] | None, names: Iterable[str]) -> set[str] | None:
-    """The names that one of the globs matches; None for no globs. A glob that matches nothing is a ValueError."""
-    if globs is None:
-        return None
-    names = list(names)
-    found: set[str] = set()
-    for glob in [globs] if isinstance(globs, str) else globs:
-        matches = [name for name in names if fnmatchcase(name, glob)]
-        if not matches:
-            close = difflib.get_close_matches(glob, names, n=3, cutoff=0.0)
-            raise ValueError(f"no parameter matches {glob!r}; the closest names are {', '.join(close) or 'none'}.")
-        found.update(matches)
-    return found

@@ -1,4 +1,4 @@
-"""Blocks are found by structure, and within them what is left alone."""
+"""Blocks are found by structure."""
 
 import copy
 
@@ -6,12 +6,12 @@ import torch
 from torch import nn
 
 from secateur.blockwise import oneshot
-from secateur.blockwise.finding import find_blocks, left_alone_within
+from secateur.blockwise.finding import find_blocks
 from support.families import make
 from support.stacks import Block2, stack
 
 
-def test_blocks_and_what_is_left_alone_within():
+def test_blocks():
     assert list(find_blocks(stack())) == ["layers.0", "layers.1", "layers.2"]
     assert list(find_blocks(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)))) == ["0", "2"]
     mixed = nn.ModuleList([Block2(), nn.Sequential(nn.Linear(8, 8))])
@@ -21,9 +21,6 @@ def test_blocks_and_what_is_left_alone_within():
     assert list(find_blocks(nn.Sequential(plain, nn.Linear(8, 9)))) == ["0.1", "0.2", "0.4"]
     t5 = make("t5")
     assert list(find_blocks(t5)) == ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"]
-    assert left_alone_within(find_blocks(t5)["encoder.block.0"]) == {
-        "layer.0.SelfAttention.relative_attention_bias.weight": "embeddings"
-    }
 
 
 def test_a_plain_sequential_whose_blocks_stand_between_other_layers():

@@ -51,7 +51,10 @@ def test_prune_passes_every_option_on(model, tmp_path):
         (["--pattern", "2:4", "--allocate", "erk"], "leave --allocate out"),
         (["--pattern", "stripes", "-s", "0.5"], "no pattern is called 'stripes'"),
         (["--pattern", "3:2"], "n:m keeps n of every m"),
-        (["-s", "0.5", "--include", "*.up_prj.weight"], r"Close names: model\.layers\.\d+\.mlp\.up_proj\.weight"),
+        (
+            ["-s", "0.5", "--include", "*.up_prj.weight"],
+            r"the closest names are model\.layers\.\d+\.mlp\.up_proj\.weight",
+        ),
         (["-s", "0.5", "--exclude", "*"], "nothing to prune"),
     ],
 )

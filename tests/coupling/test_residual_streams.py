@@ -581,7 +581,7 @@ def test_errors():
         shrink(model, x, branches=1.5)
     with pytest.raises(ValueError, match="rank_branches must be 'influence' or 'criterion', not 'size'"):
         shrink(model, x, branches=0.5, rank_branches="size")
-    with pytest.raises(ValueError, match=r"'nothing\.\*' matches no tensor"):
+    with pytest.raises(ValueError, match=r"no tensor or group matches 'nothing\.\*'"):
         shrink(model, x, branches=0.5, exclude="nothing.*")
     with pytest.raises(ValueError, match="0 of the 2 residual branches can leave, not 1"):
         shrink(model, x, branches=0.5, exclude=["1.up", "2.up"])

@@ -293,7 +293,7 @@ def test_targets():
 
     model = Model()
     assert list(find_targets(model)) == [
-        "bare", "attention.in_proj_weight", "attention.out_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0",
+        "attention.in_proj_weight", "attention.out_proj.weight", "rnn.weight_ih_l0", "rnn.weight_hh_l0",
         "first.weight",
     ]  # fmt: skip
     assert list(find_targets(model, include="*.weight")) == [

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from secateur.targets import is_expert, kinds_within
+from secateur.targets import is_expert
 
-__all__ = ["experts_owners", "find_blocks", "is_expert", "left_alone_within"]
+__all__ = ["experts_owners", "find_blocks", "is_expert"]
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -78,19 +78,6 @@ def _is_composite(module: nn.Module) -> bool:
 
 def _matrix_entries(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.dim() >= 2)
-
-
-def left_alone_within(block: nn.Module) -> dict[str, str]:
-    """``{parameter of the block: reason}`` of the matrices that are not pruned unless they are asked for.
-
-    >>> class Block(nn.Module):
-    ...     def __init__(self):
-    ...         super().__init__()
-    ...         self.gate, self.experts = nn.Linear(4, 2), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
-    >>> left_alone_within(Block())
-    {'gate.weight': 'routers'}
-    """
-    return kinds_within(block)
 
 
 def experts_owners(block: nn.Module) -> list[nn.Module]:

@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from secateur.blockwise.finding import left_alone_within
-from secateur.targets import identity_of, matched
+from secateur.support import matched
+from secateur.targets import identity_of, kinds_within
 
 __all__ = ["block_of", "choose_targets"]
 
@@ -34,11 +34,7 @@ def choose_targets(
         holders.setdefault(identity_of(parameter), set()).add(block_of(name, blocks))
     targets: dict[str, nn.Parameter] = {}
     left_alone: dict[str, list[str]] = {}
-    reasons = {
-        f"{block}.{name}": reason
-        for block, module in blocks.items()
-        for name, reason in left_alone_within(module).items()
-    }
+    reasons = kinds_within(model)
     seen = set()
     for name, parameter in names.items():
         if parameter.dim() < 2 or not parameter.is_floating_point() or identity_of(parameter) in seen:

@@ -6,13 +6,10 @@ its name complete or not at all.
 
 from __future__ import annotations
 
-import difflib
 import itertools
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +26,7 @@ from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import printable, track
+from secateur.support import matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
 from secateur.version import __version__
 
@@ -158,17 +155,16 @@ def choose_targets(
         ValueError: a glob matches nothing, an ``include`` matches nothing that can be pruned, or nothing is left.
     """
     include, exclude = _globs(include), _globs(exclude)
-    for option, globs in (("include", include), ("exclude", exclude)):
-        for glob in globs:
-            _check_matches(option, glob, checkpoint)
+    included = matched(include, checkpoint, "tensor") or set()
+    excluded = matched(exclude, checkpoint, "tensor") or set()
     kinds = kinds_by_name({name: entry.shape for name, entry in checkpoint.entries.items()})
     targets: list[str] = []
     left_alone: dict[str, list[str]] = {}
     why: dict[str, str] = {}
     for name, entry in checkpoint.entries.items():
-        if any(fnmatchcase(name, glob) for glob in exclude):
+        if name in excluded:
             reason: str | None = "excluded"
-        elif include and not any(fnmatchcase(name, glob) for glob in include):
+        elif include and name not in included:
             reason = "not included"
         else:
             reason = _unprunable(entry, pattern, layout_of(name, entry.shape, checkpoint.config), bool(include))
@@ -180,9 +176,9 @@ def choose_targets(
             left_alone.setdefault(reason, []).append(name)
             why[name] = reason
     for glob in include:
-        matched = [name for name in checkpoint if fnmatchcase(name, glob)]
-        if all(why.get(name, "excluded") != "excluded" for name in matched):
-            example = f"{printable(matched[0])}: {why[matched[0]]}"
+        asked = [name for name in checkpoint if matches(name, [glob])]
+        if all(why.get(name, "excluded") != "excluded" for name in asked):
+            example = f"{printable(asked[0])}: {why[asked[0]]}"
             raise ValueError(f"include {glob!r} matches nothing that can be pruned ({example}).")
     if not targets:
         reasons = ", ".join(f"{len(names)} {reason}" for reason, names in left_alone.items()) or "no tensors"
@@ -250,30 +246,6 @@ def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
 
 def _globs(globs: str | Iterable[str] | None) -> tuple[str, ...]:
     return (globs,) if isinstance(globs, str) else tuple(globs or ())
-
-
-def _check_matches(option: str, glob: str, names: Iterable[str]) -> None:
-    names = list(names)
-    if any(fnmatchcase(name, glob) for name in names):
-        return
-    close = ", ".join(printable(name) for name in _close_names(glob, names)) or "none"
-    raise ValueError(f"{option} {glob!r} matches no tensor. Close names: {close}.")
-
-
-def _close_names(glob: str, names: list[str], count: int = 3) -> list[str]:
-    """The names with the part most like the glob, one of each kind of layer."""
-    plain = re.sub(r"[*?\[\]]+", "", glob).strip(".")
-    length = plain.count(".") + 1
-    likeness: dict[str, float] = {}
-    best: dict[str, tuple[float, str]] = {}
-    for name in names:
-        parts = name.split(".")
-        windows = {".".join(parts[at : at + length]) for at in range(max(1, len(parts) - length + 1))}
-        for window in windows - likeness.keys():
-            likeness[window] = difflib.SequenceMatcher(None, plain, window, autojunk=False).ratio()
-        kind = re.sub("[0-9]+", "*", name)
-        best[kind] = max(best.get(kind, (0.0, name)), (max(likeness[window] for window in windows), name))
-    return [name for _, name in sorted(best.values(), key=lambda found: -found[0])[:count]]
 
 
 def _write_record(

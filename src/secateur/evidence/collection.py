@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secateur.evidence.gradients import GRADIENTS, Gradients, averaged, flow_of, hessian_product
 from secateur.evidence.observation import Observation, groups_of_ranks
-from secateur.evidence.places import identity, places_of
+from secateur.evidence.places import places_of
 from secateur.evidence.statistics import STATISTICS
 from secateur.evidence.vocabulary import Evidence, checked_words, needs
 from secateur.support import (
@@ -33,7 +33,7 @@ from secateur.support import (
     unwrapped,
     whole,
 )
-from secateur.targets import find_targets
+from secateur.targets import find_targets, identity_of
 
 __all__ = ["collect"]
 
@@ -142,8 +142,8 @@ def collect(
         for word in words:
             if not _is_finite(entry[word]):
                 raise ValueError(f"{name}: {word} has entries that are NaN or infinite; look at the batches for such.")
-    names = {identity(weights[name]): name for name in places}
-    return {name: {word: found[names[identity(weight)]][word] for word in words} for name, weight in weights.items()}
+    names = {identity_of(weights[name]): name for name in places}
+    return {name: {word: found[names[identity_of(weight)]][word] for word in words} for name, weight in weights.items()}
 
 
 def _merge(found: Evidence, word: str, tensors: Mapping[str, Tensor]) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.evidence.places import Place, distinct, identity
+from secateur.evidence.places import Place, distinct
 from secateur.support import Forward, Loss, loss_of, mapped, run_batch, track
+from secateur.targets import identity_of
 
 __all__ = ["GRADIENTS", "Gradients", "averaged", "flow_of", "hessian_product"]
 
@@ -151,11 +152,11 @@ def flow_of(
     replaced: dict[str, Tensor] = {}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_floating_point():
-            same = identity(tensor)
+            same = identity_of(tensor)
             if same not in absolute:
                 absolute[same] = tensor.detach().double().abs()
             replaced[f"model.{name}"] = absolute[same]
-    wanted = {name: absolute[identity(found[0].parameter)].requires_grad_() for name, found in places.items()}
+    wanted = {name: absolute[identity_of(found[0].parameter)].requires_grad_() for name, found in places.items()}
     with torch.enable_grad(), torch.autocast(next(iter(wanted.values())).device.type, enabled=False):
         model.eval()  # batch normalization by its running statistics: those of a batch of ones are no one's
         outputs = torch.func.functional_call(_Runner(model, forward), replaced, (mapped(batch, _ones_like),))

@@ -6,13 +6,13 @@ Law: parameters over one memory are one weight.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from secateur.targets import identity_of as identity_of_parameter
+from secateur.targets import identity_of
 
-__all__ = ["Place", "distinct", "identity", "places_of"]
+__all__ = ["Place", "distinct", "places_of"]
 
 
 class Place(NamedTuple):
@@ -34,12 +34,12 @@ def places_of(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, list
     """``{name: places}``, several where a weight is tied; of names for one tensor the first."""
     names: dict[Hashable, str] = {}
     for name, weight in weights.items():
-        names.setdefault(identity(weight), name)
+        names.setdefault(identity_of(weight), name)
     places: dict[str, list[Place]] = {name: [] for name in names.values()}
     for module_name, module in model.named_modules():
         parent = model.get_submodule(module_name.rpartition(".")[0]) if module_name else None
         for key, parameter in module._parameters.items():
-            same = None if parameter is None else names.get(identity(parameter))
+            same = None if parameter is None else names.get(identity_of(parameter))
             if same is not None:
                 places[same].append(Place(module_name, module, key, parent))
     for name, found in places.items():
@@ -48,11 +48,6 @@ def places_of(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, list
                 f"{name} is no parameter of this {type(model).__name__}; pass weights=find_targets(model)."
             )
     return places
-
-
-def identity(tensor: Tensor) -> Hashable:
-    """Equal for tensors that are one weight in memory, be they Parameters or detached."""
-    return identity_of_parameter(cast("nn.Parameter", tensor))
 
 
 def distinct(places: list[Place]) -> list[nn.Parameter]:

@@ -12,7 +12,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -26,7 +25,7 @@ from secateur.inference.semi_structured import (
     why_not_semi_structured,
 )
 from secateur.native import LANES, MOST_COLUMNS, available, describe
-from secateur.support import Forward, alternating, device_of, moved, run_example, track, unchanged
+from secateur.support import Forward, alternating, device_of, matched, moved, run_example, track, unchanged
 
 __all__ = ["PackedLayer", "Packing", "is_conv1d", "pack", "put"]
 
@@ -178,18 +177,12 @@ def _layers(
         )
     if not layers:
         raise ValueError(f"{type(model).__name__} has no linear layer or convolution.")
-    for globs, keep in ((include, True), (exclude, False)):
-        for glob in [globs] if isinstance(globs, str) else globs or ():
-            if not any(fnmatchcase(name, glob) for name in layers):
-                raise ValueError(f"no layer matches {glob!r}; there are {', '.join(list(layers)[:5])}.")
-        if globs is not None:
-            words = [globs] if isinstance(globs, str) else list(globs)
-            layers = {
-                name: module
-                for name, module in layers.items()
-                if any(fnmatchcase(name, word) for word in words) == keep
-            }
-    return layers
+    included, excluded = matched(include, layers, "layer"), matched(exclude, layers, "layer") or set()
+    return {
+        name: module
+        for name, module in layers.items()
+        if (included is None or name in included) and name not in excluded
+    }
 
 
 def _is_layer(module: nn.Module) -> bool:

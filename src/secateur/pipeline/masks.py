@@ -28,12 +28,13 @@ from secateur.support import (
     is_sharded,
     laid_out,
     local,
+    matched,
     table,
     track,
     whole,
     write_whole,
 )
-from secateur.targets import find_targets, matched
+from secateur.targets import find_targets
 
 __all__ = [
     "Masks",

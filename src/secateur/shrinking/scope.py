@@ -6,10 +6,10 @@ Law: a group is left whole if any of its names says so; of groups that keep equa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from fnmatch import fnmatchcase
 
 from secateur.coupling import Coupling, Group
 from secateur.shrinking.request import Request
+from secateur.support import matched, matches
 
 __all__ = ["check_globs", "groups_in_scope", "may_leave", "names_of"]
 
@@ -22,16 +22,14 @@ def names_of(coupling: Coupling) -> set[str]:
 
 def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
     """Raises ValueError for a glob that matches none of the names."""
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in known):
-            raise ValueError(f"{glob!r} matches no tensor of the model.")
+    matched(globs, known, "tensor or group")
 
 
 def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
     """Whether one of the names is included, and none excluded."""
 
     def about(globs: Iterable[str]) -> bool:
-        return any(fnmatchcase(name, glob) for glob in globs for name in names)
+        return any(matches(name, globs) for name in names)
 
     return (include is None or about(include)) and not about(exclude)
 

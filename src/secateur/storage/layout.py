@@ -1,6 +1,6 @@
 """What saving, loading and expanding share: names of files, headers, indexes, and the bytes of tensors.
 
-Law: two tensors are stored once where they are the same memory, seen in the same way, and nowhere else.
+Law: what is written as a name, a header or an index is what safetensors and transformers write and read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from secateur.checkpoints import Checkpoint, CheckpointError, TensorEntry, open_checkpoint
 from secateur.storage.compressed_files import Read
 from secateur.storage.encodings import Array
-from secateur.support import is_sharded, whole
+from secateur.support import whole
 
 __all__ = [
     "COMPRESSED",
@@ -26,7 +26,6 @@ __all__ = [
     "bytes_of",
     "check_outside",
     "header_of_file",
-    "identity",
     "index_of",
     "open_either",
     "reader",
@@ -35,13 +34,6 @@ __all__ = [
 
 WEIGHTS, COMPRESSED, INDEX = ".safetensors", ".compressed.safetensors", ".index.json"
 INDEX_KEY = "secateur"  # of a compressed directory's index, whose value is the text of the index that it replaced
-
-
-def identity(tensor: Tensor) -> tuple[Any, ...]:
-    """Equal for two tensors that are the same memory, seen in the same way."""
-    if tensor.is_meta or not tensor.numel() or is_sharded(tensor):
-        return (id(tensor),)
-    return (tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
 
 
 def bytes_of(tensor: Tensor) -> Array:

@@ -20,8 +20,9 @@ from secateur.pipeline import attached_masks
 from secateur.storage.compressed_files import StoredTensor, stored_tensors
 from secateur.storage.compressed_tensors_layout import BitmaskTensor, bitmask_tensors
 from secateur.storage.encodings import Array
-from secateur.storage.layout import bytes_of, identity, open_either, reader
+from secateur.storage.layout import bytes_of, open_either, reader
 from secateur.support import laid_out, printable, track
+from secateur.targets import identity_of
 
 __all__ = ["CompressedCheckpoint", "load_compressed"]
 
@@ -176,7 +177,7 @@ def _load_into(model: nn.Module, checkpoint: CompressedCheckpoint, path: Path) -
     sources = {name: attached.get(name, name) for name in state}
     groups: dict[Any, list[str]] = {}
     for name, tensor in state.items():
-        groups.setdefault(identity(tensor), []).append(name)
+        groups.setdefault(identity_of(tensor), []).append(name)
     given = {key: [name for name in names if sources[name] in checkpoint] for key, names in groups.items()}
     for names, words in (
         ([groups[key][0] for key in groups if not given[key]], "lacks"),

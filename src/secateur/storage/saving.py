@@ -43,7 +43,6 @@ from secateur.storage.layout import (
     bytes_of,
     check_outside,
     header_of_file,
-    identity,
     index_of,
     open_either,
     reader,
@@ -51,6 +50,7 @@ from secateur.storage.layout import (
 )
 from secateur.storage.loading import CompressedCheckpoint
 from secateur.support import track, whole, whole_file
+from secateur.targets import identity_of
 
 __all__ = ["Compression", "save_compressed"]
 
@@ -239,7 +239,7 @@ def _tensors_of(
     tied: dict[str, str] = {}
     first: dict[Any, str] = {}
     for name, tensor in state.items():
-        same = first.setdefault((identity(tensor), module and name in attached), name)
+        same = first.setdefault((identity_of(tensor), module and name in attached), name)
         if same == name:
             tensors[name] = tensor
         else:

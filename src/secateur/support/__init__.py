@@ -2,6 +2,7 @@
 
 from secateur.support import private, records
 from secateur.support.files import naming, whole_file, write_whole
+from secateur.support.globs import matched, matches, no_match
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
@@ -54,8 +55,11 @@ __all__ = [
     "local",
     "loss_of",
     "mapped",
+    "matched",
+    "matches",
     "moved",
     "naming",
+    "no_match",
     "open_regular",
     "other_owners",
     "percent",

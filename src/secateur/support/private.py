@@ -32,6 +32,7 @@ __all__ = [
     "loaded_as",
     "memory_of",
     "multiply_all",
+    "normalizations",
     "padding_of",
     "reverted",
     "tells_of_steps",
@@ -137,6 +138,11 @@ def memory_of(tensor: Tensor) -> int:
 def multiply_all(tensors: list[Tensor], factors: list[Tensor]) -> None:
     """``tensor *= factor`` for each, in one call."""
     torch._foreach_mul_(tensors, factors)
+
+
+def normalizations() -> tuple[type[nn.Module], ...]:
+    """The class that torch's batch and instance normalizations are made from."""
+    return (nn.modules.batchnorm._NormBase,)
 
 
 def _no(*_: Any) -> bool:
