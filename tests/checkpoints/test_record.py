@@ -46,9 +46,16 @@ def test_no_number_that_is_none_comes_from_a_record_before(dense, tmp_path):
 def test_the_writer_has_no_way_to_write_them():
     for odd in (math.nan, math.inf, -math.inf):
         with pytest.raises(ValueError, match="not JSON compliant"):
-            record_text({"pruned": {"a": odd}})
-    assert strictly(record_text({"ä": 0.1})) == {"ä": 0.1}
+            record_text("sparsify", {"pruned": {"a": odd}})
+    assert strictly(record_text("sparsify", {"ä": 0.1}))["ä"] == 0.1
     assert check_arguments(None) == {}
+
+
+def test_every_record_begins_alike():
+    record = strictly(record_text("m", {"found": 1}, arguments={"a": 2}, previous={"b": 3}, versions={"other": "4"}))
+    assert list(record) == ["secateur", "torch", "other", "method", "arguments", "found", "previous"]
+    assert (record["torch"], record["method"], record["arguments"]) == (torch.__version__, "m", {"a": 2})
+    assert list(strictly(record_text("m", {}))) == ["secateur", "torch", "method", "arguments"]
 
 
 def test_a_source_without_a_record_and_one_that_is_damaged(dense):

@@ -48,11 +48,6 @@ def write_record(
         name for name in pruned if isinstance(request.pattern, Unstructured | Rows | NM) or files.stands_alone(name)
     }
     record = {
-        "secateur": __version__,
-        "torch": torch.__version__,
-        "transformers": said["versions"]["transformers"],
-        "method": "oneshot",
-        "arguments": dict(request.arguments or {}),
         "solver": said["solver"],
         "kept_weights": "unchanged" if all(found["kept_as_they_were"] for found in pruned.values()) else "updated",
         "pattern": said["pattern"],
@@ -73,6 +68,11 @@ def write_record(
         "warnings": list(done.warnings),
         "left_alone": files.left_alone(pruned, done.left_alone),
     }
-    if previous is not None:
-        record["previous"] = previous
-    run.add(RECORD, record_text(record))
+    text = record_text(
+        "oneshot",
+        record,
+        arguments=request.arguments,
+        previous=previous,
+        versions={"transformers": said["versions"]["transformers"]},
+    )
+    run.add(RECORD, text)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,8 @@ from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import matched, matches, printable, track
+from secateur.support import LazyTensors, matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
-from secateur.version import __version__
 
 __all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
 
@@ -205,7 +204,7 @@ def _unprunable(entry: TensorEntry, pattern: Pattern, layout: Layout, asked: boo
     return None
 
 
-class _Weights(Mapping[str, Tensor]):
+class _Weights(LazyTensors):
     """The targets as (outputs, inputs, ...), read on access; ``shapes`` without reading."""
 
     def __init__(self, checkpoint: Checkpoint, names: list[str]) -> None:
@@ -223,11 +222,9 @@ class _Weights(Mapping[str, Tensor]):
             tensor = tensor.float()  # torch does no arithmetic on 8-bit floats
         return self.layouts[name].to_rows(tensor)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.layouts)
-
-    def __len__(self) -> int:
-        return len(self.layouts)
+    @property
+    def known(self) -> Mapping[str, Layout]:
+        return self.layouts
 
 
 def _check_sparsity(sparsity: float | None, pattern: Pattern) -> None:
@@ -256,19 +253,12 @@ def _write_record(
     arguments: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
-    # No time and no absolute path of our own: the same call on the same files writes the same bytes.
     chosen = set(done.targets)
-    record = {
-        "secateur": __version__,
-        "torch": torch.__version__,
-        "method": "sparsify",
-        "arguments": dict(arguments),
+    found = {
         "pattern": word_of(pattern),
         "sparsity": {"targets": done.target_sparsity, "model": done.inspection.total().sparsity},
         "pruned": {tensor.name: tensor.sparsity for tensor in done.inspection.tensors if tensor.name in chosen},
         "removed": dict(removed),
         "left_alone": {reason: list(names) for reason, names in done.left_alone.items()},
     }
-    if previous is not None:
-        record["previous"] = previous
-    path.write_text(record_text(record), "utf-8")
+    path.write_text(record_text("sparsify", found, arguments=arguments, previous=previous), "utf-8")

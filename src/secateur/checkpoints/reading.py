@@ -5,7 +5,7 @@ unpickled. Whatever is wrong with a file is a `CheckpointError` of one line that
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_header, read_json
-from secateur.support import printable
+from secateur.support import LazyTensors, printable
 
 __all__ = ["Checkpoint", "open_checkpoint"]
 
@@ -23,8 +23,8 @@ SINGLE = "model.safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
-@dataclass(frozen=True)
-class Checkpoint(Mapping[str, Tensor]):
+@dataclass(frozen=True, eq=False)
+class Checkpoint(LazyTensors):
     """The tensors of a checkpoint by name, each read from disk on every access and held by nobody.
 
     ``entries`` tells shape, dtype and place without reading a tensor. ``files`` are the safetensors files in order,
@@ -53,20 +53,9 @@ class Checkpoint(Mapping[str, Tensor]):
             raise CheckpointError(f"{printable(name)} in {entry.path} is {entry.dtype}, which this torch cannot read.")
         return self.raw(name).view(dtype).reshape(entry.shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.entries)
-
-    def __len__(self) -> int:
-        return len(self.entries)
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
-        return name in self.entries
-
-    def __eq__(self, other: object) -> bool:  # Mapping's own would read the whole checkpoint
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    @property
+    def known(self) -> Mapping[str, TensorEntry]:
+        return self.entries
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.root)!r}: {len(self)} tensors in {len(self.files)} files)"

@@ -11,22 +11,49 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from secateur.checkpoints.headers import CheckpointError
 from secateur.support import printable, records
+from secateur.version import __version__
 
 __all__ = ["RECORD", "check_arguments", "check_places", "previous_record", "record_text"]
 
 RECORD = "secateur.json"
 
 
-def record_text(record: Mapping[str, Any]) -> str:
+def record_text(
+    method: str,
+    found: Mapping[str, Any],
+    *,
+    arguments: Mapping[str, Any] | None = None,
+    previous: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> str:
     """What ``secateur.json`` holds; `ValueError` for NaN or infinity, which Python writes though JSON has none.
 
-    >>> print(record_text({"sparsity": 0.5}), end="")
-    {
-      "sparsity": 0.5
-    }
+    No time and no path of our own: the same call on the same files writes the same bytes.
+
+    Args:
+        method: the verb.
+        found: what it says of the result.
+        arguments: how it was called, see `check_arguments`.
+        previous: of the source, see `previous_record`.
+        versions: of what else the result depends on, beside this library and torch.
+
+    >>> json.loads(record_text("sparsify", {"sparsity": 0.5}))["sparsity"]
+    0.5
     """
+    record = {
+        "secateur": __version__,
+        "torch": torch.__version__,
+        **(versions or {}),
+        "method": method,
+        "arguments": dict(arguments or {}),
+        **found,
+    }
+    if previous is not None:
+        record["previous"] = previous
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -51,8 +51,7 @@ from secateur.shrinking.roles import role_of
 from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, proof_words, text_of_parts
-from secateur.support import printable, tensors_of, track
-from secateur.version import __version__
+from secateur.support import LazyTensors, printable, tensors_of, track
 
 __all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]
 
@@ -302,7 +301,7 @@ def _names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     return found
 
 
-class _Weights(Mapping[str, Tensor]):
+class _Weights(LazyTensors):
     """The model's parameters by its own names, each read from the files on access."""
 
     def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
@@ -318,14 +317,12 @@ class _Weights(Mapping[str, Tensor]):
         row = entry.nbytes // entry.shape[0]
         yield from _rows(self.checkpoint, entry, max(1, _PIECE // (piece * row)) * piece)
 
-    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
+    def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
         return name in self.names and self.checkpoint.entries[self.names[str(name)]].is_floating_point
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+    @property
+    def known(self) -> Mapping[str, str]:
+        return self.names
 
 
 # ---- the proof ------------------------------------------------------------------------------------------------------
@@ -461,16 +458,10 @@ def _public(config: Any) -> dict[str, Any]:
 def _write_record(
     path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any], previous: Mapping[str, Any] | None
 ) -> None:
-    # no time and no path: the same call on the same files writes the same bytes
-    record = {
-        "secateur": __version__,
-        "torch": torch.__version__,
-        "arguments": dict(arguments),
+    found = {
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "groups": {name: {"from": before, "to": after} for name, (before, after) in done.counts.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
     }
-    if previous is not None:
-        record["previous"] = previous
-    path.write_text(record_text(record), "utf-8")
+    path.write_text(record_text("shrink", found, arguments=arguments, previous=previous), "utf-8")

@@ -6,7 +6,7 @@ Law: everything is read before a model is touched, and every bit of what was sav
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -21,7 +21,7 @@ from secateur.storage.compressed_files import StoredTensor, stored_tensors
 from secateur.storage.compressed_tensors_layout import BitmaskTensor, bitmask_tensors
 from secateur.storage.encodings import Array
 from secateur.storage.layout import bytes_of, open_either, reader
-from secateur.support import laid_out, printable, track
+from secateur.support import LazyTensors, laid_out, printable, track
 from secateur.targets import identity_of
 
 __all__ = ["CompressedCheckpoint", "load_compressed"]
@@ -29,7 +29,7 @@ __all__ = ["CompressedCheckpoint", "load_compressed"]
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class CompressedCheckpoint(Mapping[str, Tensor]):
+class CompressedCheckpoint(LazyTensors):
     """The tensors of a compressed checkpoint by name, each read and expanded on every access and held by nobody.
 
     ``entries`` tells dtype and shape without reading a tensor, ``encodings`` how each is stored, ``masks`` is a lazy
@@ -85,20 +85,9 @@ class CompressedCheckpoint(Mapping[str, Tensor]):
             raise CheckpointError(f"{entry.path}: damaged: {printable(name)} holds bools that are neither 0 nor 1.")
         return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.tensors)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would read the tensor
-        return name in self.tensors
-
-    def __eq__(self, other: object) -> bool:  # Mapping's own would read everything
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
+    @property
+    def known(self) -> Mapping[str, StoredTensor | BitmaskTensor]:
+        return self.tensors
 
     def __repr__(self) -> str:
         dense = sum(entry.nbytes for entry in self.entries.values())
@@ -106,25 +95,25 @@ class CompressedCheckpoint(Mapping[str, Tensor]):
         return f"CompressedCheckpoint({str(self.checkpoint.root)!r}: {len(self)} tensors, {sizes})"
 
 
-class _Masks(Mapping[str, Tensor]):
+class _Masks(LazyTensors):
     def __init__(self, checkpoint: CompressedCheckpoint) -> None:
         self._checkpoint = checkpoint
-        self._names = [
-            name for name, tensor in checkpoint.tensors.items() if isinstance(tensor, StoredTensor) and tensor.explicit
-        ]
+        self._stored = {
+            name: tensor
+            for name, tensor in checkpoint.tensors.items()
+            if isinstance(tensor, StoredTensor) and tensor.explicit
+        }
 
     def __getitem__(self, name: str) -> Tensor:
-        tensor = self._checkpoint.tensors[name]
+        tensor = self._stored[name]
         mask = tensor.mask(self._checkpoint.read)
         if mask is None:
             raise KeyError(name)
         return torch.from_numpy(mask).reshape(tensor.entry.shape)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
+    @property
+    def known(self) -> Collection[str]:
+        return self._stored
 
 
 @overload

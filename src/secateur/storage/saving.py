@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -49,7 +49,7 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import track, whole, whole_file
+from secateur.support import LazyTensors, track, whole, whole_file
 from secateur.targets import identity_of
 
 __all__ = ["Compression", "save_compressed"]
@@ -248,7 +248,7 @@ def _tensors_of(
     return tensors, attached, tied
 
 
-class _Attached(Mapping[str, Tensor]):
+class _Attached(LazyTensors):
     """Masks of any dtype as bool ones, each made on access."""
 
     def __init__(self) -> None:
@@ -258,14 +258,9 @@ class _Attached(Mapping[str, Tensor]):
         mask = whole(self.stored[name]).detach()
         return mask if mask.dtype == torch.bool else mask.ne(0)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.stored)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    def __contains__(self, name: object) -> bool:  # Mapping's own would make the mask
-        return name in self.stored
+    @property
+    def known(self) -> Mapping[str, Tensor]:
+        return self.stored
 
 
 def _check_plain(name: str, tensor: object) -> None:

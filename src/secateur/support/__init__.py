@@ -3,6 +3,7 @@
 from secateur.support import private, records
 from secateur.support.files import naming, whole_file, write_whole
 from secateur.support.globs import matched, matches, no_match
+from secateur.support.lazy import LazyTensors
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
@@ -36,6 +37,7 @@ from secateur.support.words import function_of, unknown
 __all__ = [
     "Fields",
     "Forward",
+    "LazyTensors",
     "Loss",
     "NewTensors",
     "ONE_AT_A_TIME",
