@@ -152,6 +152,19 @@ def test_the_record(source, tmp_path):
     assert again["previous"] == record
 
 
+def test_the_result_prints_as_a_table(source, tmp_path):
+    (source / "pytorch_model.bin").write_bytes(b"weights")
+    done = sparsify_checkpoint(source, tmp_path / "out", 0.5)
+    lines = str(done).splitlines()
+    assert lines[0].split() == ["Tensors", "Parameters", "Zeros"]
+    assert lines[1].split()[:2] == ["pruned", str(len(TARGETS))]
+    assert lines[1].endswith("50.0%")
+    left = {reason: str(len(names)) for reason, names in done.left_alone.items()}
+    for reason, count in left.items():
+        assert any(line.startswith(reason) and count in line.split() for line in lines[4:])
+    assert lines[-2:] == ["Copied as it was, with dense weights: pytorch_model.bin.", f"In {tmp_path / 'out'}."]
+
+
 def test_the_same_call_writes_the_same_bytes(source, tmp_path):
     def run(name, seed):
         state = torch.get_rng_state()

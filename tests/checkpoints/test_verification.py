@@ -139,6 +139,20 @@ def test_the_result_as_json(dense):
     assert [tensor["name"] for tensor in read["tensors"]] == [*open_checkpoint(dense)]
 
 
+def test_the_result_prints_as_a_table(dense):
+    found = verify_checkpoint(pruned(dense), dense)
+    total = len(found.tensors)
+    count = sum(tensor.claimed is not None for tensor in found.tensors)
+    assert str(found).splitlines()[:3] == [
+        f"{'':10}  Tensors  Zeros",
+        f"pruned      {count:7}  50.0%",
+        f"left alone  {total - count:7}",
+    ]
+    assert "what secateur.json claims holds, pattern 2:4, " in str(found)
+    alone = verify_checkpoint(pruned(dense))
+    assert str(alone).startswith("unchecked  no source was given")
+
+
 def test_a_pruned_checkpoint_pruned_again(dense):
     out = pruned(dense)
     again = out.parent / "again"

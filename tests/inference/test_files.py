@@ -23,7 +23,8 @@ def packed_file(clock, folder):
     model = nn.Sequential(nn.Linear(48, 64), nn.Linear(64, 40), nn.BatchNorm1d(40)).eval()
     sparsify(model, 0.8, pattern=GroupedColumns(16))
     pack(model, torch.randn(4, 48), kernels_too=False)
-    save_packed(model, folder / "packed.safetensors")
+    told = save_packed(model, folder / "packed.safetensors")
+    assert told.nbytes == (folder / "packed.safetensors").stat().st_size
     return model, folder / "packed.safetensors"
 
 
@@ -34,7 +35,10 @@ def dense_model():
 def test_saved_and_loaded(clock, tmp_path):
     model, path = packed_file(clock, tmp_path)
     other = dense_model()
-    load_packed(other, path)
+    told = load_packed(other, path)
+    assert (told.path, told.layers) == (path, {"0": "GroupedLinear", "1": "GroupedLinear"})
+    assert told == save_packed(other, path)
+    assert str(told).startswith("Layer  Form\n0      GroupedLinear\n1      GroupedLinear\n\n2 packed layers in ")
     x = torch.randn(4, 48)
     assert torch.equal(other(x), model(x))
     assert [type(m) for m in other] == [type(m) for m in model]

@@ -33,6 +33,27 @@ def test_statistics_are_averages_over_the_batches():
     assert model[1].num_batches_tracked == 3
 
 
+def test_what_moved_is_told():
+    model, batches = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(1)), [torch.tensor([[1.0, 2.0], [3.0, 2.0]])]
+    model[0].running_mean.copy_(torch.tensor([2.0, 0.0]))
+    model[0].running_var.copy_(torch.tensor([0.5, 4.0]))
+    model[0].eps = 0.0
+    told = reestimate_batchnorm(model, batches, forward=lambda model, batch: model[0](batch))
+    assert (told.batches, told.unreached) == (1, ("1",))
+    [layer] = told.layers
+    assert (layer.name, layer.channels) == ("0", 2)
+    assert layer.mean == pytest.approx((1 / 2) ** 0.5)  # by none, and by one of its two
+    assert layer.variance == pytest.approx(2.0)  # four times, and nothing of what became 0 times
+    torch.testing.assert_close(model[0].running_var, torch.tensor([2.0, 0.0]))
+    assert str(told).splitlines() == [
+        "BatchNorm  Channels  Mean moved by σ  Variance times",
+        "0                 2            0.707               2",
+        "",
+        "1 made anew from 1 batches.",
+        "1: not reached, and left as it was.",
+    ]
+
+
 def test_as_update_bn_but_without_dropout():
     model, batches = network(), [(batch, "a target") for batch in images()]
     oracle = copy.deepcopy(model)

@@ -147,6 +147,15 @@ def test_a_failing_call_changes_nothing():
     assert same(model, before)
 
 
+def test_apply_and_attach_return_the_masks():
+    masks = {"weight": torch.tensor([[True, False]])}
+    for verb in (apply_, attach):
+        done = verb(nn.Linear(2, 1), masks)
+        assert list(done) == ["weight"]
+        assert done["weight"] is masks["weight"]
+        assert "weight" in str(done).splitlines()[1]
+
+
 def test_attach_and_detach():
     model, zeroed = network(), network()
     original = snapshot(model)

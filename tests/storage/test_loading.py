@@ -1,5 +1,7 @@
 """Compressed checkpoints read: into models, tensor by tensor, and refused where a model does not fit."""
 
+import pickle
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -17,6 +19,19 @@ def test_masks_of_a_file_are_read_one_by_one(tmp_path):
     masks.save({"weight": weight != 0}, tmp_path / "masks.safetensors")
     save_compressed({"weight": weight}, tmp_path / "file", masks=open_checkpoint(tmp_path / "masks.safetensors"))
     assert torch.equal(load_compressed(tmp_path / "file").masks["weight"], weight != 0)
+
+
+def test_a_pickle_of_it_reads_the_same_files(compressed, sharded, tmp_path):
+    save_compressed(sharded, tmp_path / "small")
+    weight = sparse(30, 40)
+    save_compressed({"weight": weight}, tmp_path / "masked", masks={"weight": weight != 0})
+    for path in (compressed, tmp_path / "small", tmp_path / "masked"):
+        loaded = load_compressed(path)
+        again = pickle.loads(pickle.dumps(loaded))
+        assert list(again) == list(loaded)
+        assert (again.encodings, again.layout, again.tied) == (loaded.encodings, loaded.layout, loaded.tied)
+        assert all(same(again[name], tensor) for name, tensor in loaded.items())
+        assert {name: mask.sum() for name, mask in again.masks.items()} == {n: m.sum() for n, m in loaded.masks.items()}
 
 
 class Tied(nn.Module):

@@ -33,6 +33,15 @@ def test_every_dtype_comes_back_bit_for_bit(tmp_path, dtype, zstd):
     assert not loaded.masks
 
 
+def test_what_was_written_prints_as_a_table(tmp_path):
+    done = save_compressed({"zeros": torch.zeros(1000), "ones": torch.ones(250)}, tmp_path / "file")
+    header, *rows, _, total = str(done).splitlines()
+    assert header.split() == ["Encoding", "Tensors", "Dense", "Stored", "Ratio"]
+    assert [row.split()[:4] for row in rows] == [["bitmask", "1", "4", "kB"], ["dense", "1", "1", "kB"]]
+    assert total.startswith(f"{tmp_path / 'file'}: ")
+    assert total.endswith("with headers.")
+
+
 def test_layouts_in_memory_do_not_matter(tmp_path):
     base = sparse(40, 60)
     tensors = {

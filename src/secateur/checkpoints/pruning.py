@@ -26,7 +26,7 @@ from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import LazyTensors, matched, matches, printable, track
+from secateur.support import LazyTensors, matched, matches, percent, printable, table, track
 from secateur.targets import VECTORS, kinds_by_name
 
 __all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
@@ -39,7 +39,7 @@ NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 @dataclass(frozen=True)
 class CheckpointSparsification:
-    """What `sparsify_checkpoint` did: ``inspection`` is measured on the written files.
+    """What `sparsify_checkpoint` did, which prints as a table: ``inspection`` is measured on the written files.
 
     ``left_alone`` maps each reason to the tensors; ``stale`` are files that were copied and still hold dense weights.
     """
@@ -57,6 +57,26 @@ class CheckpointSparsification:
         chosen = set(self.targets)
         pruned = [tensor for tensor in self.inspection.tensors if tensor.name in chosen]
         return sum(tensor.zeros or 0 for tensor in pruned) / sum(tensor.numel for tensor in pruned)
+
+    def __str__(self) -> str:
+        """How much was pruned, what was left alone and why, and where it is."""
+        sizes = {tensor.name: tensor.numel for tensor in self.inspection.tensors}
+        total = self.inspection.total()
+        count = sum(sizes[name] for name in self.targets)
+        rows = [
+            ("pruned", f"{len(self.targets):,}", f"{count:,}", percent(self.target_sparsity)),
+            ("whole model", f"{total.tensors:,}", f"{total.parameters:,}", percent(total.sparsity)),
+        ]
+        lines = [table(["", ">Tensors", ">Parameters", ">Zeros"], rows), ""]
+        if self.left_alone:
+            left = [
+                (why, f"{len(names):,}", f"{sum(sizes[name] for name in names):,}", max(names, key=sizes.__getitem__))
+                for why, names in self.left_alone.items()
+            ]
+            lines += [table(["Left alone", ">Tensors", ">Parameters", "Such as"], left), ""]
+        lines += [f"Copied as it was, with dense weights: {printable(str(path))}." for path in self.stale]
+        lines.append(f"In {printable(str(self.out))}.")
+        return "\n".join(lines)
 
 
 def sparsify_checkpoint(

@@ -46,7 +46,7 @@ from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
-from secateur.support import Fields, printable, track
+from secateur.support import Fields, percent, printable, table, track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
@@ -79,7 +79,7 @@ class VerifiedTensor:
 
 @dataclass(frozen=True)
 class Verification:
-    """What `verify_checkpoint` found: it holds if there are no ``problems``.
+    """What `verify_checkpoint` found, which prints as a table: it holds if there are no ``problems``.
 
     ``unchecked`` says what could not be verified and why; ``files`` is how many other files were compared with the
     source's.
@@ -118,6 +118,24 @@ class Verification:
             "files": self.files,
             "tensors": [tensor.as_json() for tensor in self.tensors],
         }
+
+    def __str__(self) -> str:
+        """What is wrong, what could not be checked, and the verdict."""
+        lines = [f"wrong      {printable(problem, 1000)}" for problem in self.problems]
+        lines += [f"unchecked  {printable(what, 1000)}" for what in self.unchecked]
+        if lines:
+            lines.append("")
+        pruned = sum(tensor.claimed is not None for tensor in self.tensors)
+        rows = [
+            ("pruned", f"{pruned:,}", percent(self.target_sparsity)),
+            ("left alone", f"{len(self.tensors) - pruned:,}", None),
+        ]
+        lines += [table(["", ">Tensors", ">Zeros"], rows), ""]
+        pattern = f", pattern {self.pattern}" if self.pattern else ""
+        compared = f", {self.files} other files compared" if self.source else ""
+        verdict = "holds" if self.ok else f"does not hold: {len(self.problems)} problems"
+        lines.append(f"{printable(str(self.path))}: what {RECORD} claims {verdict}{pattern}{compared}.")
+        return "\n".join(lines)
 
 
 def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:

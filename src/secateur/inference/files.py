@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,12 +17,28 @@ from torch import Tensor, nn
 
 from secateur.inference.layers import KINDS, Pointwise
 from secateur.inference.packing import is_conv1d, put
-from secateur.support import Fields, device_of, records, write_whole
+from secateur.support import Fields, bytes_text, device_of, printable, records, table, write_whole
 
-__all__ = ["load_packed", "save_packed"]
+__all__ = ["PackedFile", "load_packed", "save_packed"]
 
 
-def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
+@dataclass(frozen=True)
+class PackedFile:
+    """What `save_packed` wrote or `load_packed` read, which prints as a table: ``layers`` are the packed layers' forms.
+
+    ``nbytes`` are those of the whole file.
+    """
+
+    path: Path
+    layers: Mapping[str, str]
+    nbytes: int
+
+    def __str__(self) -> str:
+        said = f"{len(self.layers)} packed layers in {printable(str(self.path))}, {bytes_text(self.nbytes)}."
+        return f"{table(['Layer', 'Form'], self.layers.items())}\n\n{said}"
+
+
+def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     """Write a packed model as one safetensors file: its tensors, and in the header which layers have which form.
 
     Raises:
@@ -43,10 +60,11 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
         else:
             tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     header = {"kind": "packed", "version": 1, "layers": forms, "same": same}
-    write_whole(path, to_bytes(tensors, metadata={"secateur": json.dumps(header)}))
+    content = to_bytes(tensors, metadata={"secateur": json.dumps(header)})
+    return PackedFile(write_whole(path, content), {name: form["kind"] for name, form in forms.items()}, len(content))
 
 
-def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
+def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     """Give a dense model of the same architecture the layers and tensors that `save_packed` wrote, in place.
 
     Everything is checked before the model changes: a file whose indices lead out of a layer's inputs is refused.
@@ -97,6 +115,8 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> None:
         replacement.train(model.get_submodule(name).training)
         put(model, name, replacement if device is None else replacement.to(device))
     model.load_state_dict(rest, strict=False)
+    kinds = {name: form.take("kind", str) for name, form in forms}
+    return PackedFile(Path(path), kinds, Path(path).stat().st_size)
 
 
 def _packed_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -25,7 +25,19 @@ from secateur.inference.semi_structured import (
     why_not_semi_structured,
 )
 from secateur.native import LANES, MOST_COLUMNS, available, describe
-from secateur.support import Forward, alternating, device_of, matched, moved, run_example, track, unchanged
+from secateur.support import (
+    Forward,
+    alternating,
+    bytes_text,
+    device_of,
+    matched,
+    moved,
+    percent,
+    run_example,
+    table,
+    track,
+    unchanged,
+)
 
 __all__ = ["PackedLayer", "Packing", "is_conv1d", "pack", "put"]
 
@@ -74,26 +86,21 @@ class Packing:
         return tuple(layer for layer in self.layers if layer.kind != "dense")
 
     def __str__(self) -> str:
-        rows = [("layer", "shape", "zeros", "now", "ms dense", "ms packed", "faster", ""), *map(_row, self.layers)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        columns = ["Layer", ">Shape", ">Zeros", "Now", ">ms dense", ">ms packed", ">Faster", "Why"]
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
-        lines.append(
-            f"{len(self.packed)} of {len(self.layers)} layers packed; their {before / 1e6:.3g} MB are now "
-            f"{after / 1e6:.3g} MB."
-        )
-        return "\n".join(lines)
+        said = f"{len(self.packed)} of {len(self.layers)} layers packed; their {bytes_text(before)} are now"
+        return f"{table(columns, map(_row, self.layers))}\n\n{said} {bytes_text(after)}."
 
 
-def _row(layer: PackedLayer) -> tuple[str, ...]:
+def _row(layer: PackedLayer) -> tuple[str | None, ...]:
     return (
         layer.name,
         "×".join(map(str, layer.shape)),
-        f"{layer.sparsity:.0%}",
+        percent(layer.sparsity),
         layer.kind,
-        "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
-        "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
-        "" if layer.speedup is None else f"{layer.speedup:.2f}×",
+        None if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
+        None if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
+        None if layer.speedup is None else f"{layer.speedup:.2f}×",
         layer.why,
     )
 
@@ -142,7 +149,7 @@ def pack(
     >>> from secateur.patterns import GroupedColumns
     >>> model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 8))
     >>> masks = make_masks(find_targets(model, include="0.weight"), 0.9, pattern=GroupedColumns(256))
-    >>> apply_(model, masks)
+    >>> done = apply_(model, masks)
     >>> packing = pack(model, torch.randn(1, 1024))
     >>> len(packing.layers), packing.layers[1].why
     (2, 'no zeros')

@@ -1,6 +1,6 @@
 """From scores to a pruned model: masks, made, applied and attached; the verb `sparsify`; batch normalization anew."""
 
-from secateur.pipeline.batch_normalization import reestimate_batchnorm
+from secateur.pipeline.batch_normalization import BatchNormShift, Reestimation, reestimate_batchnorm
 from secateur.pipeline.masks import (
     Masks,
     apply_,
@@ -16,7 +16,9 @@ from secateur.pipeline.masks import (
 from secateur.pipeline.sparsification import sparsify
 
 __all__ = [
+    "BatchNormShift",
     "Masks",
+    "Reestimation",
     "apply_",
     "attach",
     "attached_masks",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,15 +21,46 @@ from secateur.support import (
     private,
     replicating_group,
     run_batch,
+    table,
     track,
     unchanged,
     unwrapped,
 )
 
-__all__ = ["batchnorms", "reestimate_batchnorm"]
+__all__ = ["BatchNormShift", "Reestimation", "batchnorms", "reestimate_batchnorm"]
 
 
-def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: Forward | None = None) -> None:
+@dataclass(frozen=True)
+class BatchNormShift:
+    """One batch normalization: how far its running statistics moved, over its channels.
+
+    - ``mean``: the root mean square of a mean's change, in standard deviations as they were.
+    - ``variance``: the geometric mean of a variance's ratio, now to before; 1 where a channel had or has none.
+    """
+
+    name: str
+    channels: int
+    mean: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class Reestimation:
+    """What `reestimate_batchnorm` did, which prints as a table; ``unreached`` are those that the batches never met."""
+
+    batches: int
+    layers: tuple[BatchNormShift, ...]
+    unreached: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        columns = ["BatchNorm", ">Channels", ">Mean moved by σ", ">Variance times"]
+        rows = [(each.name, each.channels, f"{each.mean:.3g}", f"{each.variance:.3g}") for each in self.layers]
+        lines = [table(columns, rows), "", f"{len(self.layers)} made anew from {self.batches} batches."]
+        lines += [f"{name or 'the model'}: not reached, and left as it was." for name in self.unreached]
+        return "\n".join(lines)
+
+
+def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: Forward | None = None) -> Reestimation:
     """``mean ← (1/B) Σ mean(batch)``, ``var ← (1/B) Σ var(batch)`` of every BatchNorm: running statistics made anew.
 
     Removed weights shift what comes out of each layer, and a normalization by the dense network's statistics then
@@ -49,7 +81,9 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
             are kept then, as after any other exception.
 
     >>> model = nn.BatchNorm1d(1)
-    >>> reestimate_batchnorm(model, [torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [5.0]])])
+    >>> done = reestimate_batchnorm(model, [torch.tensor([[1.0], [3.0]]), torch.tensor([[5.0], [5.0]])])
+    >>> done.batches, round(done.layers[0].mean, 3)
+    (2, 3.5)
     >>> model.running_mean, model.running_var
     (tensor([3.5000]), tensor([1.]))
     """
@@ -60,7 +94,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
             f"{type(model).__name__} has no BatchNorm with running statistics; there is nothing to re-estimate.",
             stacklevel=2,
         )
-        return
+        return Reestimation(0, ())
     inner = unwrapped(model)
     device = device_of(inner)
     momenta = {module: module.momentum for module in found.values()}
@@ -87,6 +121,7 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
     for name, (mean, variance, _) in statistics.items():
         if not bool(mean.isfinite().all() and variance.isfinite().all()):
             raise ValueError(f"{name or type(model).__name__}: the statistics of the batches are not finite.")
+    shifts = tuple(_shift(name, found[name], mean, variance) for name, (mean, variance, _) in statistics.items())
     with torch.no_grad():
         for name, new in statistics.items():
             module = found[name]
@@ -94,6 +129,15 @@ def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: F
                 (module.running_mean, module.running_var, module.num_batches_tracked), new, strict=True
             ):
                 old.copy_(value)
+    return Reestimation(count, shifts, tuple(name for name in found if name not in statistics))
+
+
+def _shift(name: str, module: Any, mean: Tensor, variance: Tensor) -> BatchNormShift:
+    before, deviation = module.running_var.double(), (module.running_var.double() + module.eps).sqrt()
+    moved = (mean.double() - module.running_mean.double()) / deviation
+    times = torch.where((before > 0) & (variance > 0), variance.double() / before, 1.0)
+    root = float(moved.square().mean().sqrt()) if moved.numel() else 0.0
+    return BatchNormShift(name, mean.numel(), root, float(times.log().mean().exp()) if times.numel() else 1.0)
 
 
 def batchnorms(model: nn.Module) -> dict[str, Any]:

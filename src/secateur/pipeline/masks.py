@@ -204,8 +204,8 @@ def iterate_masks(
         yield name, _mask(tables, name, counts[name], within)
 
 
-def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
-    """Zero, in place, every weight whose mask is False; a removed NaN or inf becomes 0 too.
+def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> Masks:
+    """Zero, in place, every weight whose mask is False, and return the masks; a removed NaN or inf becomes 0 too.
 
     Args:
         model_or_weights: a module, or ``{name: Tensor}``.
@@ -216,37 +216,44 @@ def apply_(model_or_weights: nn.Module | Mapping[str, Tensor], masks: Mapping[st
         TypeError: a mask is no dense bool tensor. Nothing is changed then.
 
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> apply_(layer, {"weight": torch.tensor([[True, False]])})
+    >>> print(apply_(layer, {"weight": torch.tensor([[True, False]])}))
+    Weight  Shape  Kept  Removed  Sparsity
+    weight  1 × 2     1        1       0.5
     >>> layer.weight[0, 1].item()
     0.0
     """
     weights = _by_name(model_or_weights)
     _check(weights, masks)
+    done = Masks()
     with torch.no_grad():
         for name, mask in track(masks.items(), "zeroing", total=len(masks)):
             _zero_(weights[name].detach(), mask)
+            done[name] = mask
+    return done
 
 
-def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
+def attach(model: nn.Module, masks: Mapping[str, Tensor]) -> Masks:
     """Make masks reversible: each parameter becomes ``<name>_orig`` and ``<name>_mask``, as `secateur.prune` does it.
 
     `prune.is_pruned` and `prune.remove` then work on the model, the masked weight is what the forward pass sees, and
-    gradients reach the kept weights. All are attached or none: the errors are those of `apply_`.
+    gradients reach the kept weights. All are attached or none: the errors are those of `apply_`, and the result is.
 
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> attach(layer, {"weight": torch.tensor([[True, False]])})
+    >>> masks = attach(layer, {"weight": torch.tensor([[True, False]])})
     >>> [name for name, _ in layer.named_parameters()]
     ['weight_orig']
     """
     _check(dict(model.named_parameters(remove_duplicate=False)), masks)
     places = {}
+    done = Masks()
     for name, mask in masks.items():
         module_name, _, parameter_name = name.rpartition(".")
         module = model.get_submodule(module_name)
         if parameter_name.removesuffix("_orig") in prune.pruned_names(module):
             raise ValueError(f"{name} belongs to a mask that is attached already: detach(model) first.")
-        places[module, parameter_name] = mask
+        places[module, parameter_name] = done[name] = mask
     prune.custom_from_masks(places)
+    return done
 
 
 def detach(
@@ -261,7 +268,7 @@ def detach(
         include, exclude: globs over the names that the weights have then; all that are attached by default.
 
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> attach(layer, {"weight": torch.tensor([[True, False]])})
+    >>> masks = attach(layer, {"weight": torch.tensor([[True, False]])})
     >>> detach(layer)
     {'weight': tensor([[ True, False]])}
     """
@@ -377,7 +384,7 @@ def attached_masks(model: nn.Module, names: Iterable[str]) -> Masks:
     """``{<name>_orig: mask}`` of those parameters that pruning hooks mask, as the 0/1 buffers that they are.
 
     >>> layer = nn.Linear(2, 1, bias=False)
-    >>> attach(layer, {"weight": torch.tensor([[True, False]])})
+    >>> masks = attach(layer, {"weight": torch.tensor([[True, False]])})
     >>> attached_masks(layer, ["weight_orig"])
     {'weight_orig': tensor([[1., 0.]])}
     """

@@ -5,6 +5,7 @@ Law: what is written as a name, a header or an index is what safetensors and tra
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,10 +68,11 @@ def index_of(weight_map: Mapping[str, str], metadata: Mapping[str, Any], more: M
 
 
 def reader(checkpoint: Checkpoint) -> Read:
-    def read(entry: TensorEntry, start: int, out: Array) -> None:
-        checkpoint.read_into(entry.name, start, out.data)
+    return functools.partial(_read, checkpoint)  # not a function within: that could not be pickled
 
-    return read
+
+def _read(checkpoint: Checkpoint, entry: TensorEntry, start: int, out: Array) -> None:
+    checkpoint.read_into(entry.name, start, out.data)
 
 
 def open_either(path: Path) -> Checkpoint:

@@ -49,7 +49,7 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import LazyTensors, track, whole, whole_file
+from secateur.support import LazyTensors, bytes_text, percent, printable, table, track, whole, whole_file
 from secateur.targets import identity_of
 
 __all__ = ["Compression", "save_compressed"]
@@ -57,7 +57,8 @@ __all__ = ["Compression", "save_compressed"]
 
 @dataclass(frozen=True)
 class Compression:
-    """What `save_compressed` wrote, or `expand_checkpoint` read: each tensor's encoding and bytes, all files' bytes."""
+    """What `save_compressed` wrote, or `expand_checkpoint` read, which prints as a table: each tensor's encoding and
+    bytes, all files' bytes."""
 
     out: Path
     tensors: tuple[Written, ...]
@@ -69,6 +70,23 @@ class Compression:
     def ratio(self) -> float:
         """Bytes of the compressed files over those of dense ones, headers included."""
         return self.stored / self.dense
+
+    def __str__(self) -> str:
+        """A line an encoding, and the bytes of all files."""
+        rows = []
+        for encoding in sorted({tensor.encoding for tensor in self.tensors}):
+            its = [tensor for tensor in self.tensors if tensor.encoding == encoding]
+            dense, stored = sum(tensor.dense for tensor in its), sum(tensor.stored for tensor in its)
+            ratio = percent(stored / dense if dense else None)
+            rows.append((encoding, f"{len(its):,}", bytes_text(dense), bytes_text(stored), ratio))
+        sizes = f"{bytes_text(self.stored)} compressed, {bytes_text(self.dense)} dense ({percent(self.ratio)})"
+        return "\n".join(
+            [
+                table(["Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"], rows),
+                "",
+                f"{printable(str(self.out))}: {sizes}, with headers.",
+            ]
+        )
 
 
 def save_compressed(
