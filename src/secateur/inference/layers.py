@@ -473,10 +473,6 @@ class Pointwise(nn.Module):
         return cast("Tensor", y.movedim(-1, channel))
 
 
-PUBLIC_HOME = "secateur.inference"  # what pickles name: it stays where files move
-for _layer in (GroupedLinear, SparseLinear, BlockLinear, WindowLinear, Pointwise, SemiStructuredLinear):
-    _layer.__module__ = PUBLIC_HOME
-
 KINDS: dict[str, Any] = {
     cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear, WindowLinear, SemiStructuredLinear)
 }
