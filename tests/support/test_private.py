@@ -52,6 +52,30 @@ def test_is_convolution(kind):
     assert not private.is_convolution(nn.Linear(2, 2))
 
 
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm, nn.InstanceNorm3d])
+def test_normalizations_are_those_with_statistics(kind):
+    assert isinstance(kind(2), private.normalizations())
+    assert not isinstance(nn.LayerNorm(2), private.normalizations())
+
+
+def test_hooks_of_a_module():
+    module = nn.Linear(2, 2)
+    assert private.hooks_of(module) == []
+    hooks = [lambda *_: None for _ in range(3)]
+    module.register_forward_pre_hook(hooks[0])
+    module.register_forward_hook(hooks[1])
+    module.register_full_backward_hook(hooks[2])
+    assert sorted(map(id, private.hooks_of(module))) == sorted(map(id, hooks))
+
+
+def test_frozen_linear_is_the_product():
+    weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(4, 16)
+    product = private.frozen_linear(weight, bias, x)
+    if torch.backends.mkldnn.is_available():
+        torch.testing.assert_close(product(x), nn.functional.linear(x, weight, bias))
+    assert private.frozen_linear(weight, bias, torch.randn(4, 15)) is None
+
+
 def test_is_wrapped_inside_vmap_only():
     found = []
     torch.vmap(lambda x: (found.append(private.is_wrapped(x)), x)[1])(torch.ones(2))

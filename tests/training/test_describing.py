@@ -32,7 +32,7 @@ def test_defaults_leave_embeddings_recurrence_and_bare_parameters_alone(capsys):
         "1 × embeddings",
         "2 × normalizations",
         "2 × neither linear nor convolution (LSTM)",
-        "1 × neither linear nor convolution (Model)",
+        "1 × not named *.weight",
     ):
         assert reason in printed
     names = list(quiet(model, SGD(model.parameters()), 0.5, total_steps=10, include="recurrent.weight*").masks)

@@ -1,9 +1,13 @@
 """Layers that skip what was removed, put in a model where they are measured to be faster."""
 
+from secateur.inference.block_linear import BlockLinear
 from secateur.inference.files import PackedFile, load_packed, save_packed
-from secateur.inference.layers import BlockLinear, GroupedLinear, Pointwise, SparseLinear, WindowLinear
+from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.packing import PackedLayer, Packing, pack
+from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import SemiStructuredLinear
+from secateur.inference.sparse_linear import SparseLinear
+from secateur.inference.window_linear import WindowLinear
 
 __all__ = [
     "BlockLinear",

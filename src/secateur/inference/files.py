@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.inference.layers import KINDS, Pointwise
+from secateur.inference.kinds import KINDS
 from secateur.inference.packing import is_conv1d, put
+from secateur.inference.pointwise import Pointwise
 from secateur.support import Fields, bytes_text, device_of, printable, records, table, write_whole
 
 __all__ = ["PackedFile", "load_packed", "save_packed"]

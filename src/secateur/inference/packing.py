@@ -18,12 +18,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.inference.layers import BlockLinear, GroupedLinear, Pointwise, SparseLinear, WindowLinear
+from secateur.inference.block_linear import BlockLinear
+from secateur.inference.grouped_linear import GroupedLinear
+from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import (
     SemiStructuredLinear,
     why_no_semi_structured_device,
     why_not_semi_structured,
 )
+from secateur.inference.sparse_linear import SparseLinear
+from secateur.inference.window_linear import WindowLinear
 from secateur.native import LANES, MOST_COLUMNS, available, describe
 from secateur.support import (
     Forward,
@@ -33,6 +37,7 @@ from secateur.support import (
     matched,
     moved,
     percent,
+    private,
     run_example,
     table,
     track,
@@ -193,7 +198,7 @@ def _layers(
 
 
 def _is_layer(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear | nn.modules.conv._ConvNd) or is_conv1d(module)
+    return isinstance(module, nn.Linear) or private.is_convolution(module) or is_conv1d(module)
 
 
 def is_conv1d(module: nn.Module) -> bool:
@@ -253,7 +258,7 @@ def _consider(
         if not candidates:
             why = no_fours or _no_form(zeros, kernels_too and x.device.type == "cpu")
             return dataclasses.replace(known, why=why), None
-        if isinstance(module, nn.modules.conv._ConvNd):
+        if private.is_convolution(module):
             candidates = [Pointwise(each, module.stride) for each in candidates]
         expected = module(x)
         trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
@@ -282,7 +287,7 @@ def _consider(
 
 def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None) -> str:
     """Why a layer cannot be packed, or an empty string."""
-    if isinstance(module, nn.modules.conv._ConvNd) and (
+    if private.is_convolution(module) and (
         module.transposed or module.groups != 1 or any(size != 1 for size in module.kernel_size) or _pads(module)
     ):
         return "only kernels of one place pay; shrink takes whole channels out"
@@ -300,8 +305,7 @@ def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None
         nn.Conv3d.forward,
     ):
         return f"{type(module).__name__} computes in its own way"
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
-    if any(not hasattr(hook, "_tensor_name") for hook in hooks):
+    if any(not hasattr(hook, "_tensor_name") for hook in private.hooks_of(module)):
         return "it has hooks, which would be lost"
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
     holders = sum(id(p) in own for m in model.modules() for p in m._parameters.values() if p is not None)
@@ -312,7 +316,7 @@ def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None
     return ""
 
 
-def _pads(module: nn.modules.conv._ConvNd) -> bool:
+def _pads(module: Any) -> bool:
     return isinstance(module.padding, tuple) and any(module.padding)
 
 
@@ -355,20 +359,14 @@ def _other_dense(
 ) -> Iterator[Callable[[Tensor], Any]]:
     """The packed dense product that torch.compile uses when it freezes a model."""
     if (
-        isinstance(module, nn.modules.conv._ConvNd)
-        or x.device.type != "cpu"
-        or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        private.is_convolution(module) or x.device.type != "cpu" or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     ):
         return
     if x.dtype != matrix.dtype or x.dtype not in (torch.float32, torch.bfloat16) or not x.numel():
         return
     flat = x.reshape(-1, x.shape[-1])
-    try:
-        weight = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous(), flat.shape[0])
-        torch.ops.mkldnn._linear_pointwise(flat, weight, bias, "none", [], "")
-    except (AttributeError, RuntimeError):  # these operators are torch's own and may go
-        return
-    yield lambda x: torch.ops.mkldnn._linear_pointwise(x.reshape(-1, x.shape[-1]), weight, bias, "none", [], "")
+    if (product := private.frozen_linear(matrix, bias, flat)) is not None:
+        yield lambda x: product(x.reshape(-1, x.shape[-1]))
 
 
 def _check_same(name: str, packed: Tensor, expected: Tensor) -> None:

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from secateur.support import private
+
 __all__ = ["SemiStructuredLinear", "why_no_semi_structured_device", "why_not_semi_structured"]
 
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -121,7 +123,7 @@ class SemiStructuredLinear(nn.Module):
         """What is multiplied with there; on a GPU kept, and made again where the tensors changed."""
         if device.type != "cuda":
             return self.weight.to(device)
-        key = (device, self.values.data_ptr(), self.values._version, self.places._version)
+        key = (device, self.values.data_ptr(), *map(private.version_of, (self.values, self.places)))
         if self._operand is None or self._operand[0] != key:
             self._operand = key, torch.sparse.to_sparse_semi_structured(self.weight.to(device))
         return self._operand[1]

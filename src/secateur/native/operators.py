@@ -18,6 +18,7 @@ from torch.nn import functional
 from secateur.native import windows
 from secateur.native.loading import library
 from secateur.native.windows import LANES
+from secateur.support import private
 
 __all__ = ["MOST_COLUMNS", "block_linear", "csr_linear", "dense_block", "dense_csr", "window_linear"]
 
@@ -122,7 +123,7 @@ def window_linear(
 
 def _is_plain(x: Tensor) -> bool:
     """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or private.is_tracing():
         return False
     return type(x) is Tensor and x.device.type != "meta" and not (x.requires_grad and torch.is_grad_enabled())
 
@@ -241,7 +242,7 @@ def _once(
     state: tuple[Any, ...] | None = None
     if not any(tensor.is_inference() for tensor in checked):  # those do not count their changes
         seen = [None if tensor is None else (tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in stored]
-        state = (facts, [tensor._version for tensor in checked], seen)
+        state = (facts, [private.version_of(tensor) for tensor in checked], seen)
         known = _CHECKED.get(id(checked[0]))
         if known is not None and known[1] == state and all(r() is t for r, t in zip(known[0], checked, strict=True)):
             return

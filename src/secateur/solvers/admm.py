@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from secateur.patterns import Pattern, Unstructured
-from secateur.solvers.gram import checked, correlation, not_a_gram, once_for
+from secateur.solvers.gram import not_a_gram, once_for
 from secateur.solvers.least_squares import conjugate_gradients, finished
-from secateur.solvers.search import admm_step, best_mask, check_pattern
+from secateur.solvers.search import admm_step, best_mask, scaled, untouched
 
 __all__ = ["admm"]
 
@@ -74,13 +74,9 @@ def admm(
         raise ValueError(f"each penalty needs its number of steps; got {len(penalties)} penalties, {len(steps)} steps.")
     if not all(penalty > 0 for penalty in penalties) or not all(step >= 1 for step in steps):
         raise ValueError(f"penalties are positive and steps at least 1; got {penalties} and {steps}.")
-    dense = checked(weight, gram)
-    check_pattern(pattern, sparsity, dense.shape)
-    if not dense.numel():
-        return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
-    key = (damping, dense.dtype)
-    H, scale = once_for(gram, ("correlation", *key), lambda: correlation(gram, damping, dense.dtype))
-    target = (dense * scale).contiguous()
+    H, scale, target = scaled(weight, sparsity, pattern, gram, damping)
+    if not target.numel():
+        return untouched(weight)
     cost = torch.ones_like(scale)
     kept = _near_mask(target.abs(), sparsity, pattern)
     split = target * kept
@@ -90,7 +86,9 @@ def admm(
             before, pull = pull, penalty * cost / (1 + (penalty - 1) * cost)
             shrunk = before / pull  # U is the dual, which stays, over the penalty; D stays too
             split *= torch.addcmul(shrunk, kept, 1 - shrunk)
-        spread = once_for(gram, ("spread", *key, penalties[: number + 1]), functools.partial(_spread, H, pull))
+        spread = once_for(
+            gram, ("spread", damping, H.dtype, penalties[: number + 1]), functools.partial(_spread, H, pull)
+        )
         root = pull.sqrt()
         for _ in range(count):
             admm_step(split, kept, target, spread, RELAXATION)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from secateur.patterns import Pattern
-from secateur.solvers.gram import checked, correlation, not_a_gram, once_for
+from secateur.solvers.gram import not_a_gram, once_for
 from secateur.solvers.least_squares import conjugate_gradients, finished
-from secateur.solvers.search import admm_step, best_mask, check_pattern
+from secateur.solvers.search import admm_step, best_mask, scaled, untouched
 
 __all__ = ["alps"]
 
@@ -59,14 +59,10 @@ def alps(
     """
     if not penalty > 0:
         raise ValueError(f"a penalty is positive; got {penalty}.")
-    dense = checked(weight, gram)
-    check_pattern(pattern, sparsity, dense.shape)
-    if not dense.numel():
-        return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
-    key = (damping, dense.dtype)
-    H, scale = once_for(gram, ("correlation", *key), lambda: correlation(gram, damping, dense.dtype))
-    values, vectors = once_for(gram, ("eigenvalues", *key), lambda: _eigenvalues(H))
-    target = (dense * scale).contiguous()
+    H, scale, target = scaled(weight, sparsity, pattern, gram, damping)
+    if not target.numel():
+        return untouched(weight)
+    values, vectors = once_for(gram, ("eigenvalues", damping, H.dtype), lambda: _eigenvalues(H))
     first = mask = before = best_mask(target.abs(), sparsity, pattern)
     kept = max(int(mask.sum()), 1)
     split = target * mask

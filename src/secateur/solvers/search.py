@@ -13,8 +13,9 @@ from torch import Tensor
 from secateur.allocation import check_sparsity
 from secateur.patterns import Pattern
 from secateur.selection import keep_largest
+from secateur.solvers.gram import checked, correlation, once_for
 
-__all__ = ["Solver", "admm_step", "best_mask", "check_pattern", "kept_of", "spread_best"]
+__all__ = ["Solver", "admm_step", "best_mask", "check_pattern", "kept_of", "scaled", "spread_best", "untouched"]
 
 
 class Solver(Protocol):
@@ -67,6 +68,27 @@ def spread_best(scores: Tensor, pattern: Pattern, kept: int) -> Tensor:
         what = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"{pattern}.spread returned {what}, not a bool mask of shape {tuple(scores.shape)}.")
     return mask
+
+
+def untouched(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """What every solver returns of a weight without entries."""
+    return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
+
+
+def scaled(
+    weight: Tensor, sparsity: float | None, pattern: Pattern, gram: Tensor, damping: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """After the checks at the door: the inputs' correlations, their scales, and the weight in units of these.
+
+    All in float32 or wider; the correlations are shared by layers with one Gram matrix. Of a weight without entries
+    nothing is computed.
+    """
+    dense = checked(weight, gram)
+    check_pattern(pattern, sparsity, dense.shape)
+    if not dense.numel():
+        return dense.new_zeros(0, 0), dense.new_ones(dense.shape[1]), dense
+    H, scale = once_for(gram, ("correlation", damping, dense.dtype), lambda: correlation(gram, damping, dense.dtype))
+    return H, scale, (dense * scale).contiguous()
 
 
 def admm_step(split: Tensor, kept: Tensor, target: Tensor, spread: Tensor, relaxation: float) -> None:

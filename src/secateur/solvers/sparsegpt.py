@@ -15,7 +15,7 @@ from secateur.patterns import NM, Block, Pattern, Rows, Unstructured
 from secateur.selection import keep_largest
 from secateur.solvers.gram import BLOCK, DEAD, checked, factor, inverse_of_triangle, once_for
 from secateur.solvers.least_squares import finished
-from secateur.solvers.search import best_mask, check_pattern, kept_of, spread_best
+from secateur.solvers.search import best_mask, check_pattern, kept_of, spread_best, untouched
 
 __all__ = ["sparsegpt"]
 
@@ -65,7 +65,7 @@ def sparsegpt(
     dense = checked(weight, gram)
     check_pattern(pattern, sparsity, dense.shape)
     if not dense.numel():
-        return weight.detach().clone(), torch.ones(weight.shape, dtype=torch.bool, device=weight.device)
+        return untouched(weight)
     R, dead = once_for(gram, ("factor", damping), lambda: factor(gram, damping))
     R = R.to(dense.dtype)
     root = R.diagonal()  # 1 / √[H⁻¹]_jj of the columns not yet seen; the score is (w root)²

@@ -23,7 +23,9 @@ __all__ = [
     "converted",
     "experts_in_turn",
     "fake_values",
+    "frozen_linear",
     "gathered_as",
+    "hooks_of",
     "is_batchnorm",
     "is_convolution",
     "is_tracing",
@@ -79,9 +81,31 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def frozen_linear(matrix: Tensor, bias: Tensor | None, example: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """The product with a weight (outputs, inputs) that torch.compile makes where it freezes a model, laid out for
+    vectors (any, inputs) like the example; None where this torch, or oneDNN, has none."""
+    operators = torch.ops.mkldnn
+
+    def product(x: Tensor) -> Tensor:
+        made: Tensor = operators._linear_pointwise(x, weight, bias, "none", [], "")
+        return made
+
+    try:
+        weight = operators._reorder_linear_weight(matrix.contiguous(), example.shape[0])
+        product(example)
+    except (AttributeError, RuntimeError):
+        return None
+    return product
+
+
 def gathered_as(record: Any) -> Any:
     """Where ``fully_shard`` swaps a parameter: ``module`` and ``param_name``, ``shared_modules`` and their names."""
     return record._module_info
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """What is called before and after a module's forward pass, and after its backward pass."""
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
 
 
 def is_batchnorm(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:

@@ -1,0 +1,87 @@
+"""What the layers share that are computed by a kernel in C.
+
+Law: what a layer holds is checked when it is made, and a pickle of it can be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from secateur.native import MOST_COLUMNS
+
+__all__ = ["KernelLayer", "expect", "few_columns"]
+
+
+class KernelLayer(nn.Module):
+    """What the layers with kernels have: buffers, named in ``STORED``, and a dense weight on request."""
+
+    STORED: ClassVar[tuple[str, ...]] = ("indices", "pointers", "values")
+
+    indices: Tensor
+    pointers: Tensor
+    values: Tensor
+    bias: Tensor | None
+
+    def __init__(self, stored: Mapping[str, Tensor], bias: Tensor | None, columns: int, rows: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = columns, rows
+        for name, tensor in stored.items():
+            self.register_buffer(name, tensor)
+        self.register_buffer("bias", None if bias is None else bias.detach().float())
+        with torch.no_grad():  # the checks of the operator, at the door
+            self(torch.zeros(0, columns, device=self.values.device))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Indices of 16 bits with a sign: torch's pickles of uint16 cannot be read."""
+        buffers = {name: _turned(each, torch.uint16, torch.int16) for name, each in self._buffers.items()}
+        return {**vars(self), "_buffers": buffers}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._buffers.update({n: _turned(each, torch.int16, torch.uint16) for n, each in self._buffers.items()})
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """Moves as any module does; the values stay float32 or bfloat16, the bias float32, whatever ``.to(dtype)``."""
+        bias, values = self.bias, self.values
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.values.dtype not in (torch.float32, torch.bfloat16):
+            self.values = values.to(self.values.device)
+        if self.bias is not None and bias is not None and self.bias.dtype != torch.float32:
+            self.bias = bias.to(self.bias.device)
+        return self
+
+    def _layout(self) -> dict[str, Any]:
+        """What a file says of it beside its tensors."""
+        return {"in_features": self.in_features, "out_features": self.out_features}
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> Self:
+        """The layer of a file's tensors and layout."""
+        given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
+        return cls(**given, bias=tensors.get("bias"), **layout)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight (outputs, inputs), made anew at each reading; changing it changes nothing."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, kept={self.values.numel()}"
+
+
+def _turned(tensor: Tensor | None, dtype: torch.dtype, other: torch.dtype) -> Tensor | None:
+    return tensor.view(other) if tensor is not None and tensor.dtype == dtype else tensor
+
+
+def expect(x: Tensor, columns: int) -> None:
+    if x.shape[-1] != columns:
+        raise ValueError(f"the input has shape {tuple(x.shape)}; its last dimension must be {columns}.")
+
+
+def few_columns(columns: int) -> None:
+    if columns > MOST_COLUMNS:
+        raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
