@@ -180,9 +180,14 @@ def settled(
 def uniform(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
     """The same sparsity in every group of every tensor, rounded half to even within each.
 
-    >>> from secateur.patterns import Unstructured
+    What leaves is the nearest whole number, as in every solver. So 95 % of a row of 9 weights are all 9, and the row is
+    empty; Wanda's code (github.com/locuslab/wanda), which rounds down how many leave, would keep one of them.
+
+    >>> from secateur.patterns import Rows, Unstructured
     >>> uniform({"a": torch.rand(10), "b": torch.rand(4)}, 0.5, Unstructured())
     {'a': 5, 'b': 2}
+    >>> uniform({"a": torch.rand(3, 9)}, 0.95, Rows()), uniform({"a": torch.rand(3, 9)}, 0.94, Rows())
+    ({'a': 0}, {'a': 1})
     """
     check_sparsity(sparsity)
     tables = Tables(scores, pattern)

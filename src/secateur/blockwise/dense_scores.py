@@ -25,7 +25,7 @@ from secateur.selection import LazyScores
 from secateur.support import track
 from secateur.targets import stored_inputs_first
 
-__all__ = ["DenseScores", "measure_norms", "share_out"]
+__all__ = ["DenseScores", "share_out"]
 
 Norms = Mapping[str, Mapping[Piece, Tensor]]
 

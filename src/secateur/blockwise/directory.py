@@ -21,7 +21,7 @@ from secateur.blockwise.skeleton import most_parameters
 from secateur.checkpoints import Checkpoint, CheckpointError, write_tensor
 from secateur.support import printable, private
 
-__all__ = ["BlockFiles", "Group", "Written", "groups_of"]
+__all__ = ["BlockFiles", "Group", "Written"]
 
 # ------------------------------------------------------------------------------------ names in files and in the model
 

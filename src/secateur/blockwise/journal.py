@@ -25,7 +25,7 @@ from typing import Any
 from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, files_below
 from secateur.support import Fields, printable, track, write_whole
 
-__all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy", "unfinished_folder"]
+__all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy"]
 
 FORMAT = 2
 RESULT = "result"

@@ -24,9 +24,7 @@ from secateur.support import ONE_AT_A_TIME, NewTensors, printable
 __all__ = [
     "blaming_config",
     "build_on_meta",
-    "check_layers",
     "family_of",
-    "most_common_dtype",
     "most_parameters",
     "parameters_counted",
 ]

@@ -26,7 +26,7 @@ from secateur.coupling.operations import name_of, operation, written_in_others
 from secateur.coupling.origins import Origin, Rows, depends_on, overlap, rows_of, same
 from secateur.support import private
 
-__all__ = ["Call", "Dims", "Flag", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
+__all__ = ["Call", "Dims", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
 
 Dims = list[Expression]
 

@@ -14,7 +14,7 @@ from secateur.regrowth import rigl
 from secateur.schedules import constant
 from secateur.training import Pruner
 
-__all__ = ["DEFAULT_METHODS", "METHODS", "Method", "TRAINED_METHODS", "choose_methods"]
+__all__ = ["DEFAULT_METHODS", "METHODS", "Method", "choose_methods"]
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,6 @@ from secateur.storage.encodings import (
 from secateur.support import Fields, printable
 
 __all__ = [
-    "EncodedTensor",
-    "FORMAT_VERSION",
     "Part",
     "Read",
     "StoredTensor",

@@ -28,7 +28,6 @@ __all__ = [
     "CSR16",
     "CSR8",
     "Constant",
-    "Csr",
     "Encoding",
     "EncodingError",
     "Entries",

@@ -21,7 +21,6 @@ from secateur.support import whole
 
 __all__ = [
     "COMPRESSED",
-    "INDEX",
     "INDEX_KEY",
     "WEIGHTS",
     "bytes_of",
