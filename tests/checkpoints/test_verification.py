@@ -144,7 +144,7 @@ def test_the_result_prints_as_a_table(dense):
     total = len(found.tensors)
     count = sum(tensor.claimed is not None for tensor in found.tensors)
     assert str(found).splitlines()[:3] == [
-        f"{'':10}  Tensors  Zeros",
+        "            Tensors  Zeros",
         f"pruned      {count:7}  50.0%",
         f"left alone  {total - count:7}",
     ]

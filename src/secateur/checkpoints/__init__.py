@@ -16,6 +16,7 @@ from secateur.checkpoints.inspection import Inspection, TensorInspection, inspec
 from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
 from secateur.checkpoints.verification import Verification, verify_checkpoint
 from secateur.checkpoints.writing import copy_tree, files_below, new_directory, write_tensor
 
@@ -38,15 +39,18 @@ __all__ = [
     "dtype_word",
     "files_below",
     "inspect_checkpoint",
+    "left_alone_rows",
     "new_directory",
     "open_checkpoint",
     "parse_header",
     "parse_json",
     "previous_record",
+    "pruned_rows",
     "read_header",
     "read_json",
     "record_text",
     "sparsify_checkpoint",
+    "verified_rows",
     "verify_checkpoint",
     "write_header",
     "write_tensor",

@@ -22,11 +22,12 @@ from secateur.checkpoints.inspection import Inspection, inspect_checkpoint
 from secateur.checkpoints.layouts import Layout, layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.tables import left_alone_rows, pruned_rows
 from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import LazyTensors, matched, matches, percent, printable, table, track
+from secateur.support import LazyTensors, matched, matches, printable, table, track
 from secateur.targets import VECTORS, kinds_by_name
 
 __all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
@@ -60,20 +61,9 @@ class CheckpointSparsification:
 
     def __str__(self) -> str:
         """How much was pruned, what was left alone and why, and where it is."""
-        sizes = {tensor.name: tensor.numel for tensor in self.inspection.tensors}
-        total = self.inspection.total()
-        count = sum(sizes[name] for name in self.targets)
-        rows = [
-            ("pruned", f"{len(self.targets):,}", f"{count:,}", percent(self.target_sparsity)),
-            ("whole model", f"{total.tensors:,}", f"{total.parameters:,}", percent(total.sparsity)),
-        ]
-        lines = [table(["", ">Tensors", ">Parameters", ">Zeros"], rows), ""]
+        lines = [table(*pruned_rows(self)), ""]
         if self.left_alone:
-            left = [
-                (why, f"{len(names):,}", f"{sum(sizes[name] for name in names):,}", max(names, key=sizes.__getitem__))
-                for why, names in self.left_alone.items()
-            ]
-            lines += [table(["Left alone", ">Tensors", ">Parameters", "Such as"], left), ""]
+            lines += [table(*left_alone_rows(self)), ""]
         lines += [f"Copied as it was, with dense weights: {printable(str(path))}." for path in self.stale]
         lines.append(f"In {printable(str(self.out))}.")
         return "\n".join(lines)

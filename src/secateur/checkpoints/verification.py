@@ -45,8 +45,9 @@ from secateur.checkpoints.inspection import zero_pieces
 from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD
+from secateur.checkpoints.tables import verified_rows
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
-from secateur.support import Fields, percent, printable, table, track
+from secateur.support import Fields, printable, table, track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
@@ -125,12 +126,7 @@ class Verification:
         lines += [f"unchecked  {printable(what, 1000)}" for what in self.unchecked]
         if lines:
             lines.append("")
-        pruned = sum(tensor.claimed is not None for tensor in self.tensors)
-        rows = [
-            ("pruned", f"{pruned:,}", percent(self.target_sparsity)),
-            ("left alone", f"{len(self.tensors) - pruned:,}", None),
-        ]
-        lines += [table(["", ">Tensors", ">Zeros"], rows), ""]
+        lines += [table(*verified_rows(self)), ""]
         pattern = f", pattern {self.pattern}" if self.pattern else ""
         compared = f", {self.files} other files compared" if self.source else ""
         verdict = "holds" if self.ok else f"does not hold: {len(self.problems)} problems"

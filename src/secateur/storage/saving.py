@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -52,7 +52,7 @@ from secateur.storage.loading import CompressedCheckpoint
 from secateur.support import LazyTensors, bytes_text, percent, printable, table, track, whole, whole_file
 from secateur.targets import identity_of
 
-__all__ = ["Compression", "save_compressed"]
+__all__ = ["Compression", "encoding_rows", "save_compressed"]
 
 
 @dataclass(frozen=True)
@@ -73,20 +73,19 @@ class Compression:
 
     def __str__(self) -> str:
         """A line an encoding, and the bytes of all files."""
-        rows = []
-        for encoding in sorted({tensor.encoding for tensor in self.tensors}):
-            its = [tensor for tensor in self.tensors if tensor.encoding == encoding]
-            dense, stored = sum(tensor.dense for tensor in its), sum(tensor.stored for tensor in its)
-            ratio = percent(stored / dense if dense else None)
-            rows.append((encoding, f"{len(its):,}", bytes_text(dense), bytes_text(stored), ratio))
         sizes = f"{bytes_text(self.stored)} compressed, {bytes_text(self.dense)} dense ({percent(self.ratio)})"
-        return "\n".join(
-            [
-                table(["Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"], rows),
-                "",
-                f"{printable(str(self.out))}: {sizes}, with headers.",
-            ]
-        )
+        return f"{table(*encoding_rows(self))}\n\n{printable(str(self.out))}: {sizes}, with headers."
+
+
+def encoding_rows(done: Compression) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """Columns and rows: how many tensors each encoding has, and their bytes."""
+    rows = []
+    for encoding in sorted({tensor.encoding for tensor in done.tensors}):
+        its = [tensor for tensor in done.tensors if tensor.encoding == encoding]
+        dense, stored = sum(tensor.dense for tensor in its), sum(tensor.stored for tensor in its)
+        ratio = percent(stored / dense if dense else None)
+        rows.append((encoding, f"{len(its):,}", bytes_text(dense), bytes_text(stored), ratio))
+    return ("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"), rows
 
 
 def save_compressed(

@@ -1,14 +1,23 @@
 """What inspect, prune, verify, compress and expand print."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from secateur.checkpoints import RECORD, CheckpointSparsification, Inspection, TensorInspection, Verification
-from secateur.storage import Compression
+from secateur.checkpoints import (
+    RECORD,
+    CheckpointSparsification,
+    Inspection,
+    TensorInspection,
+    Verification,
+    left_alone_rows,
+    pruned_rows,
+    verified_rows,
+)
+from secateur.storage import Compression, encoding_rows
 from secateur.support import bytes_text, percent, percents, printable, table_of
 
 __all__ = ["print_compression", "print_inspection", "print_pruned", "print_verification"]
@@ -79,14 +88,8 @@ def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple
 
 
 def print_pruned(console: Console, done: CheckpointSparsification) -> None:
-    total = done.inspection.total()
-    chosen = set(done.targets)
-    count = sum(tensor.numel for tensor in done.inspection.tensors if tensor.name in chosen)
-    rows = (
-        ("pruned", f"{len(done.targets):,}", f"{count:,}", percent(done.target_sparsity)),
-        ("whole model", f"{total.tensors:,}", f"{total.parameters:,}", percent(total.sparsity)),
-    )
-    console.print(table_of(("", ">Tensors", ">Parameters", ">Zeros"), rows))
+    console.print(table_of(*pruned_rows(done)))
+    nbytes, chosen = done.inspection.total().nbytes, set(done.targets)
     pruned = sorted((tensor for tensor in done.inspection.tensors if tensor.name in chosen), key=_sparsity)
     least, most = pruned[0], pruned[-1]
     if percent(least.sparsity) != percent(most.sparsity):
@@ -95,20 +98,15 @@ def print_pruned(console: Console, done: CheckpointSparsification) -> None:
             f"({printable(most.name)}).",
             soft_wrap=not console.is_terminal,
         )
-    sizes = {tensor.name: tensor.numel for tensor in done.inspection.tensors}
     if done.left_alone:
-        left = [
-            (reason, f"{len(names):,}", f"{sum(map(sizes.__getitem__, names)):,}", _largest(names, sizes))
-            for reason, names in done.left_alone.items()
-        ]
         console.print()
-        console.print(table_of(("Left alone", ">Tensors", ">Parameters", "~such as"), left))
+        console.print(table_of(*left_alone_rows(done)))
     if done.stale:
         files = ", ".join(printable(str(path)) for path in done.stale[:4])
         more = f" and {len(done.stale) - 4} more" if len(done.stale) > 4 else ""
         console.print(f"\nCopied as they were, not pruned: {files}{more}.", soft_wrap=not console.is_terminal)
     console.print(
-        f"\nWrote {printable(str(done.out))} ({bytes_text(total.nbytes)} of weights, {done.seconds:.1f} s); "
+        f"\nWrote {printable(str(done.out))} ({bytes_text(nbytes)} of weights, {done.seconds:.1f} s); "
         f"{RECORD} in it says what was done. The zeros are stored like other numbers: by themselves they make the "
         "files no smaller and the model no faster.",
         soft_wrap=not console.is_terminal,
@@ -116,26 +114,17 @@ def print_pruned(console: Console, done: CheckpointSparsification) -> None:
 
 
 def print_verification(console: Console, found: Verification) -> None:
-    pruned = [tensor for tensor in found.tensors if tensor.claimed is not None]
     for problem in found.problems:
         console.print(Text.assemble(("wrong", "bold"), f"      {printable(problem, 1000)}"), soft_wrap=True)
     for what in found.unchecked:
         console.print(f"unchecked  {printable(what, 1000)}", soft_wrap=True)
     if found.problems or found.unchecked:
         console.print()
-    rows = (
-        ("pruned", f"{len(pruned):,}", percent(found.target_sparsity)),
-        ("left alone", f"{len(found.tensors) - len(pruned):,}", ""),
-    )
-    console.print(table_of(("", ">Tensors", ">Zeros"), rows))
+    console.print(table_of(*verified_rows(found)))
     pattern = f", pattern {found.pattern}" if found.pattern else ""
     compared = f", {found.files} other files compared" if found.source else ""
     verdict = "holds" if found.ok else f"does not hold: {len(found.problems)} problems"
     console.print(f"\n{printable(str(found.path))}: what {RECORD} claims {verdict}{pattern}{compared}.", soft_wrap=True)
-
-
-def _largest(names: Sequence[str], sizes: Mapping[str, int]) -> str:
-    return printable(max(names, key=lambda name: sizes[name]))
 
 
 def _sparsity(tensor: TensorInspection) -> float:
@@ -143,11 +132,5 @@ def _sparsity(tensor: TensorInspection) -> float:
 
 
 def print_compression(console: Console, done: Compression, line: str) -> None:
-    rows = []
-    for encoding in sorted({tensor.encoding for tensor in done.tensors}):
-        tensors = [tensor for tensor in done.tensors if tensor.encoding == encoding]
-        dense, stored = sum(tensor.dense for tensor in tensors), sum(tensor.stored for tensor in tensors)
-        ratio = percent(stored / dense if dense else None)
-        rows.append((encoding, f"{len(tensors):,}", bytes_text(dense), bytes_text(stored), ratio))
-    console.print(table_of(("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"), rows))
+    console.print(table_of(*encoding_rows(done)))
     console.print(f"\n{printable(line)} ({done.seconds:.1f} s).", soft_wrap=not console.is_terminal)
