@@ -22,6 +22,7 @@ from secateur.checkpoints import (
     verification,
     verify_checkpoint,
 )
+from secateur.support import percent
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 FIRST = "model-00001-of-00002.safetensors"
@@ -145,11 +146,11 @@ def test_the_result_prints_as_a_table(dense):
     count = sum(tensor.claimed is not None for tensor in found.tensors)
     assert str(found).splitlines()[:3] == [
         "            Tensors  Zeros",
-        f"pruned      {count:7}  50.0%",
+        f"pruned      {count:7}  {percent(found.target_sparsity)}",
         f"left alone  {total - count:7}",
     ]
     assert "what secateur.json claims holds, pattern 2:4, " in str(found)
-    alone = verify_checkpoint(pruned(dense))
+    alone = verify_checkpoint(found.path)
     assert str(alone).startswith("unchecked  no source was given")
 
 

@@ -37,7 +37,7 @@ def test_what_moved_is_told():
     model, batches = nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm1d(1)), [torch.tensor([[1.0, 2.0], [3.0, 2.0]])]
     model[0].running_mean.copy_(torch.tensor([2.0, 0.0]))
     model[0].running_var.copy_(torch.tensor([0.5, 4.0]))
-    model[0].eps = 0.0
+    model[0].eps = 1e-12
     told = reestimate_batchnorm(model, batches, forward=lambda model, batch: model[0](batch))
     assert (told.batches, told.unreached) == (1, ("1",))
     [layer] = told.layers

@@ -47,7 +47,7 @@ def no_match(glob: str, names: Iterable[str], kind: str = "parameter") -> ValueE
 
     >>> raise no_match("layer.*", ["layers.0.weight", "layers.1.weight", "head.bias"], "tensor")
     Traceback (most recent call last):
-    ValueError: no tensor matches 'layer.*'; the closest names are layers.0.weight, head.bias.
+    ValueError: no tensor matches 'layer.*'; the closest names are layers.1.weight, head.bias.
     """
     close = ", ".join(printable(name) for name in _closest(glob, list(names))) or "none"
     return ValueError(f"no {kind} matches {glob!r}; the closest names are {close}.")
