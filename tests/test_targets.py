@@ -99,6 +99,20 @@ def test_a_model_and_the_directory_that_it_is_saved_in_have_the_same_targets(nam
     assert changed == set(find_targets(model))
 
 
+IMAGES = [{"pixel_values": torch.ones(4, 3, 8, 8) * torch.arange(1, 5).view(4, 1, 1, 1)}]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("llama", batches("llama")), ("bert, a classifier", batches("bert")), ("vit", IMAGES)]
+)
+def test_a_walk_through_the_blocks_has_those_targets_that_are_in_blocks(name, data):
+    model = MODELS[name]()
+    done = oneshot(model, data, 0.5, solver="magnitude")
+    outside = set(done.left_alone["outside the blocks"])
+    assert {layer.name for layer in done.layers} == set(find_targets(model)) - outside
+    assert outside
+
+
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
