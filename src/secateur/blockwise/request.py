@@ -104,4 +104,5 @@ def _described(function: Any) -> str:
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
         return f"{_described(function.func)}({', '.join(given)})"
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    named = getattr(function, "__qualname__", getattr(function, "__name__", type(function).__qualname__))
+    return str(named)
