@@ -26,7 +26,19 @@ from secateur.inference.semi_structured import (
     why_not_semi_structured,
 )
 from secateur.native import LANES, MOST_COLUMNS, available, describe
-from secateur.support import Forward, alternating, device_of, moved, run_example, track, unchanged
+from secateur.support import (
+    Forward,
+    Rows,
+    alternating,
+    bytes_text,
+    device_of,
+    moved,
+    percent,
+    run_example,
+    table,
+    track,
+    unchanged,
+)
 
 __all__ = ["PackedLayer", "Packing", "is_conv1d", "pack", "put"]
 
@@ -74,27 +86,40 @@ class Packing:
     def packed(self) -> tuple[PackedLayer, ...]:
         return tuple(layer for layer in self.layers if layer.kind != "dense")
 
-    def __str__(self) -> str:
-        rows = [("layer", "shape", "zeros", "now", "ms dense", "ms packed", "faster", ""), *map(_row, self.layers)]
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
-        lines.append(
-            f"{len(self.packed)} of {len(self.layers)} layers packed; their {before / 1e6:.3g} MB are now "
-            f"{after / 1e6:.3g} MB."
+    @property
+    def parts(self) -> tuple[Rows, str]:
+        """The table of the layers, and their sum in words."""
+        heads = (
+            "~Layer",
+            "Shape",
+            ">Zeros",
+            "Now",
+            ">ms dense",
+            ">ms packed",
+            ">times faster",
+            "~Stays dense, because",
         )
-        return "\n".join(lines)
+        before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
+        counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
+        return (
+            Rows(heads, [*map(_row, self.layers)]),
+            f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}.",
+        )
+
+    def __str__(self) -> str:
+        rows, said = self.parts
+        return f"{table(*rows)}\n{said}"
 
 
 def _row(layer: PackedLayer) -> tuple[str, ...]:
     return (
         layer.name,
-        "×".join(map(str, layer.shape)),
-        f"{layer.sparsity:.0%}",
+        "x".join(map(str, layer.shape)),
+        percent(layer.sparsity),
         layer.kind,
         "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
         "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
-        "" if layer.speedup is None else f"{layer.speedup:.2f}×",
+        "" if layer.speedup is None else f"{layer.speedup:.2f}",
         layer.why,
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from secateur.support.text import printable
 
@@ -15,9 +15,19 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["table", "table_of"]
+__all__ = ["Part", "Rows", "table", "table_of"]
 
 WIDE = 10_000  # columns of a terminal that no line of ours fills
+
+
+class Rows(NamedTuple):
+    """A table: its columns, as `table` names them, and what is in them."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+Part = str | Rows  # of what a verb says it did: a line, or a table
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
