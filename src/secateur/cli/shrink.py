@@ -6,7 +6,7 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -105,7 +105,7 @@ def shrink(
     with clear_errors(), terminable():
         page = page_at(report)
         without_evidence(criterion, "shrink does not collect here")
-        asked = {
+        asked: dict[str, Any] = {
             "sparsity": sparsity,
             "example": example,
             "out": out,
