@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.options import Allocate, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
+from secateur.cli.options import ALLOCATE, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
 from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, command_line, fail, show, terminable
 
@@ -43,7 +43,7 @@ def oneshot(
             "magnitude only choose.",
         ),
     ] = "admm",
-    allocate: Allocate = "uniform",
+    allocate: Annotated[str, ALLOCATE] = "uniform",
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")] = 128,
     sequence_length: Annotated[
         int | None,

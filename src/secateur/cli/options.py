@@ -4,11 +4,12 @@ Law: an option of one name has one declaration, unless it means another thing in
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 __all__ = [
+    "ALLOCATE",
     "Allocate",
     "AsJson",
     "Batch",
@@ -56,7 +57,7 @@ NewCopy = Annotated[
 Report = Annotated[
     Path | None,
     typer.Option(
-        metavar="PAGE.html", help="Write what was asked and what came of it as one HTML page, with plots, too."
+        metavar="PAGE.html", help="Write what was asked and what came of it to one HTML page, too, with plots."
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -82,14 +83,12 @@ Pattern = Annotated[
         "rows for what compares within a row, as wanda and dsnot do.",
     ),
 ]
-Allocate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="How the sparsity is shared out: everywhere, by one threshold; uniform, the same share of each weight; "
-        "erk, by shape; owl, by outliers; or progression, more with depth.",
-    ),
-]
+ALLOCATE: Any = typer.Option(
+    metavar="NAME",
+    help="How the sparsity is shared out: everywhere, by one threshold; uniform, the same share of each weight; "
+    "erk, by shape; owl, by outliers; or progression, more with depth.",
+)  # one verb has a default, another none
+Allocate = Annotated[str | None, ALLOCATE]
 Include = Annotated[
     list[str] | None,
     typer.Option(metavar="GLOB", help="Prune the weights of these names, and no others. Repeatable."),
@@ -102,4 +101,6 @@ Exclude = Annotated[
 
 Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many texts or images at once.")]
 Tokens = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many tokens in each text.")]
-Threads = Annotated[int | None, typer.Option(min=1, metavar="N", help="Of torch; its own setting if left out.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="How many torch computes with; its own setting if left out.")
+]

@@ -26,7 +26,7 @@ def shrink(
     ],
     example: Example = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory to write. Must not exist.", show_default=False)
+        Path | None, typer.Option(metavar="OUT", help="The directory to write. Must not exist.", show_default=False)
     ] = None,
     target: Annotated[
         str,
@@ -97,10 +97,10 @@ def shrink(
 
     What leaves together is found by watching the model run on the example; units are ranked by their weights, whole
     branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first, and importing one runs its code: name only what you trust. DIR appears complete or not at all,
+    this directory first, and importing one runs its code: name only what you trust. OUT appears complete or not at all,
     with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
-    Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads DIR.
+    Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
     """
     with clear_errors(), terminable():
         page = page_at(report)

@@ -89,16 +89,7 @@ class Packing:
     @property
     def parts(self) -> tuple[Rows, str]:
         """The table of the layers, and their sum in words."""
-        heads = (
-            "~Layer",
-            "Shape",
-            ">Zeros",
-            "Now",
-            ">ms dense",
-            ">ms packed",
-            ">times faster",
-            "~Stays dense, because",
-        )
+        heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", "~Now")
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
         counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
         return (
@@ -116,11 +107,10 @@ def _row(layer: PackedLayer) -> tuple[str, ...]:
         layer.name,
         "x".join(map(str, layer.shape)),
         percent(layer.sparsity),
-        layer.kind,
         "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
         "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
         "" if layer.speedup is None else f"{layer.speedup:.2f}",
-        layer.why,
+        f"{layer.kind}, {layer.why.replace('dense is', 'which is')}" if layer.why else layer.kind,
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from secateur.checkpoints import RECORD, CheckpointSparsification, Inspection, TensorInspection, Verification
 from secateur.report import Cells, Chart, Sheet
@@ -31,9 +30,7 @@ __all__ = [
 def print_inspection(console: Console, inspection: Inspection, group: bool) -> None:
     columns = ("~Tensor", "Shape", "Dtype", ">Size", ">Zeros", "~Patterns")
     rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
-    others = sum(max(map(len, cells)) + 2 for cells in list(zip(columns, *rows, strict=True))[1:])
-    folded = [(Text(_folded(name, console.width - others)), *cells) for name, *cells in rows]
-    console.print(table_of(columns, folded))
+    console.print(table_of(columns, rows))
     console.print()
     for part in inspected_parts(inspection):
         console.print(part if isinstance(part, str) else table_of(*part))
@@ -108,22 +105,6 @@ def _shape(tensor: TensorInspection) -> str:
 
 def _patterns(tensor: TensorInspection) -> str:
     return tensor.pattern + (" (stored inputs first)" if tensor.inputs_first and tensor.pattern else "")
-
-
-def _folded(name: str, width: int) -> str:
-    """The name in lines of at most ``width``, or 20, characters, broken after dots; the later lines are indented.
-
-    >>> print(_folded("encoder.layer.0.attention.self.query.weight", 30))
-    encoder.layer.0.attention.
-      self.query.weight
-    """
-    width = max(width, 20)
-    lines = [""]
-    for part in re.findall(r"[^.]*\.|[^.]+$", name):
-        if lines[-1].strip() and len(lines[-1]) + len(part) > width:
-            lines.append("  ")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple[str, list[TensorInspection]]]:

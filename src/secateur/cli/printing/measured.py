@@ -28,7 +28,7 @@ def measured_parts(found: Bench, what: str, *, layers: bool = False) -> Iterator
         )
         for form, own in zip(found.forms, found.times, strict=True)
     ]
-    yield Rows(("pattern", "sparsity", ">ms", ">times faster", ">size", "packed"), rows)
+    yield Rows(("~pattern", "sparsity", ">ms", ">times faster", ">size", "packed"), rows)
     yield ""
     yield f"{what}{threads_text(found.threads)}; {native.describe()}."
     yield from (f"No {name}: {why}" for name, why in found.missing.items())
