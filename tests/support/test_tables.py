@@ -76,3 +76,9 @@ def test_in_a_narrow_terminal_words_fold_and_numbers_do_not(width):
     assert "".join("".join(line[: column - 2].split()) for line in cut).startswith(name[:8])
     if width >= 60:
         assert all(word in text.getvalue() for word in ("attention.", "query."))
+
+
+def test_in_a_notebook_a_table_is_text_too(monkeypatch):
+    """rich shows below the cell what is printed to any file; found with a real kernel."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert table(["Name", ">Count"], [("a", 1)]).split() == ["Name", "Count", "a", "1"]

@@ -47,7 +47,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=WIDE, color_system=None, legacy_windows=False).print(table_of(columns, rows))
+    # in a notebook rich would show it below the cell, and give no text
+    console = Console(file=text, width=WIDE, color_system=None, legacy_windows=False, force_jupyter=False)
+    console.print(table_of(columns, rows))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
