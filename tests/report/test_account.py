@@ -1,12 +1,14 @@
 """An account is a page of plain values: shown as they are, sorted by what they are."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from secateur.report import Account, Cells, Chart, Sheet, check_page, write_account
 from secateur.support import Rows
+from support.chromium import chromium, column, in_chromium
 from support.reports import HOSTILE, HOSTILE_TOO, Page
 
 NAMES = ["layers.0.up.weight", "layers.1.up.weight", "layers.0.down.weight", HOSTILE, HOSTILE_TOO]
@@ -130,3 +132,17 @@ def test_a_page_that_could_not_be_written_is_told_before(tmp_path: Path, monkeyp
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ImportError, match=r"pip install 'secateur\[report\]'"):
         check_page(tmp_path / "page.html")
+
+
+@in_chromium
+def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> None:
+    path = write_account(made(), tmp_path / "page.html")
+    dom = chromium(tmp_path / "profile", f"{path.as_uri()}#sort=sheet-1:column-1:descending", "--dump-dom")
+    assert column(dom, "sheet-1", 1) == ["1.0", "0.9", "0.5", "0.25", ""]  # what was not measured comes last
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text(encoding="utf-8"))
+    driver = "document.title = String(document.documentElement.scrollWidth > innerWidth);"
+    driven = tmp_path / "driven.html"
+    driven.write_text(text.replace("</body>", f"<script>{driver}</script></body>"), encoding="utf-8")
+    for width in (500, 1200):
+        dom = chromium(tmp_path / "profile", driven.as_uri(), "--dump-dom", f"--window-size={width},900")
+        assert re.findall("<title>(.*?)</title>", dom) == ["false"], width
