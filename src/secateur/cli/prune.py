@@ -44,7 +44,7 @@ def prune(
         from secateur.patterns import word_of
 
         page = page_at(report)
-        without_evidence(criterion, "files of weights don't show")
+        without_evidence(criterion, "files of weights don't show", "secateur oneshot, which runs the model")
         scores, chosen, shared = allocation.settled(criterion, pattern, allocate)
         if chosen.density is not None and allocate is not None:
             raise ValueError(f"{pattern} keeps the same share of every tensor; leave --allocate out.")
@@ -80,13 +80,13 @@ def prune(
         )
 
 
-def without_evidence(criterion: str, why: str) -> None:
-    """``ValueError`` for a criterion that asks for what data says; ``why`` there is none ends the sentence."""
+def without_evidence(criterion: str, why: str, instead: str) -> None:
+    """``ValueError`` for a criterion that asks for what data says: ``why`` there is none, what to take ``instead``."""
     from secateur import criteria
     from secateur.evidence import needs
 
     if asked := needs(criteria.parse(criterion)):
         raise ValueError(
             f"{criterion} asks for {', '.join(asked)}, which {why}; take magnitude, lamp, ln_norm or random, or "
-            "secateur oneshot, which runs the model."
+            f"{instead}."
         )

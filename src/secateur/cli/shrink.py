@@ -104,7 +104,7 @@ def shrink(
     """
     with clear_errors(), terminable():
         page = page_at(report)
-        without_evidence(criterion, "shrink does not collect here")
+        without_evidence(criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
         asked: dict[str, Any] = {
             "sparsity": sparsity,
             "example": example,
