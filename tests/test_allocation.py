@@ -2,6 +2,7 @@
 
 import functools
 import math
+import pickle
 
 import pytest
 import torch
@@ -380,3 +381,18 @@ def test_tables_know_what_is_left():
     assert tables.left("v") == 4
     assert tables.dealt_out("w", 2).tolist() == [2, 0]
     assert tables.dealt_out("v", 3).tolist() == [2, 1]
+
+
+def test_an_allocation_that_is_made_is_a_value():
+    """It goes to another process, where it says the same counts and over what it ranks."""
+    scores = {name: weight.abs() for name, weight in network().items()}
+    for made, scope in (
+        (by_name({"head.*": 0.0}), "model"),
+        (by_name({"head.*": 0.25}, otherwise=uniform), "layer"),
+        (above(1.5), "model"),
+    ):
+        again = pickle.loads(pickle.dumps(made))
+        assert again.compares == made.compares == scope
+        assert again.__name__ == made.__name__ in ("by_name", "above")
+        ours, theirs = (each(scores, 0.6, Unstructured()) for each in (again, made))
+        assert {name: int(count) for name, count in ours.items()} == {n: int(count) for n, count in theirs.items()}

@@ -1,6 +1,7 @@
 """Schedules: moments in steps, epochs and fractions; the target is reached where the run is long enough, or refused."""
 
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -89,3 +90,19 @@ def test_milestones():
 def test_errors(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@given(st.sampled_from(MAKERS), st.floats(0, 0.99), st.floats(0, 0.99))
+def test_a_schedule_is_a_value(make, final, initial):
+    """Made twice it is the same, and it goes to another process and back."""
+    schedule = make(final, initial=initial, begin=0.1, end="3ep")
+    assert schedule == make(final, initial=initial, begin=0.1, end="3ep")
+    again = pickle.loads(pickle.dumps(schedule))
+    assert again == schedule
+    there, here = (resolve(each, total_steps=40, steps_per_epoch=10) for each in (again, schedule))
+    assert [there(step) for step in range(41)] == [here(step) for step in range(41)]
+
+
+def test_other_schedules_are_values_too():
+    for schedule in (schedules.constant(0.5), milestones({10: 0.2, 20: 0.6})):
+        assert pickle.loads(pickle.dumps(schedule)) == schedule

@@ -1,16 +1,16 @@
-"""The README's plot, from the results of the demo.
+"""The README's plot, from the results of the demo: `run.py plot` draws it.
 
-make demo && python benchmarks/demo/plot.py demo-report/results.json docs/accuracy.svg
+Law: what is drawn are means and ranges over seeds.
 """
 
 import math
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
-from secateur.report import load_results, summarize
+from secateur.report import Results, Row, summarize
 
 COLORS = {
     "global magnitude": "#0072b2", "ERK": "#e69f00", "LAMP": "#009e73", "random": "#7f7f7f", "2:4": "#cc79a7",
@@ -23,12 +23,14 @@ def height(accuracy: float) -> float:
     return -math.log10(101 - accuracy)
 
 
-def main(source: Path, target: Path) -> None:
-    mpl.use("svg")
-    mpl.rcParams |= {"svg.hashsalt": "secateur", "font.size": 11}
-    results = load_results(source)
-    rows = summarize(results.runs)
-    figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained", facecolor="white")
+def draw(results: Results, target: Path) -> None:
+    with mpl.rc_context({"svg.hashsalt": "secateur", "font.size": 11}):
+        _draw(summarize(results.runs), target)
+
+
+def _draw(rows: Sequence[Row], target: Path) -> None:
+    figure = Figure(figsize=(7.2, 3.8), layout="constrained", facecolor="white")
+    axes = figure.subplots()
     dense = next(row for row in rows if row.sparsity == 0)
     axes.axhline(height(dense.after), color="#333333", linewidth=1, linestyle=":")
     axes.annotate(
@@ -54,8 +56,4 @@ def main(source: Path, target: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     axes.legend(frameon=False, loc="lower left", fontsize=9)
-    figure.savefig(target, metadata={"Date": None})
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    figure.savefig(target, format="svg", metadata={"Date": None})

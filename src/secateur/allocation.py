@@ -12,7 +12,8 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -383,20 +384,36 @@ def by_name(shares: Mapping[str, float | Allocation], *, otherwise: Allocation |
             if not isinstance(share, int | float):
                 raise TypeError(f"{glob!r}: a share is a sparsity or an allocation, not {share!r}.")
             check_sparsity(share)
+    return _ByName(dict(shares), otherwise)
 
-    def allocate(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+
+@dataclass(frozen=True, eq=False)
+class _ByName:
+    """What `by_name` makes: a value, so that it is pickled as every other allocation is."""
+
+    __name__: ClassVar[str] = "by_name"
+    shares: Mapping[str, float | Allocation]
+    otherwise: Allocation | None
+
+    @property
+    def compares(self) -> criteria.Scope:
+        """As widely as the widest of the parts."""
+        parts = [*filter(callable, self.shares.values()), everywhere if self.otherwise is None else self.otherwise]
+        return "model" if any(criteria.scope_of(part, "layer") == "model" for part in parts) else "layer"
+
+    def __call__(self, scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
         check_sparsity(sparsity)
         tables = Tables(scores, pattern)
-        named, rest = _by_first_glob(list(shares), scores)
+        named, rest = _by_first_glob(list(self.shares), scores)
         counts: Counts = {}
         for glob, names in named.items():
-            share = shares[glob]
+            share = self.shares[glob]
             part = tables.only(names).scores
             counts |= share(part, sparsity, pattern) if callable(share) else uniform(part, share, pattern)
         others = tables.only(rest).scores
-        if otherwise is not None:
+        if self.otherwise is not None:
             if rest:
-                counts |= otherwise(others, sparsity, pattern)
+                counts |= self.otherwise(others, sparsity, pattern)
             return {name: counts[name] for name in scores}
         units, left, kept = _budget(tables, sparsity)
         groups = {name: tables.shape(name)[0] for name in units}
@@ -411,10 +428,6 @@ def by_name(shares: Mapping[str, float | Allocation], *, otherwise: Allocation |
                 f"sparsity {sparsity} keeps {kept}; give the sparsity that they come to, or leave tensors unnamed."
             )
         return {name: counts[name] for name in scores}
-
-    parts = [*filter(callable, shares.values()), everywhere if otherwise is None else otherwise]
-    widely = any(criteria.scope_of(part, "layer") == "model" for part in parts)
-    return criteria.compares("model" if widely else "layer")(allocate)
 
 
 def above(threshold: float) -> Allocation:
@@ -434,8 +447,18 @@ def above(threshold: float) -> Allocation:
     """
     if math.isnan(threshold):
         raise ValueError("a threshold is a number in the scores' own scale, not NaN.")
+    return _Above(threshold)
 
-    def allocate(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
+
+@dataclass(frozen=True)
+class _Above:
+    """What `above` makes, a value as `_ByName` is."""
+
+    __name__: ClassVar[str] = "above"
+    threshold: float
+    compares: ClassVar[criteria.Scope] = "model"
+
+    def __call__(self, scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
         check_sparsity(sparsity)
         tables = Tables(scores, pattern)
         counts: Counts = {}
@@ -444,11 +467,9 @@ def above(threshold: float) -> Allocation:
             groups, units = table.shape
             left = tables.left_in_groups(name)
             least = torch.full((groups,), units - round(sparsity * units), device="cpu")
-            over = (table > threshold).sum(1).cpu()
+            over = (table > self.threshold).sum(1).cpu()
             counts[name] = _one_if_equal(over.maximum(least if left is None else least.minimum(left)))
         return counts
-
-    return criteria.compares("model")(allocate)
 
 
 def kept_by_pattern(scores: Mapping[str, Tensor], pattern: Pattern) -> Counts:

@@ -142,7 +142,7 @@ def cubic(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment)
     >>> print(cubic(0.9, end=0.6))
     cubic from 0 to 0.9 between 0 and 0.6
     """
-    return _ramp("cubic", lambda t: 1 - (1 - t) ** 3, final, initial, begin, end)
+    return _ramp("cubic", _slowing, final, initial, begin, end)
 
 
 def cosine(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment) -> Ramp:
@@ -151,7 +151,7 @@ def cosine(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment
     >>> round(cosine(0.8, end=4)(2), 3)
     0.4
     """
-    return _ramp("cosine", lambda t: (1 - math.cos(math.pi * t)) / 2, final, initial, begin, end)
+    return _ramp("cosine", _wave, final, initial, begin, end)
 
 
 def exponential(final: float, *, initial: float = 0.0, begin: Moment = 0, end: Moment) -> Ramp:
@@ -167,13 +167,7 @@ def exponential(final: float, *, initial: float = 0.0, begin: Moment = 0, end: M
             "an exponential schedule never reaches sparsity 1: every step leaves a share; use cubic or linear."
         )
 
-    def shape(t: float) -> float:
-        if final == initial:
-            return t
-        density: float = (1 - initial) ** (1 - t) * (1 - final) ** t
-        return (1 - density - initial) / (final - initial)
-
-    return _ramp("exponential", shape, final, initial, begin, end)
+    return _ramp("exponential", _SameShare(final, initial), final, initial, begin, end)
 
 
 def milestones(points: Mapping[Moment, float], *, initial: float = 0.0) -> Milestones:
@@ -227,6 +221,28 @@ def step_of(moment: Moment, total_steps: int | None, steps_per_epoch: float | No
 
 def _straight(t: float) -> float:
     return t
+
+
+def _slowing(t: float) -> float:
+    return 1 - (1 - t) ** 3
+
+
+def _wave(t: float) -> float:
+    return (1 - math.cos(math.pi * t)) / 2
+
+
+@dataclass(frozen=True)
+class _SameShare:
+    """The shape of `exponential`: a value, as every part of a schedule, so that it is compared and pickled."""
+
+    final: float
+    initial: float
+
+    def __call__(self, t: float) -> float:
+        if self.final == self.initial:
+            return t
+        density: float = (1 - self.initial) ** (1 - t) * (1 - self.final) ** t
+        return (1 - density - self.initial) / (self.final - self.initial)
 
 
 def _ramp(name: str, shape: Callable[[float], float], final: float, initial: float, begin: Moment, end: Moment) -> Ramp:

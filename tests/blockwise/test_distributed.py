@@ -1,6 +1,5 @@
 """Two processes that share the calibration batches come to what one process comes to."""
 
-import copy
 import os
 import socket
 
@@ -60,15 +59,30 @@ def pruned(solver):
     return model, oneshot(model, batches(), 0.5, solver=solver)
 
 
+LONELY = (("one batch", "uniform"), ("one batch, by scores", "owl"))
+
+
+def lonely(allocate):
+    """One batch: of two processes, one has nothing to sum."""
+    torch.manual_seed(0)
+    model = Model()
+    return model, oneshot(model, batches()[:1], 0.5, solver=sparsegpt, allocate=allocate)
+
+
+class Twice(Model):
+    def forward(self, x):
+        return super().forward(super().forward(x))
+
+
 def failing(weight, sparsity, pattern, *, gram):
     if weight.shape == (6, 6) and torch.distributed.get_rank() == 1:
         raise ValueError("no solution here")
     return sparsegpt(weight, sparsity, pattern, gram=gram)
 
 
-def directory(folder, name):
+def directory(folder, name, count=4):
     """A small Llama in a folder, pruned to another one; every process calls this alike."""
-    found = [torch.arange(1, 9)[None] + n for n in range(4)]
+    found = [torch.arange(1, 9)[None] + n for n in range(count)]
     return oneshot(folder / "dense", found, 0.5, solver=sparsegpt, out=folder / name)
 
 
@@ -92,8 +106,20 @@ def start(rank, port, alone, folder):
         assert [layer.tokens for layer in done.layers] == [32] * 14
         with pytest.raises(ValueError, match="no solution here"):
             pruned(failing)
-        with pytest.raises(ValueError, match="2 processes need at least as many batches; there are 1"):
-            oneshot(copy.deepcopy(model), batches()[:1], 0.5)
+        for name, allocate in LONELY:
+            with pytest.warns(UserWarning, match="1 of 2 processes sum what they see, and the others help to solve"):
+                model, done = lonely(allocate)
+            state, layers = alone[name]
+            for key, value in model.state_dict().items():
+                torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
+                other = [torch.zeros_like(value) for _ in range(2)]
+                distributed.all_gather(other, value)
+                assert torch.equal(*other), "the same on both"
+            assert [(layer.name, layer.tokens) for layer in done.layers] == [layer[:2] for layer in layers]
+        with pytest.warns(UserWarning, match="1 of 2 processes"):
+            directory(folder, "two of one", count=1)
+        with pytest.raises(ValueError, match="runs more than once"), pytest.warns(UserWarning, match="1 of 2"):
+            oneshot(Twice(), batches()[:1], 0.5)  # told on both: neither waits for the other
     finally:
         distributed.destroy_process_group()
 
@@ -104,15 +130,23 @@ def test_two_processes_come_to_what_one_comes_to(tmp_path):
         model, done = pruned(solver)
         alone[name] = model.state_dict(), [(layer.name, layer.tokens, layer.error) for layer in done.layers]
     assert {tokens for _, tokens, _ in alone["wanda"][1][:2]} == {40}
+    for name, allocate in LONELY:
+        model, done = lonely(allocate)
+        alone[name] = model.state_dict(), [(layer.name, layer.tokens, layer.error) for layer in done.layers]
     make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
     directory(tmp_path, "one")
+    directory(tmp_path, "one of one", count=1)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port = server.getsockname()[1]
     on_ranks(start, port, alone, tmp_path)
-    one, two = open_checkpoint(tmp_path / "one"), open_checkpoint(tmp_path / "two")
-    assert [*one] == [*two]
-    for name in one:
-        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name} {m}")
-    assert not verify_checkpoint(tmp_path / "two", tmp_path / "dense").problems
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["dense", "one", "two"]
+    for mine, theirs in (("one", "two"), ("one of one", "two of one")):
+        one, two = open_checkpoint(tmp_path / mine), open_checkpoint(tmp_path / theirs)
+        assert [*one] == [*two]
+        for name in one:
+            torch.testing.assert_close(
+                two[name], one[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name} {m}"
+            )
+        assert not verify_checkpoint(tmp_path / theirs, tmp_path / "dense").problems
+    names = ["dense", "one", "one of one", "two", "two of one"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == names

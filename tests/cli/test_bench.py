@@ -102,6 +102,31 @@ def test_what_cannot_be_made_is_said(here):
     assert "No shrink, half the work: " in result.stdout
 
 
+def test_a_tuple_is_what_the_model_is_called_with(here):
+    """As in every command: all of it are arguments, none is a target."""
+    (here / "my_pair_model.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Pair(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(64, 8)\n"
+        "    def forward(self, x, times):\n        return times * self.layer(x)\n"
+        "inputs = torch.ones(4, 64), torch.tensor(2.0)\n"
+    )
+    given = ["my_pair_model:Pair", "--example", "my_pair_model:inputs", "-s", "0.5", "-p", "rows"]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:3]] == ["dense", "rows"]
+
+
+def test_a_page_of_it(here):
+    from support.reports import Page
+
+    result = run("-s", "0.5", "-p", "rows", "--report", "page.html")
+    assert result.exit_code == 0, result.output
+    text = Page((here / "page.html").read_text(encoding="utf-8")).text
+    for said in ("my_bench_model:build, measured", "Form by form", "rows 50%", "The layers of rows 50%", "int8"):
+        assert said in text, said
+
+
 def test_a_factory_needs_an_example(here):
     result = CliRunner().invoke(app, ["my_bench_model:build"])
     assert result.exit_code == 2

@@ -4,6 +4,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -16,14 +17,14 @@ from support.commands import run
 def test_help_and_version():
     assert run("--version").stdout == f"secateur {__version__}\n{describe()}\n"
     text = run("--help").stdout
-    for word in ("inspect", "prune", "shrink", "demo"):
+    for word in ("inspect", "prune", "shrink", "pack", "demo"):
         assert re.search(rf"^  {word} .*\.$", text, re.MULTILINE)  # a whole sentence on one line
     for command in [command.name or command.callback.__name__ for command in cli.app.registered_commands]:
         assert run(command, "-h").exit_code == 0
     assert run().exit_code == 2
 
 
-@pytest.mark.parametrize("command", ["shrink", "bench"])
+@pytest.mark.parametrize("command", ["shrink", "bench", "pack"])
 def test_help_says_that_code_is_run(command):
     text = " ".join(re.sub("[^a-z:. ]", " ", run(command, "--help").stdout).split())
     assert "the module is imported and its code is run" in text
@@ -40,3 +41,41 @@ def test_every_option_is_documented():
     for command in [command.name or command.callback.__name__ for command in cli.app.registered_commands]:
         for option in re.findall(r"--[a-z]+", run(command, "--help").stdout):
             assert option in text or option == "--help", option
+
+
+# Of these, commands mean different things by one name.
+OWN = {
+    "sparsity": {"bench", "shrink"},  # several; the fraction of a target
+    "pattern": {"bench"},  # several
+    "allocate": {"shrink"},  # among groups
+    "criterion": {"prune", "shrink"},  # of weights, of units
+    "include": {"shrink", "pack"},  # groups, layers
+    "exclude": {"shrink", "pack"},
+    "out": {"shrink", "pack", "demo", "compress", "expand"},  # may be left out; a directory or a file
+    "seed": {"prune", "oneshot"},  # of the criterion, of the text
+}
+
+
+def test_an_option_of_one_name_is_declared_once():
+    declared = {}
+    for command in cli.app.registered_commands:
+        name = command.name or command.callback.__name__
+        for word, hint in typing.get_type_hints(command.callback, include_extras=True).items():
+            if word != "return" and name not in OWN.get(word, ()):
+                declared.setdefault(word, {})[name] = hint.__metadata__[0]
+    for word, each in declared.items():
+        if word in ("directory", "path"):  # what a command is about: arguments of its own
+            continue
+        assert len({id(option) for option in each.values()}) == 1, (word, [*each])
+    shared = {word for word, each in declared.items() if len(each) > 1}
+    assert shared >= {
+        "report",
+        "sparsity",
+        "pattern",
+        "allocate",
+        "include",
+        "exclude",
+        "example",
+        "threads",
+        "as_json",
+    }

@@ -1,10 +1,14 @@
 """``secateur shrink``: what leaves, what stays and why, and a directory that load_shrunken reads."""
 
+import importlib
 import json
 import re
 
+import pytest
 import torch
+from safetensors.torch import load_file
 
+from secateur import shrink
 from secateur.shrinking import branches as depth
 from secateur.shrinking import subject, tables
 from support.commands import fails
@@ -39,7 +43,7 @@ def test_shrink_says_what_leaves_together_and_what_stays(zoo):
     assert re.search(
         r"^blocks\.0\.2\.weight +8 -> \d  embed\.weight\[1\], blocks\.\*\.0\.weight\[1\], 2 more$", text, re.MULTILINE
     )
-    assert re.search(r"^.*an output of the model.* +1  embed\.weight\[0\]$", text, re.MULTILINE)
+    assert re.search(r"^embed\.weight\[0\] +1  .*an output of the model.*$", text, re.MULTILINE)
     assert "Proved on random weights that nothing else changed" in text
     assert text.endswith("Nothing was written.\n")
     assert all(line == line.rstrip() for line in text.splitlines())
@@ -130,3 +134,33 @@ def test_shrink_leaves_nothing_of_what_it_could_not_write(zoo, tmp_path, monkeyp
     result = shrunk(zoo, "--out", "out", "--no-verify")
     fails(result, "No space left on device")
     assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("options", [{"criterion": "lamp"}, {"criterion": "ln_norm"}, {"allocate": "erk"}])
+def test_units_are_chosen_as_the_library_chooses_them(zoo, tmp_path, options):
+    words = [word for name, value in options.items() for word in (f"--{name}", value)]
+    result = shrunk(zoo, *words, "--out", "out", "--include", "blocks.*.0.weight")
+    assert result.exit_code == 0, result.output
+    module = importlib.import_module(zoo)
+    model = module.build()
+    shrink(model, module.tokens, 0.5, include="blocks.*.0.weight", **options)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    state = model.state_dict()
+    assert {*written} <= {*state}
+    assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
+
+
+def test_branches_are_ranked_by_the_criterion_where_that_is_asked(zoo):
+    left = []
+    for words in ((), ("--rank-branches", "criterion")):
+        text = shrunk(zoo, "--branches", "0.4", *words, "--dry-run", sparsity=0).stdout
+        left.append(re.findall(r"^(blocks\.\d+) +280$", text, re.MULTILINE))
+    assert len(left[0]) == len(left[1]) == 5
+    assert left[0] != left[1]
+    assert shrunk(zoo, "--branches", "0.4", "--rank-branches", "size", "--dry-run").exit_code == 2
+
+
+def test_a_criterion_that_asks_for_data_is_refused(zoo):
+    message = "wanda asks for input_norm, which this command does not collect; take magnitude, lamp, ln_norm or random"
+    fails(shrunk(zoo, "--criterion", "wanda", "--dry-run"), message)
+    fails(shrunk(zoo, "--criterion", "lampe", "--dry-run"), "no criterion is called 'lampe'; did you mean lamp")

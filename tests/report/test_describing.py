@@ -30,6 +30,26 @@ def test_multiply_adds_by_hand() -> None:
     assert all(module.training for module in twice.modules())
 
 
+def test_the_model_is_called_with_example_inputs() -> None:
+    """As `torch.export` calls it: a tuple is positional arguments, a mapping keyword arguments."""
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+            for _ in range(int(times)):
+                self.layer(x)
+            return x
+
+    model, x, times = Two(), torch.ones(5, 3), torch.tensor(4)
+    once = 5 * 6
+    for inputs in ((x, times), [x, times], {"times": times, "x": x}):
+        assert count_multiply_adds(model, inputs) == 4 * once
+    assert count_multiply_adds(model.layer, x) == once
+
+
 def test_counting_leaves_no_hook_after_a_failure() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
     model[1].eval()

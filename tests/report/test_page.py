@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from secateur.report import (
 )
 from secateur.report.results import environment
 from secateur.report.summary import wilson
+from support.chromium import chromium, column, in_chromium
 from support.reports import HOSTILE, HOSTILE_TOO, Page, make_results
 
 
@@ -164,30 +163,6 @@ def test_a_missing_extra_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch,
     with pytest.raises(ImportError, match=r"pip install 'secateur\[report\]'"):
         write_report(make_results(), tmp_path / "report.html")
     assert not list(tmp_path.iterdir())
-
-
-CHROMIUM = shutil.which("chromium")
-
-
-in_chromium = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
-
-
-def chromium(profile: Path, address: str, *options: str) -> str:
-    """What headless Chromium prints for a page, without any network."""
-    assert CHROMIUM is not None
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync",
-        "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={profile}", *options, address,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
-    return done.stdout.decode()
-
-
-def column(dom: str, table: str, index: int) -> list[str]:
-    """The sort keys of a column of a table, in the order shown."""
-    [body] = re.findall(rf'<table class="sortable[^"]*" id="{table}">.*?<tbody>(.*?)</tbody>', dom, re.DOTALL)
-    return [re.findall(r'data-value="([^"]*)"', row)[index] for row in body.split("</tr>")[:-1]]
 
 
 @in_chromium

@@ -10,7 +10,8 @@ from torch import nn
 
 from secateur import shrink
 from secateur.shrinking import shrunk_parts
-from secateur.shrinking.tables import Rows, text_of_parts
+from secateur.shrinking.tables import text_of_parts
+from secateur.support import Rows
 from support.planned import X, made
 
 

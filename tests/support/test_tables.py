@@ -1,11 +1,14 @@
 """Tables of plain text: a line a row, columns aligned, nothing of a cell read as markup or sent to the terminal."""
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from secateur.support import table, table_of
+from secateur.support.tables import folded
 
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.integers()), max_size=6))
@@ -47,3 +50,35 @@ def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
 def test_what_is_cut_looks_like_it(capsys):
     Console(width=8).print(table_of([">bytes"], [[123456789012]]))
     assert capsys.readouterr().out.splitlines()[1].rstrip().endswith("…")
+
+
+def test_a_name_folds_after_dots_and_a_sentence_after_spaces():
+    assert folded("a.b", 20) == "a.b"
+    lines = folded(".".join(["layer"] * 9), 30).splitlines()
+    assert max(map(len, lines)) <= 30
+    assert all(line.startswith("  layer.") for line in lines[1:-1])
+    assert "".join(line.strip() for line in lines) == ".".join(["layer"] * 9)
+    assert folded("one of it is taken by its number", 12).splitlines() == ["one of it is", "taken by its", "number"]
+    assert folded("", 5) == ""
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 200])
+def test_in_a_narrow_terminal_words_fold_and_numbers_do_not(width):
+    name = "encoder.layer.0.attention.self.query.weight"
+    rows = [(name, 1234567, "an output of the model"), ("b", 2, "cumsum")]
+    text = io.StringIO()
+    Console(file=text, width=width).print(table_of(["~Name", ">Count", "~because"], rows))
+    lines = text.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "1234567" in text.getvalue()
+    column = lines[0].index("Count")
+    cut = lines[1 : next(n for n, line in enumerate(lines) if line.startswith("b"))]
+    assert "".join("".join(line[: column - 2].split()) for line in cut).startswith(name[:8])
+    if width >= 60:
+        assert all(word in text.getvalue() for word in ("attention.", "query."))
+
+
+def test_in_a_notebook_a_table_is_text_too(monkeypatch):
+    """rich shows below the cell what is printed to any file; found with a real kernel."""
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert table(["Name", ">Count"], [("a", 1)]).split() == ["Name", "Count", "a", "1"]

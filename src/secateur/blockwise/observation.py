@@ -16,6 +16,7 @@ from secateur.blockwise.finding import experts_owners
 from secateur.blockwise.processes import reduced
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens, encoder_states, silenced
 from secateur.blockwise.replay import RUNS_AGAIN, Replay
+from secateur.blockwise.request import RunAlong
 from secateur.support import mapped, private, track
 
 __all__ = ["find_next", "observe", "prepared", "store"]
@@ -52,7 +53,8 @@ def find_next(replay: Replay, batches: Sequence[Any]) -> str | None:
 def observe(
     replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor], words: Iterable[str]
 ) -> dict[Piece, Met]:
-    """The sums of what meets the block's weights when the batches are run up to it and through it.
+    """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
+    one without a share of its own adds nothing.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
@@ -71,7 +73,8 @@ def observe(
         with contextlib.suppress(AllMetError), contextlib.ExitStack() as stack:
             for owner in owners:
                 stack.callback(owner.register_forward_pre_hook(silenced(masks.own), with_kwargs=True).remove)
-            stack.enter_context(products.watching(masks, states, stops=number > 0))
+            if not isinstance(batches, RunAlong):
+                stack.enter_context(products.watching(masks, states, stops=number > 0))
             output = call()
             if number == 0:
                 first = mapped(output, lambda tensor: tensor.detach().clone())

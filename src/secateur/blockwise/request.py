@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from secateur.blockwise.solving import Job, Layer, Solve
 from secateur.patterns import Pattern, word_of
 from secateur.support import Forward, check_batches
 
-__all__ = ["Request", "digest", "held_batches"]
+__all__ = ["Request", "RunAlong", "digest", "held_batches"]
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,31 @@ class Request:
         }
 
 
+class RunAlong(tuple[Any, ...]):
+    """The batches of a process that has no share of its own: run, so that it goes where the others go, and not summed.
+
+    >>> len(RunAlong(["a batch"]))
+    1
+    """
+
+
 def held_batches(batches: Iterable[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """All batches, in a list if they can be gone through only once, and this process's share of them."""
+    """All batches, in a list if they can be gone through only once, and this process's share of them.
+
+    Where there are fewer than processes, those without one run along on the first, with a warning of one line.
+    """
     check_batches(batches)
     every = batches if isinstance(batches, Sequence) else list(batches)
     if not len(every):
         raise ValueError("there are no batches: what to prune is learned from running the model.")
     rank, world = rank_and_world()
     if len(every) < world:
-        raise ValueError(f"{world} processes need at least as many batches; there are {len(every)}.")
-    return every, every[rank::world]
+        warnings.warn(
+            f"there are fewer batches than processes: {len(every)} of {world} processes sum what they see, and the "
+            "others help to solve.",
+            stacklevel=4,  # where oneshot was called
+        )
+    return every, every[rank::world] if rank < len(every) else RunAlong(every[:1])
 
 
 def digest(batches: Iterable[Any]) -> str:
@@ -104,4 +120,5 @@ def _described(function: Any) -> str:
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
         return f"{_described(function.func)}({', '.join(given)})"
-    return str(getattr(function, "__qualname__", type(function).__qualname__))
+    named = getattr(function, "__qualname__", getattr(function, "__name__", type(function).__qualname__))
+    return str(named)

@@ -7,32 +7,18 @@ from typing import Annotated
 
 import typer
 
-from secateur.cli.terminal import clear_errors, printing, terminable
+from secateur.cli.options import Batch, Example, Model, Report, Threads, Tokens
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, show, terminable
 
 __all__ = ["bench"]
 
 
 def bench(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR_OR_FACTORY",
-            help="A Hugging Face directory, of which no code is run; or module:factory, what makes the model, called "
-            "without arguments: the module is imported, and its code is run.",
-        ),
-    ],
-    example: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:INPUTS",
-            help="A tensor, a tuple of arguments or a dict of keyword arguments, or a function that makes one; of the "
-            "size to be served. Its module is imported and run, too. A directory needs none.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Of a directory: how many texts or images at once.")
-    ] = 1,
-    tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many tokens in each text.")] = 64,
+    model: Model,
+    example: Example = None,
+    batch: Batch = 1,
+    tokens: Tokens = 64,
     sparsity: Annotated[
         list[float] | None,
         typer.Option(
@@ -51,22 +37,22 @@ def bench(
             help="Repeatable; unstructured, 16x1 and columns:64 if left out. As in secateur prune.",
         ),
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Of torch; its own setting if left out.")
-    ] = None,
+    threads: Threads = None,
     layers: Annotated[bool, typer.Option("--layers", help="Show each layer of each form.")] = False,
+    report: Report = None,
 ) -> None:
     """Prune copies of a model in several patterns, pack them, and time them beside the dense one.
 
     Beside them: the model as it is with its own zeros packed, if it has any; half of its work removed as whole channels
     (shrink); and int8, dense and shrunken. Accuracy is not looked at: what the zeros cost, only training and validation
-    tell. Importing a module runs its code: name only what you trust.
+    tell. Give an example of the size to be served. Importing a module runs its code: name only what you trust.
     """
     with clear_errors(), terminable():
         from secateur import patterns
         from secateur.cli.measuring import measured, model_and_inputs
-        from secateur.cli.printing.measured import print_measured
+        from secateur.cli.printing.measured import measured_parts, measured_sheets
 
+        page = page_at(report)
         chosen = {word: patterns.parse(word) for word in pattern or ("unstructured", "16x1", "columns:64")}
         for word, each in chosen.items():
             if each.density is not None:
@@ -75,6 +61,23 @@ def bench(
             if not 0 <= fraction < 1:
                 raise ValueError(f"--sparsity is a fraction in [0, 1), not {fraction}; 90 % is written 0.9.")
         built, inputs, what = model_and_inputs(model, example, batch, tokens)
-        found = measured(built, inputs, chosen, sparsity or [0.5, 0.8, 0.9], threads)
-        with printing() as console:
-            print_measured(console, found, what, layers=layers)
+        sparsities = sparsity or [0.5, 0.8, 0.9]
+        found = measured(built, inputs, chosen, sparsities, threads)
+        show(measured_parts(found, what, layers=layers))
+        asked = {
+            "example": example,
+            "batch": batch if what else None,
+            "tokens": tokens if what else None,
+            "sparsity": sparsities,
+            "pattern": [*chosen],
+            "threads": threads,
+            "layers": layers,
+        }
+        page.write(
+            f"{model}, measured",
+            "bench",
+            [model],
+            asked,
+            [*measured_parts(found, what)][1:],
+            lambda: measured_sheets(found),
+        )

@@ -13,6 +13,7 @@ from secateur.cli.bench import bench
 from secateur.cli.demo import demo
 from secateur.cli.inspect import inspect
 from secateur.cli.oneshot import oneshot
+from secateur.cli.pack import pack
 from secateur.cli.prune import prune
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
@@ -60,6 +61,7 @@ for verb, line in (
     (verify, "Prove what a pruned directory claims of itself."),
     (shrink, "Take channels and heads out of a model, which gets smaller."),
     (oneshot, "Prune a transformer block by block, with calibration text."),
+    (pack, "Put layers that skip zeros where they are faster, measured here."),
     (compress, "Write a copy of a checkpoint in which zeros take little room."),
     (expand, "Write the dense checkpoint that a compressed one was made of."),
     (bench, "What zeros would be worth to your model, measured here."),

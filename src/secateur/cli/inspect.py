@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from secateur.cli.options import AsJson, Report
+from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, printing
 
 __all__ = ["inspect"]
@@ -21,11 +23,12 @@ def inspect(
             metavar="PATH", help="A .safetensors file, a .safetensors.index.json, or a Hugging Face directory."
         ),
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+    as_json: AsJson = False,
     group: Annotated[
         bool,
         typer.Option("--group", "-g", help="One line for tensors that differ only in numbers: layers.*.fc.weight."),
     ] = False,
+    report: Report = None,
 ) -> None:
     """Show each tensor's shape, dtype, size and zeros, and the n:m and block patterns that hold.
 
@@ -33,12 +36,16 @@ def inspect(
     """
     with clear_errors():
         from secateur.checkpoints import inspect_checkpoint
+        from secateur.cli.printing.checkpoints import inspected_parts, inspected_sheets, print_inspection
 
+        page = page_at(report)
         inspection = inspect_checkpoint(path)
         if as_json:
             print(json.dumps(inspection.as_json(), indent=2), flush=True)
         else:
-            from secateur.cli.printing.checkpoints import print_inspection
-
             with printing() as console:
                 print_inspection(console, inspection, group)
+        asked = {"group": group}
+        page.write(
+            str(path), "inspect", [path], asked, inspected_parts(inspection), lambda: inspected_sheets(inspection)
+        )

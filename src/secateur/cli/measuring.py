@@ -1,14 +1,15 @@
-"""A model in every form that bench compares, and the time of each, beside the dense one.
+"""A model in every form that bench and pack compare, and the time of each, beside the dense one.
 
 Law: every figure is measured in this run, in alternating rounds; the model's weights may be random, for time does not
 depend on their values.
 """
 
+import contextlib
 import copy
 import functools
 import io
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from secateur.inference import Packing, pack
 from secateur.patterns import Pattern
 from secateur.pipeline import sparsify
 from secateur.shrinking import shrink
-from secateur.support import alternating, printable, run_batch, track
+from secateur.support import alternating, printable, run_example, track
 
-__all__ = ["Bench", "Form", "bytes_of", "inputs_for", "measured", "model_and_inputs"]
+__all__ = ["Bench", "Form", "bytes_of", "inputs_for", "measured", "model_and_inputs", "packed"]
 
 ROUNDS = 7
 SECONDS_A_TURN = 0.02
@@ -52,7 +53,7 @@ class Bench:
 
 
 def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -> tuple[nn.Module, Any, str]:
-    """The model, one batch for it, and what the batch is, if that was chosen here."""
+    """The model, what it is called with, and in words what that is, if it was chosen here."""
     if not Path(where).is_dir():
         if example is None:
             raise ValueError(
@@ -103,14 +104,36 @@ def measured(
     threads: int | None = None,
 ) -> Bench:
     """Every form of the model, timed in turns with as many threads; torch's own setting is put back."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads or before)
+    with _threads(threads):
         forms, missing = _forms(model, inputs, chosen, sparsities)
-        calls = {number: functools.partial(run_batch, form.model, inputs) for number, form in enumerate(forms)}
-        with torch.no_grad():
-            times = alternating(calls, ROUNDS, at_least=SECONDS_A_TURN, told="timing")
-        return Bench(forms, list(times.values()), missing, torch.get_num_threads())
+        return Bench(forms, _timed(forms, inputs), missing, torch.get_num_threads())
+
+
+def packed(model: nn.Module, inputs: Any, threads: int | None = None, **options: Any) -> tuple[Packing, Bench]:
+    """The model packed in place, with the options of `secateur.pack`, and the time of it beside that of a copy of what
+    it was; no time where nothing was packed."""
+    model.eval().requires_grad_(False)
+    with _threads(threads):
+        dense = copy.deepcopy(model)
+        packing = pack(model, inputs, **options)
+        forms = [Form("dense", None, dense), Form("packed", None, model, packing)]
+        times = _timed(forms, inputs) if packing.packed else []
+        return packing, Bench(forms, times, {}, torch.get_num_threads())
+
+
+def _timed(forms: Sequence[Form], inputs: Any) -> list[list[float]]:
+    calls = {number: functools.partial(run_example, form.model, inputs) for number, form in enumerate(forms)}
+    with torch.no_grad():
+        return list(alternating(calls, ROUNDS, at_least=SECONDS_A_TURN, told="timing").values())
+
+
+@contextlib.contextmanager
+def _threads(threads: int | None) -> Iterator[None]:
+    """So many threads within; torch's own setting is put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
     finally:
         torch.set_num_threads(before)
 
@@ -133,7 +156,7 @@ def _forms(
     smaller = copy.deepcopy(model)
     try:
         with waiting("shrinking"):
-            shrink(smaller, inputs[0] if isinstance(inputs, tuple | list) else inputs, 0.5, target="macs", verify=False)
+            shrink(smaller, inputs, 0.5, target="macs", verify=False)
         forms.append(Form("shrink, half the work", None, smaller))
     except Exception as error:  # the user's model may be of any kind, and the other forms stand
         missing["shrink, half the work"] = _line(error)
@@ -142,7 +165,7 @@ def _forms(
         try:
             quantized = _int8(form.model)
             with torch.no_grad():
-                run_batch(quantized, inputs)
+                run_example(quantized, inputs)
             forms.append(Form(name, None, quantized))
         except Exception as error:  # as above
             missing[name] = _line(error)

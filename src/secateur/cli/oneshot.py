@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.terminal import clear_errors, command_line, fail, printing, terminable
+from secateur.cli.options import ALLOCATE, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, command_line, fail, show, terminable
 
 if TYPE_CHECKING:
     from secateur.blockwise import Layer
@@ -30,21 +32,9 @@ def oneshot(
     data: Annotated[
         str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
     ],
-    out: Annotated[Path, typer.Option(metavar="OUT", help="The directory to write. Must not exist.")],
-    sparsity: Annotated[
-        float | None,
-        typer.Option("--sparsity", "-s", metavar="FRACTION", help="Fraction of each weight to remove, in [0, 1)."),
-    ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            "-p",
-            metavar="PATTERN",
-            help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, channels. By default unstructured; rows for "
-            "wanda and dsnot, which compare within a row.",
-        ),
-    ] = None,
+    out: NewDirectory,
+    sparsity: Sparsity = None,
+    pattern: Pattern = None,
     solver: Annotated[
         str,
         typer.Option(
@@ -53,14 +43,7 @@ def oneshot(
             "magnitude only choose.",
         ),
     ] = "admm",
-    allocate: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="uniform, the same sparsity for each weight; owl, by outliers; progression, more with depth; erk, by "
-            "shape; or everywhere, by one threshold.",
-        ),
-    ] = "uniform",
+    allocate: Annotated[str, ALLOCATE] = "uniform",
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")] = 128,
     sequence_length: Annotated[
         int | None,
@@ -69,13 +52,8 @@ def oneshot(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="For the choice of sequences.")] = 0,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Prune the weights of these names, and no others. Repeatable."),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave these alone, whatever else is said. Repeatable.")
-    ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     activations: Annotated[
         Path | None,
         typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
@@ -84,6 +62,7 @@ def oneshot(
         str | None,
         typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
     ] = None,
+    report: Report = None,
 ) -> None:
     """Prune a model with calibration text, block by block, and mend what is left.
 
@@ -97,8 +76,9 @@ def oneshot(
         from secateur.blockwise import family_of, read_calibration
         from secateur.blockwise import oneshot as prune_blocks
         from secateur.checkpoints import open_checkpoint
-        from secateur.cli.printing.blocks import print_pruned_blocks
+        from secateur.cli.printing.blocks import pruned_blocks_parts, pruned_blocks_sheets
 
+        page = page_at(report)
         solve, shared = solvers.parse(solver), allocation.parse(allocate)
         chosen = narrowest(solve) if pattern is None else patterns.parse(pattern)
         options: dict[str, Any] = {
@@ -122,40 +102,50 @@ def oneshot(
             batches = read_calibration(
                 data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
             )
-        done = prune_blocks(
-            directory,
-            batches,
-            sparsity,
-            solver=solve,
-            pattern=chosen,
-            allocate=shared,
-            include=include or None,
-            exclude=exclude or None,
-            out=out,
-            activations=activations,
-            device=device,
-            arguments={
-                "command": command_line("oneshot", directory, **options),
-                "directory": str(directory),
-                **options,
-            },
-            on_layer=functools.partial(_print_layer, started=time.monotonic()),
-        )
+            done = prune_blocks(
+                directory,
+                batches,
+                sparsity,
+                solver=solve,
+                pattern=chosen,
+                allocate=shared,
+                include=include or None,
+                exclude=exclude or None,
+                out=out,
+                activations=activations,
+                device=device,
+                arguments={
+                    "command": command_line("oneshot", directory, **options),
+                    "directory": str(directory),
+                    **options,
+                },
+                on_layer=functools.partial(_print_layer, started=time.monotonic()),
+            )
         if int(os.environ.get("RANK", "0")) == 0:
-            with printing() as console:
-                print_pruned_blocks(console, done)
+            show(pruned_blocks_parts(done))
+            page.write(
+                f"{directory}, pruned block by block",
+                "oneshot",
+                [directory],
+                options,
+                pruned_blocks_parts(done),
+                lambda: pruned_blocks_sheets(done),
+            )
 
 
 @contextlib.contextmanager
 def _warnings_as_lines() -> Iterator[None]:
-    """A warning is one line on stderr, without the place in the code, which is not the reader's."""
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        yield
+    """A warning is one line on stderr, at once, without the place in the code, which is not the reader's."""
     from secateur.support import printable
 
-    for warning in said if int(os.environ.get("RANK", "0")) == 0 else ():
-        print(f"Warning: {printable(str(warning.message), 400)}", file=sys.stderr)
+    def show(message: Warning | str, *_: object) -> None:
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"Warning: {printable(str(message), 400)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
 
 
 @contextlib.contextmanager

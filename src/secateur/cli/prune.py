@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.terminal import clear_errors, command_line, printing, terminable
+from secateur.cli.options import Allocate, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, command_line, show, terminable
 
 __all__ = ["prune"]
 
@@ -17,57 +19,32 @@ def prune(
     directory: Annotated[
         Path, typer.Argument(metavar="DIR", help="A directory with .safetensors files, such as Hugging Face's.")
     ],
-    out: Annotated[Path, typer.Option(metavar="OUT", help="The directory to write. Must not exist.")],
-    sparsity: Annotated[
-        float | None,
-        typer.Option("--sparsity", "-s", metavar="FRACTION", help="Fraction of the weights to remove, in [0, 1)."),
-    ] = None,
-    pattern: Annotated[
-        str | None,
-        typer.Option(
-            "--pattern",
-            "-p",
-            metavar="PATTERN",
-            help="unstructured (default), rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels.",
-        ),
-    ] = None,
-    allocate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="everywhere (default), by one threshold; uniform, the same share of each tensor; erk, by shape; "
-            "owl, by outliers; or progression, more with depth.",
-        ),
-    ] = None,
+    out: NewDirectory,
+    sparsity: Sparsity = None,
+    pattern: Pattern = None,
+    allocate: Allocate = None,
     criterion: Annotated[
         str, typer.Option(metavar="NAME", help="What ranks the weights: magnitude, lamp, ln_norm or random.")
     ] = "magnitude",
     seed: Annotated[int, typer.Option(metavar="N", help="For the random criterion.")] = 0,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Prune the tensors of these names, and no others. Repeatable."),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Leave these alone, whatever else is said. Repeatable.")
-    ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    report: Report = None,
 ) -> None:
     """Write a pruned copy of a checkpoint directory, without its model code.
 
-    Embeddings, normalizations, output heads and routers are left alone unless you --include them. Everything but the
-    removed weights is kept byte for byte. OUT appears complete or not at all.
+    Weights compete over the whole model, unless the criterion or --allocate says otherwise. Embeddings, normalizations,
+    output heads and routers are left alone unless you --include them. Everything but the removed weights is kept byte
+    for byte. OUT appears complete or not at all.
     """
     with clear_errors(), terminable():
-        from secateur import allocation, criteria
+        from secateur import allocation
         from secateur.checkpoints import sparsify_checkpoint
-        from secateur.cli.printing.checkpoints import print_pruned
-        from secateur.evidence import needs
+        from secateur.cli.printing.checkpoints import pruned_parts, pruned_sheets
         from secateur.patterns import word_of
 
-        if asked := needs(criteria.parse(criterion)):
-            raise ValueError(
-                f"{criterion} asks for {', '.join(asked)}, which files of weights don't show; take magnitude, lamp, "
-                "ln_norm or random, or secateur oneshot, which runs the model."
-            )
+        page = page_at(report)
+        without_evidence(criterion, "files of weights don't show", "secateur oneshot, which runs the model")
         scores, chosen, shared = allocation.settled(criterion, pattern, allocate)
         if chosen.density is not None and allocate is not None:
             raise ValueError(f"{pattern} keeps the same share of every tensor; leave --allocate out.")
@@ -97,5 +74,19 @@ def prune(
                 **options,
             },
         )
-        with printing() as console:
-            print_pruned(console, done)
+        show(pruned_parts(done))
+        page.write(
+            f"{directory}, pruned", "prune", [directory], options, pruned_parts(done), lambda: pruned_sheets(done)
+        )
+
+
+def without_evidence(criterion: str, why: str, instead: str) -> None:
+    """``ValueError`` for a criterion that asks for what data says: ``why`` there is none, what to take ``instead``."""
+    from secateur import criteria
+    from secateur.evidence import needs
+
+    if asked := needs(criteria.parse(criterion)):
+        raise ValueError(
+            f"{criterion} asks for {', '.join(asked)}, which {why}; take magnitude, lamp, ln_norm or random, or "
+            f"{instead}."
+        )

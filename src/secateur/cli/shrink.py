@@ -6,39 +6,27 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 import contextlib
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.terminal import clear_errors, command_line, printing, terminable, waiting
+from secateur.cli.options import Example, Model, Report, Weights
+from secateur.cli.page import page_at
+from secateur.cli.prune import without_evidence
+from secateur.cli.terminal import clear_errors, command_line, show, terminable, waiting
 
 __all__ = ["shrink"]
 
 
 def shrink(
-    factory: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FACTORY",
-            help="What makes the model, called without arguments: the module is imported, and its code is run. Or a "
-            "Hugging Face directory, of which no code is run.",
-        ),
-    ],
+    factory: Model,
     sparsity: Annotated[
         float,
         typer.Option("--sparsity", "-s", metavar="FRACTION", help="Fraction of the target that leaves, in [0, 1)."),
     ],
-    example: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODULE:INPUTS",
-            help="A tensor, a tuple of arguments or a dict of keyword arguments, or a function that makes one. "
-            "Its module is imported and run, too. A directory needs none.",
-            show_default=False,
-        ),
-    ] = None,
+    example: Example = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The directory to write. Must not exist.", show_default=False)
+        Path | None, typer.Option(metavar="OUT", help="The directory to write. Must not exist.", show_default=False)
     ] = None,
     target: Annotated[
         str,
@@ -48,6 +36,22 @@ def shrink(
             "heads, ...).",
         ),
     ] = "params",
+    criterion: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="What ranks units, by the sum over their weights: magnitude, lamp, ln_norm or random.",
+        ),
+    ] = "magnitude",
+    allocate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How many units each group loses: uniform, everywhere, erk or progression. If left out, the same "
+            "share of each, heads last.",
+            show_default=False,
+        ),
+    ] = None,
     include: Annotated[
         list[str] | None,
         typer.Option(metavar="GLOB", help="Shrink only what tensors of these names take part in. Repeatable."),
@@ -59,10 +63,7 @@ def shrink(
         int | None,
         typer.Option(min=1, metavar="N", help="Keep multiples of this many units; 16 of 64 or more if left out."),
     ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Load these first: a safetensors file, an index, or a directory with one."),
-    ] = None,
+    weights: Weights = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not prove that nothing else changed: faster, in less memory.")
     ] = False,
@@ -77,6 +78,12 @@ def shrink(
             help="Residual branches that leave first: those that change their stream least on the example.",
         ),
     ] = 0.0,
+    rank_branches: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="What ranks branches: influence, on the example, or criterion, by their weights."
+        ),
+    ] = "influence",
     uniform: Annotated[
         bool,
         typer.Option(
@@ -84,47 +91,80 @@ def shrink(
             help="Keep what the model's config can say, so that from_pretrained loads it. Directories: always.",
         ),
     ] = False,
+    report: Report = None,
 ) -> None:
     """Take whole channels, heads and hidden units out of a model, and write the smaller one.
 
-    What leaves together is found by watching the model run on the example; units are ranked by the magnitude of their
-    weights, whole branches by what they do to the example, which has to be a real one then. Modules are looked for in
-    this directory first, and importing one runs its code: name only what you trust. DIR appears complete or not at all,
+    What leaves together is found by watching the model run on the example; units are ranked by their weights, whole
+    branches by what they do to the example, which has to be a real one then. Modules are looked for in
+    this directory first, and importing one runs its code: name only what you trust. OUT appears complete or not at all,
     with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
-    Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads DIR.
+    Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
     """
     with clear_errors(), terminable():
+        page = page_at(report)
+        without_evidence(criterion, "this command does not collect", "secateur.shrink from Python, with evidence=")
+        asked: dict[str, Any] = {
+            "sparsity": sparsity,
+            "example": example,
+            "out": out,
+            "target": target,
+            "criterion": criterion,
+            "allocate": allocate,
+            "include": include,
+            "exclude": exclude,
+            "round_to": round_to,
+            "weights": weights,
+            "no_verify": no_verify,
+            "dry_run": dry_run,
+            "branches": branches or None,
+            "rank_branches": rank_branches if branches else None,
+            "uniform": uniform,
+        }
+        how = {key: asked[key] for key in ("target", "criterion", "allocate", "include", "exclude", "round_to")}
+        if out is None and not dry_run:
+            raise ValueError("give --out DIR, the directory to write, or --dry-run.")
         if Path(factory).is_dir():
             if weights is not None or branches:
                 raise ValueError(f"{factory} is a directory: leave out {'--weights' if weights else '--branches'}.")
-            _shrink_directory(
-                Path(factory),
-                out,
+            from secateur.cli.factories import inputs_of
+            from secateur.cli.printing.shrunken import directory_parts, directory_sheets
+            from secateur.shrinking import shrink_checkpoint
+
+            said = {"round-to" if key == "round_to" else key: value for key, value in how.items()}
+            said["example"] = example
+            command = command_line("shrink", factory, sparsity=sparsity, out=out, **said, no_verify=no_verify)
+            done = shrink_checkpoint(
+                factory,
+                None if dry_run else out,
                 sparsity,
-                example=example,
-                include=include,
-                exclude=exclude,
-                round_to=round_to,
-                target=target,
-                no_verify=no_verify,
-                dry_run=dry_run,
-                verbose=verbose,
+                example_inputs=None if example is None else inputs_of(example),
+                verify=not no_verify,
+                arguments={"command": command, "sparsity": sparsity, **said},
+                **how,
+            )
+            show(directory_parts(done, verbose=verbose))
+            page.write(
+                f"{factory}, shrunk",
+                "shrink",
+                [factory],
+                asked,
+                directory_parts(done),
+                lambda: directory_sheets(done),
             )
             return
         import torch
 
         from secateur.checkpoints import new_directory
         from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
-        from secateur.cli.printing.shrunken import print_parts, print_written
-        from secateur.shrinking import save_shrunken, shrunk_parts
+        from secateur.cli.printing.shrunken import model_parts, model_sheets, print_loading
+        from secateur.shrinking import save_shrunken
         from secateur.shrinking import shrink as shrink_model
         from secateur.support import in_mode, run_example
 
         if example is None:
             raise ValueError("give --example MODULE:INPUTS, what the model is run on; only a directory needs none.")
-        if out is None and not dry_run:
-            raise ValueError("give --out DIR, the directory to write, or --dry-run.")
         with contextlib.nullcontext() if out is None or dry_run else new_directory(out) as folder:
             with waiting("Building the model"):
                 model, expression = model_of(factory)
@@ -136,61 +176,28 @@ def shrink(
             with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
                 run_example(model, inputs)
             with waiting("Choosing what leaves" if no_verify else "Choosing what leaves, and proving it"):
-                done = shrink_model(
+                shrunk = shrink_model(
                     model,
                     inputs,
                     sparsity,
-                    include=include,
-                    exclude=exclude,
-                    round_to=round_to,
-                    target=target,
                     branches=branches,
+                    rank_branches=rank_branches,
                     uniform=uniform,
                     verify=not no_verify,
+                    **how,
                 )
             if folder is not None:
                 with waiting("Writing"):
                     save_shrunken(model, folder)
-        with printing() as console:
-            print_parts(console, shrunk_parts(done, verbose=verbose))
-            proof = "Not proved, as asked" if no_verify else "Proved on random weights that nothing else changed"
-            console.print(f"\n{proof} ({time.monotonic() - started:.1f} s).")
-            print_written(console, None if dry_run else out, factory, expression)
-
-
-def _shrink_directory(
-    directory: Path,
-    out: Path | None,
-    sparsity: float,
-    *,
-    example: str | None,
-    include: list[str] | None,
-    exclude: list[str] | None,
-    round_to: int | None,
-    target: str,
-    no_verify: bool,
-    dry_run: bool,
-    verbose: bool,
-) -> None:
-    if out is None and not dry_run:
-        raise ValueError("give --out DIR, the directory to write, or --dry-run.")
-    from secateur.cli.factories import inputs_of
-    from secateur.cli.printing.shrunken import print_checkpoint
-    from secateur.shrinking import shrink_checkpoint
-
-    options = {"include": include, "exclude": exclude, "round-to": round_to, "example": example, "target": target}
-    command = command_line("shrink", directory, sparsity=sparsity, out=out, **options, no_verify=no_verify)
-    done = shrink_checkpoint(
-        directory,
-        None if dry_run else out,
-        sparsity,
-        example_inputs=None if example is None else inputs_of(example),
-        include=include,
-        exclude=exclude,
-        round_to=round_to,
-        target=target,
-        verify=not no_verify,
-        arguments={"command": command, "sparsity": sparsity, **options},
-    )
-    with printing() as console:
-        print_checkpoint(console, done, verbose=verbose)
+        written, seconds = None if dry_run else out, time.monotonic() - started
+        show(model_parts(shrunk, written, seconds, verbose=verbose))
+        if written is not None:
+            print_loading(written, factory, expression)
+        page.write(
+            f"{factory}, shrunk",
+            "shrink",
+            [factory],
+            asked,
+            model_parts(shrunk, written, seconds),
+            lambda: model_sheets(shrunk),
+        )

@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from secateur.cli.terminal import clear_errors, printing, terminable
+from secateur.cli.options import NewCopy, Report
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, show, terminable
 
 __all__ = ["compress", "expand"]
 
@@ -17,14 +19,13 @@ def compress(
     path: Annotated[
         Path, typer.Argument(metavar="DIR", help="A directory with .safetensors files, or one .safetensors file.")
     ],
-    out: Annotated[
-        Path, typer.Option(metavar="OUT", help="What to write: a directory for a directory, which must not exist.")
-    ],
+    out: NewCopy,
     masks: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep these masks, a safetensors file of bools, beside the weights."),
     ] = None,
     zstd: Annotated[bool, typer.Option("--zstd", help="Smaller, and slower to load. Needs zstandard.")] = False,
+    report: Report = None,
 ) -> None:
     """Write a copy of a checkpoint in which zeros take almost no room. secateur expand gives it back, byte for byte.
 
@@ -34,25 +35,26 @@ def compress(
     """
     with clear_errors(), terminable():
         from secateur.checkpoints import open_checkpoint
-        from secateur.cli.printing.checkpoints import print_compression
+        from secateur.cli.printing.checkpoints import compressed_parts, compressed_sheets
         from secateur.storage import save_compressed
         from secateur.support import bytes_text, percent
 
+        page = page_at(report)
         try:
             done = save_compressed(path, out, masks=None if masks is None else open_checkpoint(masks), zstd=zstd)
         except (KeyError, TypeError) as error:  # masks of other tensors, or no masks
             raise ValueError(error.args[0]) from None
-        share = percent(done.ratio)
-        with printing() as console:
-            line = f"Wrote {out}: {bytes_text(done.stored)} of {bytes_text(done.dense)} dense, {share}"
-            print_compression(console, done, line)
+        sizes = f"{bytes_text(done.stored)} of {bytes_text(done.dense)} dense, {percent(done.ratio)}"
+        parts = compressed_parts(done, f"Wrote {out}: {sizes}")
+        show(parts)
+        asked = {"out": out, "masks": masks, "zstd": zstd}
+        page.write(f"{path}, compressed", "compress", [path], asked, parts, lambda: compressed_sheets(done))
 
 
 def expand(
     path: Annotated[Path, typer.Argument(metavar="DIR", help="A compressed directory, or one compressed file.")],
-    out: Annotated[
-        Path, typer.Option(metavar="OUT", help="What to write: a directory for a directory, which must not exist.")
-    ],
+    out: NewCopy,
+    report: Report = None,
 ) -> None:
     """Write the dense checkpoint that a compressed one was made of, byte for byte.
 
@@ -60,10 +62,12 @@ def expand(
     appears complete or not at all.
     """
     with clear_errors(), terminable():
-        from secateur.cli.printing.checkpoints import print_compression
+        from secateur.cli.printing.checkpoints import compressed_parts, compressed_sheets
         from secateur.storage import expand_checkpoint
         from secateur.support import bytes_text
 
+        page = page_at(report)
         done = expand_checkpoint(path, out)
-        with printing() as console:
-            print_compression(console, done, f"Wrote {out}: {bytes_text(done.dense)} from {bytes_text(done.stored)}")
+        parts = compressed_parts(done, f"Wrote {out}: {bytes_text(done.dense)} from {bytes_text(done.stored)}")
+        show(parts)
+        page.write(f"{path}, expanded", "expand", [path], {"out": out}, parts, lambda: compressed_sheets(done))

@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["clear_errors", "command_line", "fail", "printing", "terminable", "waiting"]
+    from secateur.support import Part
+
+__all__ = ["clear_errors", "command_line", "fail", "printing", "show", "terminable", "waiting"]
 
 
 @contextlib.contextmanager
@@ -143,3 +145,15 @@ def printing() -> Iterator[Console]:
         yield where
     sys.stdout.writelines(f"{line.rstrip()}\n" for line in captured.get().splitlines())
     sys.stdout.flush()
+
+
+def show(parts: Iterable[Part]) -> None:
+    """Prints what a verb says that it did, all of it at once: lines and tables."""
+    from secateur.support import table_of
+
+    with printing() as console:
+        for part in parts:
+            if isinstance(part, str):
+                console.print(part, soft_wrap=not console.is_terminal)
+            else:
+                console.print(table_of(part.columns, part.rows))

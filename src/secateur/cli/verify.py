@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
-from secateur.cli.terminal import clear_errors, printing
+from secateur.cli.options import AsJson, Report
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, show
 
 __all__ = ["verify"]
 
@@ -21,7 +23,8 @@ def verify(
     source: Annotated[
         Path | None, typer.Option(metavar="DIR", help="What it was pruned from: then all else has to be unchanged.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
+    report: Report = None,
 ) -> None:
     """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
@@ -29,14 +32,22 @@ def verify(
     """
     with clear_errors():
         from secateur.checkpoints import verify_checkpoint
+        from secateur.cli.printing.checkpoints import verified_parts, verified_sheets
 
+        page = page_at(report)
         found = verify_checkpoint(directory, source)
         if as_json:
             print(json.dumps(found.as_json(), indent=2), flush=True)
         else:
-            from secateur.cli.printing.checkpoints import print_verification
-
-            with printing() as console:
-                print_verification(console, found)
+            show(verified_parts(found))
+        asked = {"source": source}
+        page.write(
+            f"{directory}, verified",
+            "verify",
+            [directory],
+            asked,
+            verified_parts(found),
+            lambda: verified_sheets(found),
+        )
     if not found.ok:
         raise typer.Exit(1)

@@ -31,6 +31,7 @@ from secateur.inference.window_linear import WindowLinear
 from secateur.native import LANES, MOST_COLUMNS, available, describe
 from secateur.support import (
     Forward,
+    Rows,
     alternating,
     bytes_text,
     device_of,
@@ -90,23 +91,31 @@ class Packing:
     def packed(self) -> tuple[PackedLayer, ...]:
         return tuple(layer for layer in self.layers if layer.kind != "dense")
 
-    def __str__(self) -> str:
-        columns = ["Layer", ">Shape", ">Zeros", "Now", ">ms dense", ">ms packed", ">Faster", "Why"]
+    @property
+    def parts(self) -> tuple[Rows, str]:
+        """The table of the layers, and their sum in words."""
+        heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", "~Now")
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
-        said = f"{len(self.packed)} of {len(self.layers)} layers packed; their {bytes_text(before)} are now"
-        return f"{table(columns, map(_row, self.layers))}\n\n{said} {bytes_text(after)}."
+        counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
+        return (
+            Rows(heads, [*map(_row, self.layers)]),
+            f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}.",
+        )
+
+    def __str__(self) -> str:
+        rows, said = self.parts
+        return f"{table(*rows)}\n{said}"
 
 
 def _row(layer: PackedLayer) -> tuple[str | None, ...]:
     return (
         layer.name,
-        "×".join(map(str, layer.shape)),
+        "x".join(map(str, layer.shape)),
         percent(layer.sparsity),
-        layer.kind,
-        None if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
-        None if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
-        None if layer.speedup is None else f"{layer.speedup:.2f}×",
-        layer.why,
+        "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
+        "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
+        "" if layer.speedup is None else f"{layer.speedup:.2f}",
+        f"{layer.kind}, {layer.why.replace('dense is', 'which is')}" if layer.why else layer.kind,
     )
 
 

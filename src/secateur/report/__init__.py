@@ -1,18 +1,24 @@
 """What happened, on one page: results, their tables and plots, and the page."""
 
+from secateur.report.account import Account, Cells, Chart, Sheet
 from secateur.report.describing import count_multiply_adds, describe
-from secateur.report.page import write_report
+from secateur.report.page import check_page, write_account, write_report
 from secateur.report.results import Check, History, Network, Results, Run, load_results, save_results
 from secateur.report.summary import Row, missing_baselines, summarize
 from secateur.report.tables import print_summary
 
 __all__ = [
+    "Account",
+    "Cells",
+    "Chart",
     "Check",
     "History",
     "Network",
     "Results",
     "Row",
     "Run",
+    "Sheet",
+    "check_page",
     "count_multiply_adds",
     "describe",
     "load_results",
@@ -20,5 +26,6 @@ __all__ = [
     "print_summary",
     "save_results",
     "summarize",
+    "write_account",
     "write_report",
 ]

@@ -4,12 +4,14 @@ Law: nothing of the network is changed.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from secateur.report.results import Layer, Network
+from secateur.support import in_mode, run_example
 
 __all__ = ["count_multiply_adds", "describe"]
 
@@ -54,14 +56,15 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
 
-def count_multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
+def count_multiply_adds(model: nn.Module, example_inputs: Any) -> int:
     """``Σ over layers: nonzero weights · places where each is used``: what one forward pass has to multiply and add.
 
     Of linear layers and convolutions alone; a place is a position of the output (of a transposed convolution: of the
     input), padding included. Biases, normalizations, activations and attention's products are not counted. This is the
     work that is left in theory: a dense kernel multiplies by the zeros too.
 
-    The model is run once on ``inputs``, in evaluation mode and without gradients.
+    The model is run once on ``example_inputs``, what it is called with as in `torch.export` (a tuple holds positional
+    arguments, a mapping keyword arguments), in evaluation mode and without gradients.
 
     >>> layer = nn.Linear(3, 2)
     >>> with torch.no_grad():
@@ -86,14 +89,10 @@ def count_multiply_adds(model: nn.Module, *inputs: Tensor) -> int:
 
     layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
     hooks = [module.register_forward_hook(count) for module in layers]
-    modes = [(module, module.training) for module in model.modules()]
     try:
-        model.eval()
-        with torch.no_grad():
-            model(*inputs)
+        with in_mode(model, training=False), torch.no_grad():
+            run_example(model, example_inputs)
     finally:
         for hook in hooks:
             hook.remove()
-        for module, training in modes:
-            module.training = training
     return total

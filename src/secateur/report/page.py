@@ -1,20 +1,26 @@
-"""What happened, on one page: accuracy against sparsity and size, layer by layer, weight by weight.
+"""What happened, on one page: methods compared, accuracy against sparsity and size; or one call of a verb.
 
-Law: the page loads nothing, whatever the names in it.
+Law: the page loads nothing, whatever the names in it, and appears whole or not at all.
 """
 
 import dataclasses
 import os
+import tempfile
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
+from secateur.report.account import Account
+from secateur.report.charts import chart_of
 from secateur.report.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot, layer_plot
 from secateur.report.results import Results
 from secateur.report.summary import best_rows, missing_baselines, summarize
 from secateur.report.tables import columns_of, shrunken_table
 from secateur.support import write_whole
 
-__all__ = ["write_report"]
+__all__ = ["check_page", "write_account", "write_report"]
+
+_Drawn = TypeVar("_Drawn")
 
 
 def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
@@ -33,31 +39,15 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
     ...     page.name, page.read_text(encoding="utf-8").startswith("<!doctype html>")
     ('report.html', True)
     """
-    try:
-        import jinja2
-        import markupsafe
-        import matplotlib as mpl
-    except ImportError as error:
-        raise ImportError(f"a report needs jinja2 and matplotlib ({error}): pip install 'secateur[report]'") from error
-    import base64
-    import hashlib
-
-    folder = Path(__file__).parent / "templates"
-    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    page = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    ).get_template("report.html.j2")
-
+    _check_extra()
     rows = summarize(results.runs)
     shrunken, shrunken_columns = shrunken_table(results)
-    with mpl.rc_context():
-        mpl.rcdefaults()  # the reader's matplotlibrc has no say in the page
-        mpl.rcParams.update(cast(Any, STYLE))
-        plots = [
-            plot for draw in (accuracy_plots, cost_plots, layer_plot, history_plot) for plot in draw(results, rows)
-        ]
-        histograms = [histogram(network, number) for number, network in enumerate(results.networks, 1)]
-    text = page.render(
+    return _write(
+        path,
+        "report.html.j2",
+        title=results.title,
+        command=results.command,
+        versions=results.versions,
         results=results,
         columns=columns_of(results, rows),
         rows=rows,
@@ -66,12 +56,129 @@ def write_report(results: Results, path: str | os.PathLike[str]) -> Path:
         checks=[(check, row, columns_of(results, [row])) for check in results.checks for row in summarize(check.runs)],
         shrunken=shrunken,
         shrunken_columns=shrunken_columns,
-        plots=plots,
-        histograms=histograms,
+        plots=_drawn(
+            lambda: [
+                plot for draw in (accuracy_plots, cost_plots, layer_plot, history_plot) for plot in draw(results, rows)
+            ]
+        ),
+        histograms=_drawn(lambda: [histogram(network, number) for number, network in enumerate(results.networks, 1)]),
         data=dataclasses.asdict(results),
+        seeds=max(row.seeds for row in rows),
+    )
+
+
+def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
+    """Write what one call of a verb was asked and got as such a page: what it printed, and below it charts and a
+    table of every tensor, layer or group.
+
+    >>> from secateur.report import Cells, Sheet
+    >>> sheet = Sheet("Layer by layer", [Cells("layer", ["a", "b"]), Cells("zeros", [0.5, 0.9])])
+    >>> account = Account("mine", "secateur prune mine", {"sparsity": 0.7}, ["Done."], [sheet], 1.0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_account(account, Path(folder, "page.html")).name
+    'page.html'
+    """
+    _check_extra()
+    asked = {name: value for name, value in account.asked.items() if value not in (None, False, [], ())}
+
+    def drawn() -> list[Any]:
+        return [
+            (
+                sheet,
+                [found for each, chart in enumerate(sheet.charts, 1) if (found := chart_of(chart, f"c{at}-{each}"))],
+            )
+            for at, sheet in enumerate(account.sheets, 1)
+        ]
+
+    return _write(
+        path,
+        "account.html.j2",
+        title=account.title,
+        command=account.command,
+        versions={"time": f"{account.seconds:.1f} s", **account.versions},
+        asked=[(name, _in_words(value)) for name, value in asked.items()],
+        got=[part for part in account.got if part],
+        sheets=_drawn(drawn),
+        data={
+            "command": account.command,
+            "seconds": account.seconds,
+            "sheets": {
+                sheet.title: {cells.head: list(cells.values) for cells in sheet.cells} for sheet in account.sheets
+            },
+        },
+    )
+
+
+def check_page(path: str | os.PathLike[str]) -> None:
+    """Raises where a page could not be written to ``path``; for before the work that it shall tell of.
+
+    Raises:
+        ValueError: it is not named as a page is, so that no other file is replaced by mistake.
+        OSError: it is a folder, or its folder does not exist or takes no file.
+        ImportError: jinja2 or matplotlib is missing.
+
+    >>> check_page("model.safetensors")
+    Traceback (most recent call last):
+    ...
+    ValueError: model.safetensors: a report is one HTML page; name it so, as in report.html.
+    """
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".htm"):
+        raise ValueError(f"{path}: a report is one HTML page; name it so, as in report.html.")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; the report is a file: name one in it")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path} cannot be written: there is no folder {path.parent}; create it first")
+    with tempfile.TemporaryFile(dir=path.parent):
+        pass
+    _check_extra()
+
+
+def _check_extra() -> None:
+    try:
+        import jinja2
+        import markupsafe
+        import matplotlib
+    except ImportError as error:
+        raise ImportError(f"a report needs jinja2 and matplotlib ({error}): pip install 'secateur[report]'") from error
+    del jinja2, markupsafe, matplotlib
+
+
+def _drawn(draw: Callable[[], _Drawn]) -> _Drawn:
+    """What is drawn in the page's own style: the reader's matplotlibrc has no say in it."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(cast(Any, STYLE))
+        return draw()
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}: {each}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "yes" if value is True else str(value)
+
+
+def _write(path: str | os.PathLike[str], template: str, **values: Any) -> Path:
+    """The template with these values and what every page has: its style and its script, which the policy knows."""
+    import base64
+    import hashlib
+
+    import jinja2
+    import markupsafe
+
+    folder = Path(__file__).parent / "templates"
+    style, script = ((folder / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+    pages = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
+    )
+    text = pages.get_template(template).render(
+        **values,
         style=markupsafe.Markup(style),
         script=markupsafe.Markup(script),
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        seeds=max(row.seeds for row in rows),
     )
     return write_whole(path, text)

@@ -17,16 +17,28 @@ import numpy as np
 from secateur.report.results import Network, Results
 from secateur.report.summary import Row, interval_of
 
-__all__ = ["Plot", "STYLE", "accuracy_plots", "cost_plots", "histogram", "history_plot", "layer_plot"]
+__all__ = [
+    "MARKERS",
+    "PAPER",
+    "Plot",
+    "SERIES",
+    "STYLE",
+    "accuracy_plots",
+    "cost_plots",
+    "histogram",
+    "history_plot",
+    "layer_plot",
+    "svg_of",
+]
 
-# matplotlib draws with stand-ins; `_svg` puts the page's CSS variables in their place.
-_INK, _FAINT, _PAPER = "#010001", "#010002", "#010003"
+# matplotlib draws with stand-ins; `svg_of` puts the page's CSS variables in their place.
+_INK, _FAINT, PAPER = "#010001", "#010002", "#010003"
 _KEPT, _REMOVED = "#010011", "#010012"
-_SERIES = [f"#0200{number:02x}" for number in range(8)]
-_STAND_INS = {_INK: "--ink", _FAINT: "--faint", _PAPER: "--paper", _KEPT: "--series-0", _REMOVED: "--series-1"} | {
-    color: f"--series-{number}" for number, color in enumerate(_SERIES)
+SERIES = [f"#0200{number:02x}" for number in range(8)]
+_STAND_INS = {_INK: "--ink", _FAINT: "--faint", PAPER: "--paper", _KEPT: "--series-0", _REMOVED: "--series-1"} | {
+    color: f"--series-{number}" for number, color in enumerate(SERIES)
 }
-_MARKERS = "osD^vPX*"
+MARKERS = "osD^vPX*"
 _NAME: dict[str, Any] = {"parse_math": False, "fontweight": "bold", "fontsize": 9.5}  # a $ in a name is a $
 STYLE: dict[str, Any] = {
     "svg.fonttype": "none",  # text stays text: it is searched, read aloud and scaled
@@ -55,7 +67,7 @@ class Plot:
     svg: Any  # Markup
 
 
-def _svg(figure: Any, prefix: str, label: str) -> Any:
+def svg_of(figure: Any, prefix: str, label: str) -> Any:
     """The figure as inline SVG: the page's colours and fonts, ids of its own, a label for screen readers."""
     import io
 
@@ -99,8 +111,8 @@ def _series(rows: Sequence[Row]) -> dict[str, list[Row]]:
 def _styles(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
     """Colour and marker of each method that prunes; both, so that the plot reads without colour."""
     pruned = [method for method, group in _series(rows).items() if any(row.sparsity for row in group)]
-    count = len(_SERIES)  # from the ninth on, colours meet other markers
-    return {name: (_SERIES[n % count], _MARKERS[(n + n // count) % len(_MARKERS)]) for n, name in enumerate(pruned)}
+    count = len(SERIES)  # from the ninth on, colours meet other markers
+    return {name: (SERIES[n % count], MARKERS[(n + n // count) % len(MARKERS)]) for n, name in enumerate(pruned)}
 
 
 def _figure() -> tuple[Any, Any]:
@@ -143,7 +155,7 @@ def _curves(results: Results, rows: Sequence[Row], stage: str, axes: Any, abscis
             linewidth=1.7,
             marker=marker,
             markersize=5.5,
-            markeredgecolor=_PAPER,
+            markeredgecolor=PAPER,
             markeredgewidth=0.8,
             zorder=2 if len(points) > 1 else 3,
         )
@@ -244,7 +256,7 @@ def accuracy_plots(results: Results, rows: Sequence[Row]) -> list[Plot]:
         if "after" in stages:
             title += f" {stage} fine-tuning"
         caption = f"{results.metric.capitalize()} against sparsity, mean and range over seeds."
-        plots.append(Plot(title, caption, _svg(figure, f"curve-{stage}", f"{title}: {caption}")))
+        plots.append(Plot(title, caption, svg_of(figure, f"curve-{stage}", f"{title}: {caption}")))
     return plots
 
 
@@ -294,7 +306,7 @@ def cost_plots(results: Results, rows: Sequence[Row]) -> list[Plot]:
         axes.set_xlabel(axis)
         _curves(results, costly, stage, axes, lambda row, key=key, scale=scale: math.log10(getattr(row, key) / scale))
         title = f"{results.metric.capitalize()} against {title}" + (", after fine-tuning" if stage == "after" else "")
-        plots.append(Plot(title, caption, _svg(figure, key.replace("_", "-"), f"{title}: {caption}")))
+        plots.append(Plot(title, caption, svg_of(figure, key.replace("_", "-"), f"{title}: {caption}")))
     return plots
 
 
@@ -309,7 +321,7 @@ def history_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
     upper, lower = figure.add_axes((0.085, 0.56, 0.595, 0.36)), figure.add_axes((0.085, 0.13, 0.595, 0.32))
     ends: list[tuple[float, float | None, str, str]] = []
     for number, history in enumerate(results.histories):
-        color, marker = styles.get(history.method, (_SERIES[number % len(_SERIES)], "o"))
+        color, marker = styles.get(history.method, (SERIES[number % len(SERIES)], "o"))
         last = max(history.steps[-1], 1)
         places = [100 * step / last for step in history.steps]
         upper.plot(places, [100 * value for value in history.sparsity], color=color, linewidth=1.7)
@@ -331,7 +343,7 @@ def history_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
     _place_labels(upper, ends)
     title = "Pruned while training"
     caption = "Sparsity, and the share of the weights whose mask an update changed, in one network of each method."
-    return [Plot(title, caption, _svg(figure, "history", f"{title}: {caption}"))]
+    return [Plot(title, caption, svg_of(figure, "history", f"{title}: {caption}"))]
 
 
 def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
@@ -353,7 +365,7 @@ def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
         color, marker = styles[network.method]
         xs, ys = zip(*((100 * layer.sparsity, places[layer.name]) for layer in network.layers), strict=True)
         axes.plot(
-            xs, ys, color=color, marker=marker, linewidth=0.6, markersize=6, markeredgecolor=_PAPER,
+            xs, ys, color=color, marker=marker, linewidth=0.6, markersize=6, markeredgecolor=PAPER,
             markeredgewidth=0.8, alpha=0.9, clip_on=False,
         )  # fmt: skip
     axes.set_yticks(list(places.values()), [name if len(name) <= 23 else f"…{name[-22:]}" for name in names])
@@ -376,7 +388,7 @@ def layer_plot(results: Results, rows: Sequence[Row]) -> list[Plot]:
         1 - sum(layer.kept for layer in n.layers) / sum(layer.weights for layer in n.layers) for n in networks
     )
     caption = f"Sparsity of each layer, in networks with {100 * removed[0]:.3g} to {100 * removed[-1]:.3g} % removed."
-    return [Plot(title, caption, _svg(figure, "layers", f"{title}: {caption}"))]
+    return [Plot(title, caption, svg_of(figure, "layers", f"{title}: {caption}"))]
 
 
 def histogram(network: Network, number: int) -> Plot:
@@ -407,4 +419,4 @@ def histogram(network: Network, number: int) -> Plot:
             x, 1.03, f"■ {sum(counts):,} {word}", color=color, transform=axes.transAxes, ha=align, va="bottom", **_NAME,
         )  # fmt: skip
     title = "Weights kept and removed"
-    return Plot(title, "Counts on a log scale.", _svg(figure, f"histogram-{number}", f"{network.title}: {title}"))
+    return Plot(title, "Counts on a log scale.", svg_of(figure, f"histogram-{number}", f"{network.title}: {title}"))

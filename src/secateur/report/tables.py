@@ -5,7 +5,7 @@ Law: a column is shown if something of it was measured; both tables say the same
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from secateur.report.results import Results
 from secateur.report.summary import Row, best_rows, interval_of, summarize
@@ -79,22 +79,24 @@ def _printed(rows: Sequence[Row], columns: "Sequence[Column]", title: "Text", ca
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """A column of a report's table; one without a ``brief`` head is left out on a terminal, as are asides."""
+    """A column of a page's table, whose rows are `Row` or numbers; one without a ``brief`` head is left out on a
+    terminal, as are asides."""
 
     key: str
     head: str
     brief: str
     unit: str
     numeric: bool
-    values: Mapping[Row, float | str | None]
-    texts: Mapping[Row, str]
+    values: Mapping[Any, float | str | None]
+    texts: Mapping[Any, str]
     aside: str = ""  # what is said beside each text
-    asides: Mapping[Row, str] = dataclasses.field(default_factory=dict)
+    asides: Mapping[Any, str] = dataclasses.field(default_factory=dict)
+    bars: Mapping[Any, float] = dataclasses.field(default_factory=dict)  # shares, drawn before each text
 
-    def value(self, row: Row) -> float | str | None:
+    def value(self, row: Any) -> float | str | None:
         return self.values[row]
 
-    def show(self, row: Row) -> str:
+    def show(self, row: Any) -> str:
         return self.texts[row]
 
 

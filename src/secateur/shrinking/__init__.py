@@ -9,14 +9,13 @@ from secateur.shrinking.plan import plans_of
 from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
-from secateur.shrinking.tables import Rows, checkpoint_parts, proof_words, shrunk_parts
+from secateur.shrinking.tables import checkpoint_parts, proof_words, shrunk_parts
 
 __all__ = [
     "CheckpointShrinking",
     "Configured",
     "KEPT",
     "Request",
-    "Rows",
     "Shrunk",
     "check_globs",
     "checkpoint_parts",

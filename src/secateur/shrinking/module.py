@@ -138,9 +138,9 @@ def shrink(
     Group       Units  Leaves with
     0.weight  16 -> 7  0.bias[0], 2.weight[1]
     <BLANKLINE>
-    Stays whole, because    Dimensions  such as
-    an input of the model            1  0.weight[1]
-    an output of the model           2  2.weight[0]
+    Stays whole, such as  Dimensions  because
+    0.weight[1]                    1  an input of the model
+    2.weight[0]                    2  an output of the model
     <BLANKLINE>
     Total          before  after   left
     parameters        131     59  45.0%

@@ -7,31 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from secateur.coupling import Group
 from secateur.shrinking.branches import KEPT
-from secateur.support import bytes_text, percent, printable, table
+from secateur.support import Part, Rows, bytes_text, percent, printable, table
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
 
-__all__ = ["Part", "Rows", "checkpoint_parts", "proof_words", "shrunk_parts", "text_of_parts"]
+__all__ = ["checkpoint_parts", "proof_words", "shrunk_parts", "text_of_parts"]
 
+_ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
 _LONG = 10_000  # characters of a cell that names many
-
-
-class Rows(NamedTuple):
-    """A table: its columns, as `secateur.support.table` names them, and what is in them."""
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-
-Part = str | Rows  # a line is a string
 
 
 def text_of_parts(parts: Iterable[Part]) -> str:
@@ -48,7 +39,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         own, *others = _members(group) if verbose else dict.fromkeys(map(_any_layer, _members(group)))
         kept = int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size
         rows.setdefault((own, tuple(others), group.size, kept, group.notes), []).append(group)
-    shown = Rows(("~Group", ">Units", "~Leaves with"), [])
+    shown: list[tuple[str, ...]] = []
     for (_, _, size, kept, notes), groups in rows.items():
         alike: dict[str, list[str]] = {}
         for group in groups:
@@ -60,8 +51,8 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         said = f" ({', '.join(notes)})" if notes else ""
         units = f"{size} -> {kept}" if kept < size else f"{size}"
         names = _counted([group.name for group in groups])
-        shown.rows.append((printable(names), units, printable(", ".join(members), _LONG) + said))
-    yield shown
+        shown.append((printable(names), units, printable(", ".join(members), _LONG) + said))
+    yield Rows(("~Group", ">Units", "~Leaves with"), shown)
     yield from _whole_parts(done.coupling.frozen, verbose=verbose)
     yield ""
     numbers = "{:,}".format
@@ -153,6 +144,18 @@ def _branch_parts(done: Shrunk) -> Iterator[Part]:
     yield ""
 
 
+def _first_of(reason: str) -> str:
+    """As many of several reasons as a line has room for; --verbose shows all.
+
+    >>> _first_of("cumsum; an input of the model; softmax along it; one of it is taken by its number; not reached")
+    'cumsum; an input of the model; softmax along it; 2 more'
+    """
+    first, *others = reason.split("; ")
+    while others and len(first) + len(others[0]) < _ROOM:
+        first = f"{first}; {others.pop(0)}"
+    return f"{first}; {len(others)} more" if others else first
+
+
 def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Iterator[Part]:
     if not frozen:
         return
@@ -165,10 +168,10 @@ def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Ite
     for (name, at), reason in frozen.items():
         by_reason.setdefault(reason, []).append(f"{name}[{at}]")
     shown = [
-        (printable(reason, 300), f"{len(names):,}", printable(names[0]))
+        (printable(names[0]), f"{len(names):,}", printable(_first_of(reason)))
         for reason, names in list(by_reason.items())[:_SHOWN]
     ]
-    yield Rows(("~Stays whole, because", ">Dimensions", "~such as"), [*shown])
+    yield Rows(("~Stays whole, such as", ">Dimensions", "~because"), [*shown])
     if len(by_reason) > _SHOWN:
         more = len(by_reason) - _SHOWN
         yield f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all."

@@ -7,7 +7,7 @@ in float32 or wider.
 Modules and the functions in them share names; here the name is the function.
 """
 
-from secateur.solvers.adapters import from_criterion, with_refit
+from secateur.solvers.adapters import from_criterion
 from secateur.solvers.admm import admm
 from secateur.solvers.alps import alps
 from secateur.solvers.dsnot import dsnot
@@ -15,7 +15,7 @@ from secateur.solvers.gram import SolverWarning, scale_of
 from secateur.solvers.least_squares import output_error, refit
 from secateur.solvers.search import Solver, best_mask, check_pattern
 from secateur.solvers.sparsegpt import sparsegpt
-from secateur.solvers.words import parse
+from secateur.solvers.words import parse, with_refit
 
 __all__ = [
     "Solver",

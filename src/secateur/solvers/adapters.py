@@ -1,85 +1,105 @@
 """Solvers made of something else: of a criterion, or of another solver and least squares.
 
-Law: an adapter names the evidence, and the scope, of what it is made of.
+Law: an adapter names the evidence, and the scope, of what it is made of, and is a value: it can be pickled where that
+can be.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 from torch import Tensor
 
+from secateur import criteria
 from secateur.criteria import Scope, scope_of
 from secateur.patterns import Pattern
 from secateur.solvers.gram import checked
 from secateur.solvers.least_squares import finished, refit
 from secateur.solvers.search import Solver, best_mask
 
-__all__ = ["from_criterion", "with_refit"]
+__all__ = ["from_criterion", "refitted"]
 
 
-def from_criterion(criterion: Callable[..., Tensor]) -> Solver:
+def from_criterion(criterion: str | Callable[..., Tensor]) -> Solver:
     """The solver that keeps what scores best and changes no kept weight: magnitude, Wanda, RIA, or one's own.
 
     It names the evidence that the criterion names, so that `secateur.evidence.needs` and `oneshot` see it.
 
     Args:
-        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep.
+        criterion: ``(weight, *, <evidence>) -> scores``, higher = keep; or a word, such as ``"wanda"``.
 
     >>> import torch
-    >>> from secateur import Rows, criteria
-    >>> solve = from_criterion(criteria.wanda)
+    >>> from secateur import Rows
+    >>> solve = from_criterion("wanda")
     >>> solve(torch.tensor([[3.0, -2.0]]), 0.5, Rows(), input_norm=torch.tensor([[1.0, 5.0]]))
     (tensor([[ 0., -2.]]), tensor([[False,  True]]))
     """
+    return _FromCriterion(criteria.parse(criterion))
 
-    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+
+def refitted(solver: Solver, iterations: int, tolerance: float) -> Solver:
+    """`secateur.solvers.with_refit` of a solver that is no word any more."""
+    return _Refitted(solver, iterations, tolerance)
+
+
+class _Adapter:
+    """What adapters share: a name, a signature that shows which evidence is asked for, and a scope.
+
+    They are attributes of the instance, as a function has them, and are made anew when it is unpickled.
+    """
+
+    def _present(self, name: str, asked: list[inspect.Parameter], scope: Scope) -> None:
+        own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
+        shown = {"__name__": name, "__qualname__": name, "compares": scope}
+        vars(self).update(shown, __signature__=inspect.Signature([*own, *asked]))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        parts: Any = self
+        return type(self), tuple(getattr(self, field.name) for field in fields(parts))
+
+
+@dataclass(frozen=True)
+class _FromCriterion(_Adapter):
+    criterion: Callable[..., Tensor]
+
+    def __post_init__(self) -> None:
+        asked = [p for p in _parameters(self.criterion) if p.kind is p.KEYWORD_ONLY]
+        self._present(f"from_criterion({_name(self.criterion)})", asked, scope_of(self.criterion, "layer"))
+
+    def __call__(
+        self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
+    ) -> tuple[Tensor, Tensor]:
         checked(weight)
         laid_out = {word: value.contiguous() for word, value in evidence.items()}
-        mask = best_mask(criterion(weight.detach().contiguous(), **laid_out), sparsity, pattern)
+        mask = best_mask(self.criterion(weight.detach().contiguous(), **laid_out), sparsity, pattern)
         return finished(weight.detach(), mask, weight), mask
 
-    asked = [p for p in _parameters(criterion) if p.kind is p.KEYWORD_ONLY]
-    return _named(solve, f"from_criterion({_name(criterion)})", asked, scope_of(criterion, "layer"))
 
+@dataclass(frozen=True)
+class _Refitted(_Adapter):
+    solver: Solver
+    iterations: int
+    tolerance: float
 
-def with_refit(solver: Solver, *, iterations: int = 20, tolerance: float = 1e-3) -> Solver:
-    """The solver, and then least squares for its mask, from the weights that it left: `refit`.
+    def __post_init__(self) -> None:
+        asked = [p for p in _parameters(self.solver) if p.kind is p.KEYWORD_ONLY]
+        more = [] if self._uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
+        self._present(f"with_refit({_name(self.solver)})", [*asked, *more], scope_of(self.solver, "layer"))
 
-    It names the evidence that the solver names, and the Gram matrix.
+    @property
+    def _uses_gram(self) -> bool:
+        return any(p.name == "gram" and p.kind is p.KEYWORD_ONLY for p in _parameters(self.solver))
 
-    >>> import torch
-    >>> from secateur import Rows, criteria
-    >>> solve = with_refit(from_criterion(criteria.magnitude))
-    >>> solve(torch.tensor([[1.0, 3.0]]), 0.5, Rows(), gram=torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-    (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
-    """
-    asked = [p for p in _parameters(solver) if p.kind is p.KEYWORD_ONLY]
-    uses_gram = any(p.name == "gram" for p in asked)
-
-    def solve(weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
+    ) -> tuple[Tensor, Tensor]:
         gram = evidence["gram"]
-        own = evidence if uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
-        new, mask = solver(weight, sparsity, pattern, **own)
-        return refit(weight, mask, gram=gram, start=new, iterations=iterations, tolerance=tolerance), mask
-
-    gram = [] if uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
-    return _named(solve, f"with_refit({_name(solver)})", [*asked, *gram], scope_of(solver, "layer"))
-
-
-def _named(
-    solve: Callable[..., tuple[Tensor, Tensor]], name: str, asked: list[inspect.Parameter], scope: Scope
-) -> Solver:
-    """The function under a name, with a signature that shows which evidence it asks for, and its scope."""
-    own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
-    shown: Any = solve
-    shown.__signature__ = inspect.Signature([*own, *asked])
-    shown.__name__ = shown.__qualname__ = name
-    shown.compares = scope
-    named: Solver = shown
-    return named
+        own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
+        new, mask = self.solver(weight, sparsity, pattern, **own)
+        return refit(weight, mask, gram=gram, start=new, iterations=self.iterations, tolerance=self.tolerance), mask
 
 
 def _name(function: Any) -> str:

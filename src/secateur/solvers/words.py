@@ -1,4 +1,4 @@
-"""The words for solvers.
+"""The words for solvers, and the adapter that takes them.
 
 Law: a word means one solver everywhere, and a function means itself.
 """
@@ -10,14 +10,15 @@ from collections.abc import Callable
 from torch import Tensor
 
 from secateur import criteria
-from secateur.solvers.adapters import from_criterion
+from secateur.solvers.adapters import from_criterion, refitted
 from secateur.solvers.admm import admm
 from secateur.solvers.alps import alps
 from secateur.solvers.dsnot import dsnot
+from secateur.solvers.search import Solver
 from secateur.solvers.sparsegpt import sparsegpt
 from secateur.support import function_of
 
-__all__ = ["parse"]
+__all__ = ["parse", "with_refit"]
 
 
 def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor]]:
@@ -42,3 +43,20 @@ def parse(word: str | Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tup
         "magnitude": from_criterion(criteria.magnitude),
     }
     return function_of(word, known, "solver")
+
+
+def with_refit(solver: str | Solver, *, iterations: int = 20, tolerance: float = 1e-3) -> Solver:
+    """The solver, and then least squares for its mask, from the weights that it left: `refit`.
+
+    It names the evidence that the solver names, and the Gram matrix.
+
+    Args:
+        solver: or a word for one, as `parse` takes it.
+
+    >>> import torch
+    >>> from secateur import Rows
+    >>> solve = with_refit("magnitude")
+    >>> solve(torch.tensor([[1.0, 3.0]]), 0.5, Rows(), gram=torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
+    (tensor([[0.0000, 3.5000]]), tensor([[False,  True]]))
+    """
+    return refitted(parse(solver), iterations, tolerance)

@@ -13,7 +13,7 @@ import itertools
 import os
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -49,7 +49,7 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import LazyTensors, bytes_text, percent, printable, table, track, whole, whole_file
+from secateur.support import LazyTensors, Rows, bytes_text, percent, printable, table, track, whole, whole_file
 from secateur.targets import identity_of
 
 __all__ = ["Compression", "encoding_rows", "save_compressed"]
@@ -77,7 +77,7 @@ class Compression:
         return f"{table(*encoding_rows(self))}\n\n{printable(str(self.out))}: {sizes}, with headers."
 
 
-def encoding_rows(done: Compression) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+def encoding_rows(done: Compression) -> Rows:
     """Columns and rows: how many tensors each encoding has, and their bytes."""
     rows = []
     for encoding in sorted({tensor.encoding for tensor in done.tensors}):
@@ -85,7 +85,7 @@ def encoding_rows(done: Compression) -> tuple[Sequence[str], Sequence[Sequence[s
         dense, stored = sum(tensor.dense for tensor in its), sum(tensor.stored for tensor in its)
         ratio = percent(stored / dense if dense else None)
         rows.append((encoding, f"{len(its):,}", bytes_text(dense), bytes_text(stored), ratio))
-    return ("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"), rows
+    return Rows(("Encoding", ">Tensors", ">Dense", ">Stored", ">Ratio"), rows)
 
 
 def save_compressed(

@@ -28,7 +28,7 @@ from secateur.support.running import (
     unwrapped,
 )
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
-from secateur.support.tables import table, table_of
+from secateur.support.tables import Part, Rows, table, table_of
 from secateur.support.text import bytes_text, percent, percents, printable
 from secateur.support.timing import alternating, in_turns, ratio, ratios, seconds_of
 from secateur.support.undo import Undo
@@ -42,6 +42,8 @@ __all__ = [
     "NewTensors",
     "ONE_AT_A_TIME",
     "PATIENCE",
+    "Part",
+    "Rows",
     "Undo",
     "alternating",
     "bytes_text",

@@ -6,18 +6,31 @@ Law: in plain text a line is a row, and a cell is shown as it is, never read as 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from secateur.support.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["table", "table_of"]
+__all__ = ["Part", "Rows", "table", "table_of"]
 
 WIDE = 10_000  # columns of a terminal that no line of ours fills
+
+
+class Rows(NamedTuple):
+    """A table: its columns, as `table` names them, and what is in them."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[object]]
+
+
+Part = str | Rows  # of what a verb says it did: a line, or a table
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -34,15 +47,17 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     from rich.console import Console
 
     text = io.StringIO()
-    Console(file=text, width=WIDE, color_system=None, legacy_windows=False).print(table_of(columns, rows))
+    # in a notebook rich would show it below the cell, and give no text
+    console = Console(file=text, width=WIDE, color_system=None, legacy_windows=False, force_jupyter=False)
+    console.print(table_of(columns, rows))
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), **form: Any) -> Table:
     """The same for a terminal, as a `rich.table.Table`; ``form`` is of its own arguments.
 
-    Where the terminal is narrow, a column of words, named ``"~Group"``, folds, and the others do not. A cell that is a
-    `rich.text.Text` is taken as it is.
+    Where the terminal is narrow, a column of words, named ``"~Group"``, folds after spaces and dots, and the others do
+    not. A cell that is a `rich.text.Text` is taken as it is.
     """
     from rich.table import Table
     from rich.text import Text
@@ -59,13 +74,54 @@ def table_of(columns: Sequence[str], rows: Iterable[Sequence[object]] = (), **fo
     for row in rows:
         if len(row) != len(columns):
             raise ValueError(f"a table of {len(columns)} columns has a row of {len(row)} cells: {list(row)}.")
-        made.add_row(*map(cell_of, row))
+        made.add_row(
+            *(cell_of(value, folds=column.startswith("~")) for value, column in zip(row, columns, strict=True))
+        )
     return made
 
 
-def cell_of(value: object) -> Text:
+def cell_of(value: object, *, folds: bool = False) -> Text | _Folding:
     from rich.text import Text
 
     if isinstance(value, Text):
         return value
-    return Text("" if value is None else printable(str(value), WIDE))
+    text = "" if value is None else printable(str(value), WIDE)
+    return _Folding(text) if folds else Text(text)
+
+
+def folded(text: str, width: int) -> str:
+    """The text in lines of at most ``width`` characters where its words are no longer, broken after spaces and within
+    names after dots; the later lines of a name are indented.
+
+    >>> print(folded("encoder.layer.0.attention.self.query.weight", 30))
+    encoder.layer.0.attention.
+      self.query.weight
+    >>> print(folded("an output of the model", 12))
+    an output of
+    the model
+    """
+    indent = "" if " " in text.strip() else "  "
+    lines = [""]
+    for part in re.findall(r"[^. ]*[. ]|[^. ]+$", text):
+        if lines[-1].strip() and len(lines[-1]) + len(part.rstrip()) > width:
+            lines.append(indent)
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
+
+
+class _Folding:
+    """A cell that folds as `folded` does, in whatever width its column gets."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        from rich.measure import Measurement
+
+        longest = max(map(len, folded(self.text, 1).splitlines()), default=0)
+        return Measurement(longest, len(self.text)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text(folded(self.text, options.max_width), overflow="fold")

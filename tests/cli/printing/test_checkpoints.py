@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from secateur.cli.printing import checkpoints
 from secateur.shrinking import tables
 from support.commands import run
 
@@ -34,14 +33,6 @@ def test_names_are_shown_and_do_nothing(hostile, tmp_path):
         assert all(line.isprintable() for line in result.stdout.splitlines()), words
         assert str(words[3] if "--out" in words else words[1]) in result.stdout, words
     assert SHOWN in run("inspect", hostile).stdout
-
-
-def test_a_name_is_folded_after_dots():
-    assert checkpoints._folded("a.b", 3).splitlines() == ["a.b"]  # at least 20 wide
-    lines = checkpoints._folded(".".join(["layer"] * 9), 30).splitlines()
-    assert max(map(len, lines)) <= 30
-    assert all(line.startswith("  layer.") for line in lines[1:-1])
-    assert "".join(line.strip() for line in lines) == ".".join(["layer"] * 9)
 
 
 def test_names_of_the_same_parts_share_one():

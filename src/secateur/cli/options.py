@@ -1,0 +1,106 @@
+"""Options that more than one command has: declared once, so that they mean the same and say the same.
+
+Law: an option of one name has one declaration, unless it means another thing in another command.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = [
+    "ALLOCATE",
+    "Allocate",
+    "AsJson",
+    "Batch",
+    "Example",
+    "Exclude",
+    "Include",
+    "Model",
+    "NewCopy",
+    "NewDirectory",
+    "Pattern",
+    "Report",
+    "Sparsity",
+    "Threads",
+    "Tokens",
+    "Weights",
+]
+
+# ---- what is read and written ----
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="DIR_OR_FACTORY",
+        help="A Hugging Face directory, of which no code is run; or module:factory, what makes the model, called "
+        "without arguments: the module is imported, and its code is run.",
+    ),
+]
+Example = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:INPUTS",
+        help="What the model is called with: a tensor, a tuple of arguments or a dict of keyword arguments, or a "
+        "function that makes one. Its module is imported and run, too. A directory needs none.",
+        show_default=False,
+    ),
+]
+Weights = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Load these first: a safetensors file, an index, or a directory with one."),
+]
+NewDirectory = Annotated[Path, typer.Option(metavar="OUT", help="The directory to write. Must not exist.")]
+NewCopy = Annotated[
+    Path, typer.Option(metavar="OUT", help="What to write: a directory for a directory, which must not exist.")
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PAGE.html", help="Write what was asked and what came of it to one HTML page, too, with plots."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+
+# ---- what is removed ----
+
+Sparsity = Annotated[
+    float | None,
+    typer.Option(
+        "--sparsity",
+        "-s",
+        metavar="FRACTION",
+        help="Fraction of the weights to remove, in [0, 1); an n:m pattern has its own.",
+    ),
+]
+Pattern = Annotated[
+    str | None,
+    typer.Option(
+        "--pattern",
+        "-p",
+        metavar="PATTERN",
+        help="unstructured, rows, 2:4 or any n:m, 16x1 or any block, columns:64, channels. If left out, unstructured; "
+        "rows for what compares within a row, as wanda and dsnot do.",
+    ),
+]
+ALLOCATE: Any = typer.Option(
+    metavar="NAME",
+    help="How the sparsity is shared out: everywhere, by one threshold; uniform, the same share of each weight; "
+    "erk, by shape; owl, by outliers; or progression, more with depth.",
+)  # one verb has a default, another none
+Allocate = Annotated[str | None, ALLOCATE]
+Include = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="Prune the weights of these names, and no others. Repeatable."),
+]
+Exclude = Annotated[
+    list[str] | None, typer.Option(metavar="GLOB", help="Leave these alone, whatever else is said. Repeatable.")
+]
+
+# ---- how it is timed ----
+
+Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many texts or images at once.")]
+Tokens = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many tokens in each text.")]
+Threads = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="How many torch computes with; its own setting if left out.")
+]

@@ -1,0 +1,119 @@
+"""What shrink says: what its result says, whether it was proved, and lines of Python that load what was written."""
+
+import ast
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import load_shrunken, shrink
+from secateur.cli.printing.shrunken import (
+    directory_parts,
+    directory_sheets,
+    model_parts,
+    model_sheets,
+    print_loading,
+)
+from secateur.shrinking import save_shrunken, shrink_checkpoint, shrunk_parts
+from secateur.support import Rows
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+@pytest.fixture(scope="module")
+def done():
+    return shrink(build(), torch.zeros(1, 4), 0.5, exclude="2.bias")
+
+
+def lines_of(parts):
+    return [part for part in parts if isinstance(part, str)]
+
+
+def test_it_says_what_the_result_says(done):
+    parts = [*model_parts(done, None, 1.25)]
+    assert parts[: len([*shrunk_parts(done)])] == [*shrunk_parts(done)]
+    assert parts[-2:] == ["Proved on random weights that nothing else changed (1.2 s).", "Nothing was written."]
+    everything = [*model_parts(done, None, 1.25, verbose=True)]
+    assert everything[:-3] == [*shrunk_parts(done, verbose=True)]
+
+
+def test_what_was_not_proved_is_not_said_to_be():
+    done = shrink(build(), torch.zeros(1, 4), 0.5, verify=False)
+    assert not [line for line in lines_of(model_parts(done, None, 1.0)) if "Proved" in line]
+    assert "Not proved, as asked (1.0 s)." in lines_of(model_parts(done, None, 1.0))
+
+
+def test_the_lines_that_load_it_do(done, tmp_path, capsys):
+    out = tmp_path / "it's [red] here"
+    out.mkdir()
+    save_shrunken(done.model, out)
+    print_loading(out, "somewhere.models:Nested.build", "Nested.build()")
+    text = capsys.readouterr().out
+    code = [line.strip() for line in text.splitlines()[2:]]
+    assert code[0] == "from secateur import load_shrunken"
+    assert code[1] == "from somewhere.models import Nested"
+    call = ast.parse(code[2]).body[0].value
+    assert ast.unparse(call.args[0]) == "Nested.build()"
+    loaded = load_shrunken(build(), ast.literal_eval(call.args[1]))
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, done.model.state_dict()[name])
+
+
+def test_the_sheets_have_a_row_a_group_and_a_dimension(done):
+    groups, whole = model_sheets(done)
+    columns = {cells.head: cells.values for cells in groups.cells}
+    assert columns["group"] == [group.name for group in done.coupling.groups]
+    counts = dict(zip(columns["group"], zip(columns["units"], columns["left"], strict=True), strict=True))
+    for group in done.coupling.groups:
+        kept = int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size
+        assert counts[group.name] == (group.size, kept)
+    assert any(kept < size for size, kept in counts.values())
+    assert len(whole.rows) == len(done.coupling.frozen)
+    assert {*whole.cells[0].values} == {f"{name}[{at}]" for name, at in done.coupling.frozen}
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("shrunken")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(folder / "dense")
+    torch.save({}, folder / "dense" / "pytorch_model.bin")
+    return shrink_checkpoint(folder / "dense", folder / "small", 0.4)
+
+
+def test_of_a_directory_it_says_what_was_left_out_and_where_it_is(directory):
+    lines = lines_of(directory_parts(directory))
+    assert "Left out, as they hold the weights in other forms: pytorch_model.bin." in lines
+    assert lines[-1] == f"Wrote {directory.out}; from_pretrained loads it."
+    dry = copy.copy(directory)
+    object.__setattr__(dry, "out", None)
+    assert lines_of(directory_parts(dry))[-1] == "Nothing was written."
+    assert any(line.startswith("Proved on ") for line in lines)
+
+
+def test_of_a_directory_the_sheets_have_what_left(directory):
+    groups, whole = directory_sheets(directory)
+    assert groups.cells[0].values == [*directory.counts]
+    assert groups.cells[3].bars == [kept / size for size, kept in directory.counts.values()]
+    assert len(whole.rows) == len(directory.frozen)
+
+
+def test_a_result_in_which_nothing_stays_whole_has_no_sheet_of_it(directory):
+    bare = copy.copy(directory)
+    object.__setattr__(bare, "frozen", {})
+    object.__setattr__(bare, "counts", {})
+    assert directory_sheets(bare) == []
+    assert isinstance(next(iter(directory_parts(bare))), Rows)
+    assert not [part for part in directory_parts(bare) if isinstance(part, Rows) and "whole" in part.columns[0]]
+
+
+def test_nothing_is_read_as_markup(capsys):
+    print_loading(Path("[bold]x"), "m:f", "f()")
+    assert "[bold]x" in capsys.readouterr().out
