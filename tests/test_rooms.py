@@ -243,3 +243,26 @@ def test_every_private_part_has_a_test():
     text = (Path(__file__).parent / "support" / "test_private.py").read_text(encoding="utf-8")
     untested = [name for name in sorted(named_by_all(PRIVATE)) if f"private.{name}" not in text]
     assert not untested, f"tests/support/test_private.py does not have {untested}"
+
+
+# Modules without a test file of their own, and where their laws are tested
+TESTED_WITH = {
+    "cli/printing/blocks.py": "cli/test_printing.py",
+    "cli/printing/checkpoints.py": "cli/test_printing.py",
+    "cli/printing/measured.py": "cli/test_printing.py",
+    "cli/printing/shrunken.py": "cli/test_printing.py",
+}
+TESTS = Path(__file__).parent
+
+
+def test_every_module_has_tests_of_its_own():
+    """``secateur/room/topic.py`` has ``tests/room/test_topic.py``; what runs or names the package has no laws."""
+    modules = [path.relative_to(HOUSE) for path in FILES if not path.stem.startswith("__") and path.stem != "version"]
+    without = [
+        str(path)
+        for path in modules
+        if not (TESTS / TESTED_WITH.get(str(path), path.with_name(f"test_{path.name}"))).exists()
+    ]
+    assert without == []
+    assert len(modules) > 150
+    assert set(TESTED_WITH) <= set(map(str, modules))
