@@ -305,14 +305,14 @@ class Pruner:
         if optimizer is self._optimizers[0] and not self._zeros.opened and not is_skipped(optimizer):
             self._zeros.observe()
 
-    @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
         counted = optimizer is self._optimizers[0] and not is_skipped(optimizer)
         self._zeros.stepped(counted=counted)
         if self._penalty is not None:
             self._penalty.after_step(self.step, counted=counted)
         if counted and self._is_due(self.step):
-            self._update(self.schedule(self.step))
+            with torch.no_grad():
+                self._update(self.schedule(self.step))
         else:
             self._zeros.keep()
 
