@@ -21,16 +21,6 @@ def test_every_public_pattern_and_criterion_is_here():
     )
 
 
-@pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)
-@settings(max_examples=25)
-@given(data=st.data(), seed=st.integers(0, 999))
-def test_patterns(pattern, data, seed):
-    shape = data.draw(laws.shapes(pattern))
-    laws.spread_of_ones_is_true(pattern, shape)
-    laws.ties_keep_the_first(pattern, shape)
-    laws.pool_inverts_spread(pattern, shape, torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.filterwarnings("ignore:wanda scores the weights of one output")
 @pytest.mark.parametrize("criterion", laws.CRITERIA, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("pattern", laws.PATTERNS, ids=laws.name)

@@ -64,16 +64,19 @@ def nodes(path, *, top_level=False):
     return tree.body if top_level else list(ast.walk(tree))
 
 
+def named_by_all(path):
+    for node in nodes(path, top_level=True):
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{path.relative_to(HOUSE)} has no __all__")
+
+
 def named_by(place):
     """What the door of a package, or a word, names."""
     path = HOUSE / place / "__init__.py"
     if (stub := path.with_suffix(".pyi")).exists():  # a door that imports what it names when it is used
         return {alias.asname for node in nodes(stub) if isinstance(node, ast.ImportFrom) for alias in node.names}
-    path = path if path.exists() else HOUSE / f"{place}.py"
-    for node in nodes(path, top_level=True):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__":
-            return set(ast.literal_eval(node.value))
-    raise AssertionError(f"{path.relative_to(HOUSE)} has no __all__")
+    return named_by_all(path if path.exists() else HOUSE / f"{place}.py")
 
 
 def entered(path):
@@ -141,3 +144,125 @@ def test_other_packages_are_imported_where_they_are_used(path):
         names += [node.module] if isinstance(node, ast.ImportFrom) else []
         for name in names:
             assert name.split(".")[0] in allowed, f"{path.name} imports {name} at the top"
+
+
+PRIVATE = HOUSE / "support" / "private.py"
+TOUCHED = {  # elsewhere, and why
+    "integrations/lightning.py": {"_generate_state_key"},  # what a callback of Lightning's makes its key with
+    "prune/changes.py": {"_getframe"},  # of Python
+    # to be moved to support/private.py
+    "inference/layers.py": {"_buffers"},
+    "inference/packing.py": {
+        "_ConvNd", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_linear_pointwise", "_modules",
+        "_parameters", "_reorder_linear_weight",
+    },
+    "inference/semi_structured.py": {"_version"},
+    "native/operators.py": {"_C", "_get_tracing_state", "_version"},
+    "targets.py": {"_ConvNd", "_NormBase", "_parameters"},
+}  # fmt: skip
+
+
+def is_private(name):
+    return name.startswith("_") and name.strip("_") != "" and not name.startswith("__") and name.isidentifier()
+
+
+def made_in(path):
+    """Private names that a file defines itself: functions, classes, variables, parameters, attributes of self."""
+    for node in nodes(path):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            if isinstance(node.value, ast.Name) and node.value.id in {"self", "cls", "made"}:
+                yield node.attr
+        elif isinstance(node, ast.Dict):  # what type() is given
+            yield from (key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str))
+
+
+def private_names_used(path):
+    """Private attributes that a file reads or writes, and private names that it imports from other libraries."""
+    for node in nodes(path):
+        if isinstance(node, ast.Attribute) and is_private(node.attr):
+            yield node.attr, ast.unparse(node)
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("secateur"):
+            words = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+            yield from ((word, ast.unparse(node)) for word in words if is_private(word))
+        elif isinstance(node, ast.Import):
+            words = [word for alias in node.names for word in alias.name.split(".")]
+            yield from ((word, ast.unparse(node)) for word in words if is_private(word))
+
+
+def named_in_the_room(path):
+    """Private names that the file's package makes: of these, a module may use another one's."""
+    files = path.parent.rglob("*.py") if path.parent != HOUSE else [path]
+    return {name for each in files for name in made_in(each)}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))
+def test_private_parts_of_other_libraries_are_touched_in_one_file(path):
+    """A new release of torch or transformers breaks support/private.py, and nothing else.
+
+    By a rule of thumb: a private attribute that no file of the room makes is another library's; so is one that
+    support/private.py names, also as a string.
+    """
+    if path == PRIVATE:
+        return
+    inside = str(path.relative_to(HOUSE))
+    theirs = {name for name, _ in private_names_used(PRIVATE)}
+    theirs |= {node.value for node in nodes(PRIVATE) if isinstance(node, ast.Constant) and is_private(str(node.value))}
+    own = named_in_the_room(path)
+    found = {name: where for name, where in private_names_used(path) if name not in own}
+    for node in nodes(path):
+        if isinstance(node, ast.Constant) and node.value in theirs:
+            found[node.value] = repr(node.value)
+        elif isinstance(node, ast.Attribute) and node.attr in theirs and not _is_self(node):
+            found[node.attr] = ast.unparse(node)
+    left = {name: where for name, where in found.items() if name not in TOUCHED.get(inside, ())}
+    assert not left, f"{inside} touches {left}: make it a function of support/private.py"
+
+
+def _is_self(node):
+    return isinstance(node.value, ast.Name) and node.value.id == "self"
+
+
+def test_the_rule_of_thumb_finds_what_it_is_for(tmp_path):
+    file = tmp_path / "some.py"
+    file.write_text(
+        "from torch._C import DisableTorchFunction\nimport torch._dynamo\nfrom torch.utils import _pytree\n"
+        "class Own:\n    def __init__(self):\n        self._mine = 1\n"
+        "def look(module, own):\n    return module._buffers, own._mine, module.__dict__, own._of_nobody.x\n"
+    )
+    used = {name for name, _ in private_names_used(file)}
+    assert used == {"_C", "_dynamo", "_pytree", "_mine", "_buffers", "_of_nobody"}
+    assert used - set(made_in(file)) == {"_C", "_dynamo", "_pytree", "_buffers", "_of_nobody"}
+
+
+def test_every_private_part_has_a_test():
+    """By its name in the test file; what stands there as a bare name, without a function, too."""
+    text = (Path(__file__).parent / "support" / "test_private.py").read_text(encoding="utf-8")
+    untested = [name for name in sorted(named_by_all(PRIVATE)) if f"private.{name}" not in text]
+    assert not untested, f"tests/support/test_private.py does not have {untested}"
+
+
+# Modules without a test file of their own, and where their laws are tested
+TESTED_WITH = {
+    "cli/printing/blocks.py": "cli/test_printing.py",
+    "cli/printing/checkpoints.py": "cli/test_printing.py",
+    "cli/printing/measured.py": "cli/test_printing.py",
+    "cli/printing/shrunken.py": "cli/test_printing.py",
+}
+TESTS = Path(__file__).parent
+
+
+def test_every_module_has_tests_of_its_own():
+    """``secateur/room/topic.py`` has ``tests/room/test_topic.py``; what runs or names the package has no laws."""
+    modules = [path.relative_to(HOUSE) for path in FILES if not path.stem.startswith("__") and path.stem != "version"]
+    without = [
+        str(path)
+        for path in modules
+        if not (TESTS / TESTED_WITH.get(str(path), path.with_name(f"test_{path.name}"))).exists()
+    ]
+    assert without == []
+    assert len(modules) > 150
+    assert set(TESTED_WITH) <= set(map(str, modules))

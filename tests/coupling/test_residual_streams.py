@@ -11,7 +11,7 @@ from torch import nn
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
-from secateur.coupling import Removed, SameDraws, find_coupling
+from secateur.coupling import Removed, find_coupling
 from secateur.shrinking import KEPT, costs, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
@@ -269,36 +269,6 @@ def test_what_does_not_agree_is_frozen():
 
 
 # ---- what stays in place --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("stride", [1, 2])
-@pytest.mark.parametrize("padding", [0, 1, "same", "valid"])
-@pytest.mark.parametrize("transposed", [False, True])
-def test_the_shapes_of_convolutions(stride, padding, transposed):
-    """At sizes other than the example's, too."""
-    if isinstance(padding, str) and (transposed or stride > 1):
-        padding = 2
-    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
-    size = {"output_padding": stride - 1} if transposed else {}
-    conv = kind(6, 6, 3, stride=stride, padding=padding, dilation=(1, 2), **size)
-
-    class Convolved(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.short, self.first, self.second = copy.deepcopy(conv), conv, nn.Conv2d(6, 6, 1)
-
-        def forward(self, x):
-            out = self.second(F.relu(self.first(x)))
-            out += self.short(x)
-            return out
-
-    model = Convolved()
-    coupling = find_coupling(model, torch.randn(2, 6, 9, 11))
-    assert [branch.name for branch in coupling.branches] == ["first"]
-    expected = {size: model.short(torch.ones(1, 6, size, size + 2)) for size in (9, 12)}
-    carry_out(model, plan_without(coupling.branches), None)
-    for size, each in expected.items():
-        assert_same([model(torch.ones(1, 6, size, size + 2))], [each])
 
 
 def test_it_is_an_ordinary_module_afterwards():
@@ -590,16 +560,3 @@ def test_errors():
     with pytest.raises(ValueError, match=r"the score of the branch 1\.up is NaN"):
         shrink(bad, x, branches=0.5)
     assert is_unchanged(model, state)
-
-
-def test_draws_do_not_depend_on_what_is_not_there():
-    torch.manual_seed(5)
-    with SameDraws():
-        first = torch.rand(3)
-        torch.rand(9)
-        assert torch.equal(torch.rand(3), first)
-    with SameDraws(zeroed=[(1, 1)]):
-        x = torch.ones(2)
-        assert (x + x).sum() == 4
-        assert (x + 2 * x).sum() == 2
-        torch.arange(2) + 1  # sums of integers are not counted

@@ -318,21 +318,6 @@ def test_a_shrunken_model_compiles_exports_and_copies():
     assert len(copy.deepcopy(model).shrink_plans) == 1
 
 
-def test_several_inputs_and_modes_are_joined():
-    class Either(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
-
-        def forward(self, x, sort=False):
-            x = F.relu(self.up(x))
-            return self.down(x.sort(-1).values if sort else x)
-
-    x = torch.randn(2, 4)
-    assert find_coupling(Either(), x).groups
-    assert not find_coupling(Either(), {"x": x}, more_inputs=[{"x": x, "sort": True}]).groups
-
-
 def test_a_model_on_meta_is_coupled_but_not_ranked():
     with torch.device("meta"):
         model, x = small(), torch.randn(2, 4)
@@ -340,22 +325,6 @@ def test_a_model_on_meta_is_coupled_but_not_ranked():
     assert group.size == 16
     with pytest.raises(ValueError, match=r"0\.weight is on the meta device"):
         shrink(model, x, 0.5)
-
-
-def test_code_that_asks_for_values_is_followed_on_meta_as_well():
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 176}
-    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=100, use_cache=False)
-    with torch.device("meta"):
-        model, tokens = LlamaForCausalLM(config), torch.zeros(1, 7, dtype=torch.long)
-    found = {(group.name, group.size) for group in find_coupling(model, {"input_ids": tokens}).groups}
-    real = find_coupling(LlamaForCausalLM(config), {"input_ids": torch.zeros(1, 7, dtype=torch.long)})
-    assert found == {(group.name, group.size) for group in real.groups}
-    assert ("model.layers.0.mlp.down_proj.weight", 176) in found or (
-        "model.layers.0.mlp.gate_proj.weight",
-        176,
-    ) in found
 
 
 class Positions(nn.Module):
@@ -381,22 +350,6 @@ def test_what_the_example_does_not_reach_stays():
     assert group.name == "up.weight"
     shrink(model, torch.randn(2, 7, 6), 0.5, target="units")
     assert model(torch.randn(2, 40, 6)).shape == (2, 40, 6)
-
-
-def test_what_is_frozen_says_why():
-    class Fixed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up, self.down, self.unused = nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(2, 2)
-
-        def forward(self, x):
-            return self.down(self.up(x).view(-1, 3, 4).flatten(1))
-
-    coupling = find_coupling(Fixed(), torch.randn(2, 4))
-    assert coupling.frozen["up.weight", 1] == "an input of the model"
-    assert coupling.frozen["down.weight", 0] == "an output of the model"
-    assert "a view to 3" in coupling.frozen["up.weight", 0]
-    assert coupling.frozen["unused.weight", 0] == "not used in the forward pass"
 
 
 def test_run_takes_tensors_tuples_and_keywords():

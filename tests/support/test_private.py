@@ -230,3 +230,142 @@ def test_tells_of_steps_if_made_by_torchs_constructor():
     optimizer.register_step_post_hook(lambda *_: called.append(1))
     optimizer.step()
     assert called == [1]
+
+
+def test_tables_of_a_module_are_what_it_looks_its_own_things_up_in():
+    module = nn.Sequential(nn.BatchNorm1d(2))
+    module.register_parameter("own", nn.Parameter(torch.ones(2)))
+    assert private.parameters_of(module) == {"own": module.own}
+    assert private.submodules_of(module) == {"0": module[0]}
+    assert private.buffers_of(module) == {}
+    assert private.buffers_of(module[0]).keys() == {"running_mean", "running_var", "num_batches_tracked"}
+    private.buffers_of(module[0])["running_mean"] = other = torch.ones(2)
+    private.parameters_of(module)["own"] = parameter = nn.Parameter(torch.zeros(2))
+    private.submodules_of(module)["0"] = norm = module[0]
+    assert module[0].running_mean is other
+    assert module.own is parameter
+    assert module[0] is norm
+    assert vars(module)[private.PARAMETERS] is private.parameters_of(module)
+    assert vars(module)[private.BUFFERS] is private.buffers_of(module)
+
+
+def test_unsaved_buffers_of_are_those_that_a_state_dict_leaves_out():
+    module = nn.Module()
+    module.register_buffer("saved", torch.ones(1))
+    module.register_buffer("unsaved", torch.ones(1), persistent=False)
+    assert private.unsaved_buffers_of(module) == {"unsaved"}
+    private.unsaved_buffers_of(module).discard("unsaved")
+    assert module.state_dict().keys() == {"saved", "unsaved"}
+
+
+def test_pre_hooks_of_are_called_in_their_order():
+    layer, called = nn.Linear(2, 2), []
+    handles = [layer.register_forward_pre_hook(lambda *_, word=word: called.append(word)) for word in "ab"]
+    assert list(private.pre_hooks_of(layer)) == [handle.id for handle in handles]
+    del private.pre_hooks_of(layer)[handles[0].id]
+    layer(torch.ones(1, 2))
+    assert called == ["b"]
+
+
+def test_arrival_hooks_are_those_that_the_engine_calls():
+    parameter, called = nn.Parameter(torch.ones(2)), []
+
+    def arrives():
+        called.clear()
+        parameter.sum().backward()
+        return list(called)
+
+    assert private.arrival_hooks_of(parameter) is None
+    parameter.register_post_accumulate_grad_hook(lambda _: called.append(1))
+    hooks = private.arrival_hooks_of(parameter)
+    assert arrives() == [1]
+    private.set_arrival_hooks(parameter, {})
+    assert arrives() == []
+    private.set_arrival_hooks(parameter, hooks)
+    assert private.arrival_hooks_of(parameter) is hooks
+    assert arrives() == [1]
+    private.set_arrival_hooks(parameter, None)
+    assert private.arrival_hooks_of(parameter) is None
+    assert arrives() == []
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.LSTM, nn.GRU])
+def test_a_recurrent_module_computes_with_its_flat_weights(kind):
+    module = kind(2, 3, num_layers=2, bidirectional=True)
+    names = private.flat_names_of(module)
+    listed = private.flat_weights_of(module)
+    assert sorted(names) == sorted(name for name, _ in module.named_parameters())
+    assert all(weight is module.get_parameter(name) for name, weight in zip(names, listed, strict=True))
+    assert vars(module)[private.FLAT_WEIGHTS] is listed
+    assert callable(getattr(module, private.UPDATE_FLAT_WEIGHTS))
+    tables = set(vars(module)) - set(vars(nn.Module()))
+    assert {name for name in tables if name.startswith("_")} == private.OF_RECURRENT
+    assert private.flat_weights_of(nn.Linear(2, 2)) == []
+
+
+def test_inside_compiled_is_the_module_itself():
+    layer = nn.Linear(2, 2)
+    assert private.inside_compiled(torch.compile(layer, backend="eager")) is layer
+    assert private.inside_compiled(layer) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit is on its way out
+        assert private.inside_compiled(torch.jit.script(layer)) is None
+
+
+def test_convolution_and_channel_norm_are_classes_of_layers():
+    assert isinstance(nn.ConvTranspose1d(2, 2, 1), private.Convolution)
+    assert not isinstance(nn.Linear(2, 2), private.Convolution)
+    assert isinstance(nn.InstanceNorm2d(2), private.ChannelNorm)
+    assert isinstance(nn.SyncBatchNorm(2), private.ChannelNorm)
+    assert not isinstance(nn.GroupNorm(1, 2), private.ChannelNorm)
+
+
+@pytest.mark.parametrize(("widths", "one"), [({}, True), ({"kdim": 4, "vdim": 6}, False)])
+def test_attention_that_shares_one_width_has_one_weight(widths, one):
+    attention = nn.MultiheadAttention(8, 2, **widths)
+    assert private.shares_one_width(attention) == one
+    assert (attention.in_proj_weight is not None) == one
+
+
+def test_optimizer_inside_of_wrappers():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+
+    class Lightning:
+        def __init__(self):
+            self._optimizer = optimizer
+
+    class Accelerate:
+        def __init__(self):
+            self.optimizer = optimizer
+
+    assert private.optimizer_inside(Lightning()) is optimizer
+    assert private.optimizer_inside(Accelerate()) is optimizer
+    assert private.optimizer_inside(object()) is None
+
+
+def test_optimizer_inside_of_lightnings_wrapper():
+    optimizers = pytest.importorskip("lightning.pytorch.core.optimizer")
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    assert private.optimizer_inside(optimizers.LightningOptimizer(optimizer)) is optimizer
+
+
+def test_tells_implementation_of_fields_that_no_file_has():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(attn_implementation="eager")
+    found = {key: value for key, value in vars(config).items() if private.tells_implementation(key)}
+    assert "eager" in found.values()
+    assert not found.keys() & config.to_dict().keys()
+
+
+def test_composed_states_are_those_that_modules_have():
+    """What ``fully_shard`` keeps is tested with ranks; here, that the table is where it was."""
+    from torch.distributed import _composable_state as composable
+
+    module, state = nn.Linear(2, 2), composable._State()
+    composable._insert_module_state(module, state)
+    assert any(each is state for each in private.composed_states())
+    assert private.shard_groups_of(state) == []
+    state._fsdp_param_group = 1
+    assert private.shard_groups_of(state) == [1]
+    state._fsdp_param_groups = [1, None, 2]
+    assert private.shard_groups_of(state) == [1, 2]

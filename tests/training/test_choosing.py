@@ -86,7 +86,7 @@ def test_soft_movement_keeps_what_is_above_a_threshold():
     assert seen[0] < 0.2
     assert seen[-1] > 0.5, "the penalty lowers all scores"
     for name, mask in pruner.masks.items():
-        assert torch.equal(mask, pruner._memory.movement[name].double().sigmoid() > 0.45), name
+        assert torch.equal(mask, pruner._zeros.memory.movement[name].double().sigmoid() > 0.45), name
 
 
 def test_masks_of_units_within_which_to_go_on():

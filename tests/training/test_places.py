@@ -20,7 +20,7 @@ def test_convolutions_in_channels_last():
         model(inputs.to(memory_format=torch.channels_last)).square().mean().backward()
         optimizer.step()
     assert_zero_where_removed(model, pruner)
-    assert pruner._memory.masks["0.weight"].stride() == model[0].weight.stride()
+    assert pruner._zeros.memory.masks["0.weight"].stride() == model[0].weight.stride()
     total = sum(mask.numel() for mask in pruner.masks.values())
     assert removed(model) == round(0.75 * total)
 

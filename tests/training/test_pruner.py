@@ -305,27 +305,6 @@ def test_masks_from_zeros():
         masks_from_zeros({}, include="x")
 
 
-def test_lottery_tickets_rewind():
-    model = network()
-    optimizer = SGD(model.parameters())
-    run(model, optimizer, 2)
-    saved = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    pruner = quiet(model, optimizer, schedules.constant(0.0))
-    run(model, optimizer, 5)
-    pruner.prune(0.5)
-    pruner.rewind(*saved)
-    for name, mask in pruner.masks.items():
-        assert torch.equal(model.get_parameter(name), saved[0][name] * mask)
-        momentum = optimizer.state[model.get_parameter(name)]["momentum_buffer"]
-        assert (momentum[~mask] == 0).all()
-        assert (momentum != 0).any()
-    assert torch.equal(model[0].bias, saved[0]["0.bias"])
-    run(model, optimizer, 3)
-    assert_zero_where_removed(model, pruner)
-    pruner.rewind(saved[0])
-    assert not optimizer.state
-
-
 # Going on after a stop
 
 RUNS = {
@@ -504,29 +483,6 @@ def test_weights_without_values():
         model = nn.Linear(4, 4)
     with pytest.raises(ValueError, match="weight is on the meta device"):
         quiet(model, SGD(model.parameters()), 0.5, total_steps=3)
-
-
-@pytest.mark.parametrize(
-    "criterion", [criteria.snip, criteria.wanda, criteria.grasp, criteria.synflow, criteria.taylor]
-)
-def test_evidence_from_batches(criterion):
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(
-        model,
-        optimizer,
-        0.75,
-        total_steps=10,
-        every=3,
-        criterion=criterion,
-        batches=(batch(step) for step in range(3)),
-        loss=nn.functional.mse_loss,
-    )
-    for _ in train(model, optimizer, 10):
-        assert model.training
-        assert model[0].weight.grad is not None
-    assert_zero_where_removed(model, pruner)
-    assert pruner.metrics()["sparsity"] == 0.75
 
 
 def test_a_copy_whose_submodule_is_called_module():

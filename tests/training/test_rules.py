@@ -21,13 +21,6 @@ def test_frozen_weights_have_no_gradient_to_go_by():
     assert made_with(model=model).metrics()["sparsity"] == 0
 
 
-def test_pruning_by_gradients_needs_some():
-    model = network()
-    pruner = made_with(model=model, criterion=lambda w, *, grad: grad.abs())
-    with pytest.raises(ValueError, match="no gradients: prune after backward"):
-        pruner.prune(0.3)
-
-
 def test_what_regrows_is_a_value():
     with pytest.raises(TypeError, match=r"regrow is what a function of secateur\.regrowth makes.*not 'rigl'"):
         made_with(regrow="rigl")

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import random
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from secateur import NM, Channels, Pruner, criteria, regrowth, schedules
 from secateur.allocation import erk
 from secateur.training import group_lasso, growing
+from secateur.training.zeros import Zeros
 
 EXAMPLE = torch.zeros(2, 8)
 STEPS = 12
@@ -51,7 +53,7 @@ def begun(options, steps):
 
 def picture(model, optimizer, average, pruner):
     """All that a call which fails may not change, as copies."""
-    memory = pruner._memory
+    memory, zeros = pruner._zeros.memory, pruner._zeros
     return {
         "weights": dict(model.state_dict()),
         "average": dict(average.state_dict()),
@@ -61,9 +63,9 @@ def picture(model, optimizer, average, pruner):
         "state": pruner.state_dict(),
         "metrics": pruner.metrics(),
         "random": torch.get_rng_state(),
-        "start": {name: value for name, (value, _) in pruner._start.items()},
-        "untouched": sorted(pruner._untouched_start()),
-        "places": len(pruner._places),
+        "start": {name: value for name, (value, _) in zeros._start.items()},
+        "untouched": sorted(zeros.untouched_start()),
+        "places": len(zeros._places),
         "hooks": list(optimizer._optimizer_step_post_hooks),
     }
 
@@ -234,19 +236,30 @@ def test_an_interrupt_while_a_state_is_loaded_changes_nothing(name, monkeypatch)
     state = begun(CONFIGURATIONS[name], 4)[-1].state_dict()
     run = begun(CONFIGURATIONS[name], 0)
     before = copy.deepcopy(picture(*run))
-    original = Pruner._zero
+    original = Zeros.zero
 
     def interrupted(self, *places):
         original(self, *places)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Pruner, "_zero", interrupted)
+    monkeypatch.setattr(Zeros, "zero", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run[-1].load_state_dict(state)
     monkeypatch.undo()
     assert_unchanged(before, *run)
     run[-1].load_state_dict(state)
     assert run[-1].step == 4
+
+
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_pruner_is_not_pickled_or_copied_but_its_state_is(copied):
+    model, optimizer, _, pruner = begun(CONFIGURATIONS["gradual"], 4)
+    with pytest.raises(TypeError, match=r"can't be pickled or copied: .* Save state_dict\(\)"):
+        copied(pruner)
+    pickle.dumps([model, optimizer])  # these go on as they are
+    _, _, _, again = begun(CONFIGURATIONS["gradual"], 0)
+    again.load_state_dict(pickle.loads(pickle.dumps(pruner.state_dict())))
+    assert same(again.state_dict(), pruner.state_dict())
 
 
 # Making

@@ -138,7 +138,9 @@ class BlockFiles:
             self.group_of.update(dict.fromkeys(group.targets, group))
         self.names = {module: name for name, module in model.named_modules()}
         self.resting = {
-            (module, key): parameter for module in model.modules() for key, parameter in module._parameters.items()
+            (module, key): parameter
+            for module in model.modules()
+            for key, parameter in private.parameters_of(module).items()
         }
         # of names that are one tensor, a checkpoint holds one
         self.aliases: dict[int, list[str]] = {}
@@ -153,7 +155,7 @@ class BlockFiles:
         """
         for block in self.blocks.values():
             for module in block.modules():
-                for key, parameter in module._parameters.items():
+                for key, parameter in private.parameters_of(module).items():
                     if parameter is not None:
                         full = f"{self.names[module]}.{key}"
                         group = self._wanted(full, parameter)
@@ -168,12 +170,12 @@ class BlockFiles:
     def unload(self, block: str) -> None:
         """Back to the meta device."""
         for module in self.blocks[block].modules():
-            for key in module._parameters:
-                module._parameters[key] = self.resting[module, key]
+            for key in private.parameters_of(module):
+                private.parameters_of(module)[key] = self.resting[module, key]
 
     def arrive(self, module: nn.Module) -> None:
         """Reads the weights of a module outside the blocks, which stay; of an embedding, rows as they are looked up."""
-        if any(p is not None and p.device.type == "meta" for p in module._parameters.values()):
+        if any(p is not None and p.device.type == "meta" for p in private.parameters_of(module).values()):
             self._fill([module], pruned=False)
 
     def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Written]:
@@ -274,9 +276,9 @@ class BlockFiles:
         made: dict[str, Tensor] = {}
         for module in modules:
             path = self.names[module]
-            for key in (*module._parameters, *module._buffers):
+            for key in (*private.parameters_of(module), *private.buffers_of(module)):
                 resting = self.resting.get((module, key))
-                if resting is None and module._buffers.get(key) is None:
+                if resting is None and private.buffers_of(module).get(key) is None:
                     continue
                 full = f"{path}.{key}" if path else key
                 if resting is None and self._group(full) is None:
@@ -293,13 +295,15 @@ class BlockFiles:
 
     def _place(self, module: nn.Module, key: str, full: str, values: Tensor) -> None:
         resting = self.resting.get((module, key))
-        expected = resting if resting is not None else module._buffers[key]
+        expected = resting if resting is not None else private.buffers_of(module)[key]
         assert expected is not None
         self._check_shape(full, values, expected)
         if resting is None:
-            module._buffers[key] = values.to(self.device, expected.dtype)
+            private.buffers_of(module)[key] = values.to(self.device, expected.dtype)
         else:
-            module._parameters[key] = nn.Parameter(values.to(self.device, expected.dtype), requires_grad=False)
+            private.parameters_of(module)[key] = nn.Parameter(
+                values.to(self.device, expected.dtype), requires_grad=False
+            )
 
     def _wanted(self, full: str, like: Tensor | None) -> Group:
         group = self._group(full)

@@ -31,7 +31,7 @@ from secateur.blockwise.solving import Layer, Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.checkpoints import CheckpointError, check_arguments, check_places, open_checkpoint, previous_record
-from secateur.support import Fields, Forward, printable, run_batch
+from secateur.support import Fields, Forward, printable, private, run_batch
 
 __all__ = ["prune_directory"]
 
@@ -49,7 +49,7 @@ def prune_directory(
     every, held = held_batches(batches)
     device = torch.device("cpu" if device is None else device)
     model = build_on_meta(checkpoint)
-    for buffers in [module._buffers for module in model.modules()]:
+    for buffers in [private.buffers_of(module) for module in model.modules()]:
         buffers.update({key: None if buffer is None else buffer.to(device) for key, buffer in buffers.items()})
     with blaming_config(source, "the model is not one of repeated blocks"):
         blocks = find_blocks(model)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from secateur.checkpoints import Checkpoint, CheckpointError
-from secateur.support import ONE_AT_A_TIME, NewTensors, printable
+from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
 __all__ = [
     "blaming_config",
@@ -216,7 +216,7 @@ def _parameters_on_meta() -> Iterator[None]:
         def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
             original(self, name, param)
             if threading.get_ident() == here and param is not None and param.device.type != "meta":
-                self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=False)
+                private.parameters_of(self)[name] = nn.Parameter(param.to("meta"), requires_grad=False)
 
         nn.Module.register_parameter = register  # type: ignore[method-assign]
         try:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from secateur.coupling.axes import Expression
-from secateur.coupling.operations import name_of, operation
+from secateur.coupling.operations import Operation, name_of, operation
 from secateur.coupling.trace import Trace, tensors_of_tree
 from secateur.support import private
 
@@ -84,10 +84,7 @@ class SameDraws(TorchFunctionMode):
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = name_of(func)
-        known = operation(name)
-        if known.draws:
-            torch.manual_seed(20_000)
+        _, known = _known(func)
         if known.stream != "sum" or not _is_real(given := _operands(args, kwargs)):
             return func(*args, **kwargs)
         number, self.sums = self.sums, self.sums + 1
@@ -100,6 +97,15 @@ class SameDraws(TorchFunctionMode):
         if then is not None:
             then(out)
         return out
+
+
+def _known(func: Any) -> tuple[str, Operation]:
+    """A function's name and what is known of it. One that draws is about to draw the same numbers in every pass."""
+    name = name_of(func)
+    known = operation(name)
+    if known.draws:
+        torch.manual_seed(20_000)
+    return name, known
 
 
 def _operands(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
@@ -136,10 +142,7 @@ class Flow(TorchFunctionMode):
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = name_of(func)
-        known = operation(name)
-        if known.draws:
-            torch.manual_seed(20_000)
+        name, known = _known(func)
         if known.asks is not None:
             if known.asks == "sizes":
                 with private.unwatched():

@@ -196,7 +196,7 @@ def _explained(
     return None if same or not own.issuperset(axes_of(dim)) else (-1, size_of(dim), *plain)
 
 
-def _convolved(module: nn.modules.conv._ConvNd, spatial: int, place: int) -> tuple[int, int, int, int, int] | None:
+def _convolved(module: private.Convolution, spatial: int, place: int) -> tuple[int, int, int, int, int] | None:
     """The size of a convolution's result, as torch defines it."""
     reach = module.dilation[spatial] * (module.kernel_size[spatial] - 1)
     stride = module.stride[spatial]

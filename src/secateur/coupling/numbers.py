@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling.axes import Expression
+from secateur.support import private
 
 __all__ = [
     "Attribute",
@@ -286,7 +287,7 @@ def numbers_that_remember(model: nn.Module, log: Log) -> Iterator[None]:
             each()
 
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | {"_flat_weights", "_flat_weights_names", "_all_weights"}
+_OF_EVERY_MODULE = frozenset(vars(nn.Module())) | private.OF_RECURRENT
 
 
 def _has_fields(value: Any) -> bool:

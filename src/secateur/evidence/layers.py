@@ -225,14 +225,14 @@ class _AttentionOutput:
 
     def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:
         size = self.module.embed_dim
-        projection, like = self.module._modules["out_proj"], self.module.out_proj.weight
+        projection, like = private.submodules_of(self.module)["out_proj"], self.module.out_proj.weight
         identity = torch.eye(size, device=like.device, dtype=like.dtype)
         nothing = torch.zeros(size, device=like.device, dtype=like.dtype)
-        self.module._modules["out_proj"] = types.SimpleNamespace(weight=identity, bias=nothing)  # type: ignore[assignment]
+        private.submodules_of(self.module)["out_proj"] = types.SimpleNamespace(weight=identity, bias=nothing)  # type: ignore[assignment]
         try:
             x = self.module.forward(*args, **kwargs)[0]
         finally:
-            self.module._modules["out_proj"] = projection
+            private.submodules_of(self.module)["out_proj"] = projection
         _observe_rows(sums, x, output[0], keep)
 
     def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from secateur.support import private
 from secateur.targets import identity_of
 
 __all__ = ["Place", "distinct", "places_of"]
@@ -25,7 +26,7 @@ class Place(NamedTuple):
 
     @property
     def parameter(self) -> nn.Parameter:
-        parameter = self.module._parameters[self.key]
+        parameter = private.parameters_of(self.module)[self.key]
         assert parameter is not None
         return parameter
 
@@ -38,7 +39,7 @@ def places_of(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, list
     places: dict[str, list[Place]] = {name: [] for name in names.values()}
     for module_name, module in model.named_modules():
         parent = model.get_submodule(module_name.rpartition(".")[0]) if module_name else None
-        for key, parameter in module._parameters.items():
+        for key, parameter in private.parameters_of(module).items():
             same = None if parameter is None else names.get(identity_of(parameter))
             if same is not None:
                 places[same].append(Place(module_name, module, key, parent))

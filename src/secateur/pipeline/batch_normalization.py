@@ -171,7 +171,7 @@ def _averaged(module: Any, group: Any) -> tuple[Tensor, Tensor, Tensor]:
 def _group(model: nn.Module) -> Any:
     """The ranks that hold copies of the model, or None."""
     for module in model.modules():
-        for key, parameter in module._parameters.items():
+        for key, parameter in private.parameters_of(module).items():
             if parameter is not None:
                 return replicating_group(module, key)
     return None

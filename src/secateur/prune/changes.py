@@ -77,7 +77,7 @@ def _prune_holder(holder: Holder, orig: Tensor, mask: Tensor, method: Any) -> An
         hook = method
         record = sharded_parameter(module, name)
         module.register_parameter(name + "_orig", cast("nn.Parameter", orig))
-        del module._parameters[name]
+        del private.parameters_of(module)[name]
         if record is not None:
             _rename(record, module, name, name + "_orig")
     elif getattr(holder.hook, "_follows", False):
@@ -102,7 +102,7 @@ def _prune_holder(holder: Holder, orig: Tensor, mask: Tensor, method: Any) -> An
     if holder.key is None:
         module.register_forward_pre_hook(hook)
     else:
-        module._forward_pre_hooks[holder.key] = hook
+        private.pre_hooks_of(module)[holder.key] = hook
     return hook
 
 
@@ -161,9 +161,9 @@ def take_off(pairs: Sequence[tuple[nn.Module, str]]) -> list[tuple[nn.Module, st
                 else:
                     holder = Holder(module, name, key, hook)
                     _note(undo, [holder, *other_holders(holder)])
-                    _note_values(undo, module._parameters.get(name + "_orig"))
+                    _note_values(undo, private.parameters_of(module).get(name + "_orig"))
                     hook.remove(module)
-                del module._forward_pre_hooks[key]
+                del private.pre_hooks_of(module)[key]
                 done.append((module, name))
     return done
 
@@ -179,7 +179,7 @@ def _make_permanent(hook: Any, module: nn.Module, undo: Undo) -> None:
     holder = Holder(module, name, None, hook)
     sharded_parameter(module, name + "_orig")  # puts a gathered parameter away
     following = other_holders(holder)
-    orig = module._parameters[name + "_orig"]
+    orig = private.parameters_of(module)[name + "_orig"]
     assert orig is not None
     # The product of a trainable parameter under inference_mode would be a tensor that autograd refuses for good.
     with torch.inference_mode(orig.is_inference()), torch.no_grad():
@@ -199,7 +199,7 @@ def _make_permanent(hook: Any, module: nn.Module, undo: Undo) -> None:
             if getattr(other.hook, "_follows", False):
                 _restore(other.module, other.name, orig)
                 assert other.key is not None
-                del other.module._forward_pre_hooks[other.key]
+                del private.pre_hooks_of(other.module)[other.key]
         if is_sharded(orig):
             orig.copy_(weight)  # fully_shard keeps the memory of its shard for itself
         else:
@@ -212,11 +212,11 @@ def _restore(module: nn.Module, name: str, orig: nn.Parameter) -> None:
         stop_computing_on_read(module, name)
     elif hasattr(module, name):
         delattr(module, name)
-    del module._parameters[name + "_orig"]
-    del module._buffers[name + "_mask"]
-    module._non_persistent_buffers_set.discard(name + "_mask")
+    del private.parameters_of(module)[name + "_orig"]
+    del private.buffers_of(module)[name + "_mask"]
+    private.unsaved_buffers_of(module).discard(name + "_mask")
     if is_computed_on_read(module, name):
-        module._parameters[name] = orig  # a class on top keeps the property; the plain lookup comes after it
+        private.parameters_of(module)[name] = orig  # a class on top keeps the property; the plain lookup comes after it
     else:
         setattr(module, name, orig)
     if record is not None:

@@ -24,6 +24,7 @@ from secateur.prune.methods import (
     RandomStructured,
     RandomUnstructured,
 )
+from secateur.support import private
 
 __all__ = [
     "custom_from_mask",
@@ -285,7 +286,7 @@ def pruned_names(module: nn.Module) -> list[str]:
     >>> pruned_names(identity(nn.Linear(2, 3), "bias"))
     ['bias']
     """
-    hooks = module._forward_pre_hooks.values()
+    hooks = private.pre_hooks_of(module).values()
     return [hook._tensor_name for hook in hooks if isinstance(hook, BasePruningMethod)]
 
 
@@ -297,7 +298,9 @@ def is_pruned(module: nn.Module) -> bool:
     (False, True)
     """
     return any(
-        isinstance(hook, BasePruningMethod) for child in module.modules() for hook in child._forward_pre_hooks.values()
+        isinstance(hook, BasePruningMethod)
+        for child in module.modules()
+        for hook in private.pre_hooks_of(child).values()
     )
 
 

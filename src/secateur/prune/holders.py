@@ -15,7 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from secateur.prune.masked_weight import placed_like
 from secateur.prune.methods import TORCH_METHOD, BasePruningMethod
-from secateur.support import is_sharded, other_owners, sharded_parameter
+from secateur.support import is_sharded, other_owners, private, sharded_parameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def hooks_of(module: nn.Module, name: str) -> list[tuple[int, Any]]:
     """``(key, hook)`` of each pruning hook for that tensor: none, or one, if nobody has tampered."""
     return [
         (key, hook)
-        for key, hook in module._forward_pre_hooks.items()
+        for key, hook in private.pre_hooks_of(module).items()
         if isinstance(hook, BasePruningMethod) and getattr(hook, "_tensor_name", None) == name
     ]
 
@@ -166,7 +166,7 @@ def _refuse_unprunable(holder: Holder) -> None:
             f"{holder} is an uninitialized parameter: run one forward pass, which gives it a shape, before pruning."
         )
     if not isinstance(tensor, nn.Parameter):
-        parameters = module._parameters
+        parameters = private.parameters_of(module)
         if name + "_g" in parameters and name + "_v" in parameters:
             raise TypeError(
                 f"{holder} is computed by weight_norm: call torch.nn.utils.remove_weight_norm first, "
@@ -180,10 +180,10 @@ def _refuse_unprunable(holder: Holder) -> None:
             f"cannot assign '{torch.typename(tensor)}' object to parameter '{name}_orig' "
             "(torch.nn.Parameter or None required)"
         )
-    if name not in module._parameters:
+    if name not in private.parameters_of(module):
         raise ValueError(f"{holder} is a parameter of another module: prune it there.")
     for reserved in (name + "_orig", name + "_mask"):
-        if hasattr(module, reserved) and (reserved not in module._buffers or reserved.endswith("_orig")):
+        if hasattr(module, reserved) and (reserved not in private.buffers_of(module) or reserved.endswith("_orig")):
             raise KeyError(f"attribute '{reserved}' already exists")
 
 

@@ -27,6 +27,7 @@ __all__ = ["compute_on_read", "is_computed_on_read", "masked", "placed_like", "r
 
 # bound here: a look-up less at every read
 _is_tracing, _is_wrapped = private.is_tracing, private.is_wrapped
+_PARAMETERS, _BUFFERS = private.PARAMETERS, private.BUFFERS
 _HALVES = (torch.float16, torch.bfloat16)
 _LAYERS: weakref.WeakValueDictionary[tuple[type, frozenset[tuple[str, bool]]], type] = weakref.WeakValueDictionary()
 
@@ -97,7 +98,7 @@ def compute_on_read(module: nn.Module, name: str, *, by_hook: bool = False) -> N
     if getattr(cls, "_secateur_reads", {}).get(name) == by_hook:
         return
     if isinstance(module, nn.RNNBase):
-        module.__dict__.pop("_flat_weights", None)
+        module.__dict__.pop(private.FLAT_WEIGHTS, None)
     if _is_parametrized_class(module):
         # parametrize made this class for this module and expects to find its own base right below.
         cls.__bases__ = (_with_reads(cls.__bases__[0], {name: by_hook}),)
@@ -119,7 +120,7 @@ def stop_computing_on_read(module: nn.Module, name: str) -> None:
     base = cls.__bases__[0]
     module.__class__ = _with_reads(base, left) if left else base
     if isinstance(module, nn.RNNBase) and not getattr(type(module), "_secateur_reads", ()):
-        module.__dict__["_flat_weights"] = _flat_weights(module)
+        module.__dict__[private.FLAT_WEIGHTS] = _flat_weights(module)
 
 
 def _is_parametrized_class(module: nn.Module) -> bool:
@@ -157,9 +158,9 @@ def _layer(base: type, reads: Mapping[str, bool]) -> type:
     }
     if issubclass(base, nn.RNNBase):
         # An RNN computes with this list. As a stored list it would hold the products of the last call.
-        space["_flat_weights"] = property(_flat_weights, _keep_as_it_is)
-        space["_update_flat_weights"] = _nothing_to_update
-        space["__jit_unused_properties__"].append("_flat_weights")
+        space[private.FLAT_WEIGHTS] = property(_flat_weights, _keep_as_it_is)
+        space[private.UPDATE_FLAT_WEIGHTS] = _nothing_to_update
+        space["__jit_unused_properties__"].append(private.FLAT_WEIGHTS)
     return type(base)(base.__name__, (base,), space)
 
 
@@ -204,7 +205,8 @@ def _property(name: str, by_hook: bool, shared: bool = False) -> property:
         orig: Any
         mask: Any
         try:  # the tables themselves: nn.Module's lookup, which comes to the same, takes longer than a small product
-            orig, mask = module._parameters[orig_name], module._buffers[mask_name]
+            tables = module.__dict__
+            orig, mask = tables[_PARAMETERS][orig_name], tables[_BUFFERS][mask_name]
         except KeyError:  # registered elsewhere, such as by a parametrization or in a replica
             orig, mask = getattr(module, orig_name), getattr(module, mask_name)
         return masked(orig, mask)
@@ -218,9 +220,9 @@ def _property(name: str, by_hook: bool, shared: bool = False) -> property:
         return products[name]
 
     def read_by_hook(module: nn.Module) -> Any:
-        for hook in module._forward_pre_hooks.values():
+        for hook in private.pre_hooks_of(module).values():
             if getattr(hook, "_tensor_name", None) == name:
-                return hook.apply_mask(module)  # type: ignore[attr-defined]
+                return hook.apply_mask(module)
         return read(module)
 
     def delete(module: nn.Module) -> None:
@@ -234,7 +236,7 @@ def _keep_as_it_is(module: nn.Module, value: object) -> None:
 
 
 def _flat_weights(module: nn.Module) -> list[Any]:
-    return [getattr(module, name, None) for name in module._flat_weights_names]  # type: ignore[union-attr]
+    return [getattr(module, name, None) for name in private.flat_names_of(module)]
 
 
 def _nothing_to_update(module: nn.Module) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.report.results import Layer, Network
-from secateur.support import in_mode, run_example
+from secateur.support import in_mode, private, run_example
 
 __all__ = ["count_multiply_adds", "describe"]
 
@@ -80,14 +80,14 @@ def count_multiply_adds(model: nn.Module, example_inputs: Any) -> int:
         assert isinstance(weight, Tensor)
         if isinstance(module, nn.Linear):
             places = output.numel() // max(module.out_features, 1)
-        elif isinstance(module, nn.modules.conv._ConvTransposeNd):
+        elif private.is_transposed_convolution(module):
             places = given[0].numel() // module.in_channels
         else:
-            assert isinstance(module, nn.modules.conv._ConvNd)
+            assert private.is_convolution(module)
             places = output.numel() // module.out_channels
         total += int(weight.count_nonzero()) * places
 
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear | private.Convolution)]
     hooks = [module.register_forward_hook(count) for module in layers]
     try:
         with in_mode(model, training=False), torch.no_grad():

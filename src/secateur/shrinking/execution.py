@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from secateur.coupling import replacement
 from secateur.shrinking.fields import dotted
 from secateur.shrinking.plan import ATTRIBUTE, Plan, factors_of, fits, multiplied, plans_of
-from secateur.support import Undo, tensors_of
+from secateur.support import Undo, private, tensors_of
 
 __all__ = ["carry_out", "number_at", "zero"]
 
@@ -31,11 +31,11 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
         "in2_features": lambda m: m.weight.shape[2],
         "out_features": lambda m: m.weight.shape[0],
     },
-    nn.modules.conv._ConvNd: {
+    private.Convolution: {
         "in_channels": lambda m: m.weight.shape[0] if m.transposed else m.weight.shape[1] * m.groups,
         "out_channels": lambda m: m.weight.shape[1] * m.groups if m.transposed else m.weight.shape[0],
     },
-    nn.modules.batchnorm._NormBase: {
+    private.ChannelNorm: {
         "num_features": lambda m: next(t.shape[0] for t in (m.weight, m.running_mean) if t is not None)
     },
     nn.GroupNorm: {"num_channels": lambda m: m.weight.shape[0]},
@@ -44,8 +44,8 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
     nn.PReLU: {"num_parameters": lambda m: m.weight.shape[0]},
     nn.MultiheadAttention: {
         "head_dim": lambda m: m.embed_dim // m.num_heads,
-        "kdim": lambda m: m.embed_dim if m._qkv_same_embed_dim else m.k_proj_weight.shape[1],
-        "vdim": lambda m: m.embed_dim if m._qkv_same_embed_dim else m.v_proj_weight.shape[1],
+        "kdim": lambda m: m.embed_dim if private.shares_one_width(m) else m.k_proj_weight.shape[1],
+        "vdim": lambda m: m.embed_dim if private.shares_one_width(m) else m.v_proj_weight.shape[1],
     },
     nn.RNNBase: {"input_size": lambda m: m.weight_ih_l0.shape[1], "hidden_size": lambda m: m.weight_hh_l0.shape[1]},
     nn.RNNCellBase: {"input_size": lambda m: m.weight_ih.shape[1], "hidden_size": lambda m: m.weight_hh.shape[1]},
@@ -108,8 +108,8 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             undo.call(operator.setitem, state, word, state[word])
             state[word] = moment
         for parent, key, module, stays in places:
-            undo.call(operator.setitem, parent._modules, key, module)
-            parent._modules[key] = stays
+            undo.call(operator.setitem, private.submodules_of(parent), key, module)
+            private.submodules_of(parent)[key] = stays
         if optimizer is not None and places:
             _let_go(optimizer, {*tensors.values()} - {*tensors_of(model).values()}, undo)
         undo.attributes(model, ATTRIBUTE)
@@ -150,7 +150,7 @@ def _places(
     return [
         (parent, key, child, stays[id(child)])
         for parent in model.modules()
-        for key, child in parent._modules.items()
+        for key, child in private.submodules_of(parent).items()
         if child is not None and id(child) in stays
     ]
 

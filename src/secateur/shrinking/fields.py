@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import nn
 
+from secateur.support import private
+
 __all__ = [
     "Place",
     "configurations_in",
@@ -81,7 +83,7 @@ def unset_fields(config: Any, values: Mapping[str, Any]) -> Iterator[Place]:
 def same_ways(config: Any, made: Any) -> None:
     """Which implementations of attention and experts are used is held beside the fields; within as well."""
     for key, value in vars(config).items():
-        if key.startswith("_") and key.endswith("_implementation_internal"):
+        if private.tells_implementation(key):
             vars(made)[key] = value
         elif is_configuration(value) and is_configuration(vars(made).get(key)):
             same_ways(value, vars(made)[key])

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import Plan, plan_in, plans_of
-from secateur.support import Fields, Undo, tensors_of, write_whole
+from secateur.support import Fields, Undo, private, tensors_of, write_whole
 
 __all__ = ["load_shrunken", "save_shrunken", "text_of"]
 
@@ -155,8 +155,11 @@ def _put(model: nn.Module, tensor: Tensor, value: Tensor, undo: Undo) -> None:
         return
     new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
     for module in model.modules():
-        flat = vars(module).get("_flat_weights")  # where torch's recurrent modules have their parameters once more
-        held_by: list[Any] = [module._parameters, module._buffers, *([flat] if isinstance(flat, list) else [])]
+        held_by: list[Any] = [
+            private.parameters_of(module),
+            private.buffers_of(module),
+            private.flat_weights_of(module),
+        ]
         for held in held_by:
             items = list(enumerate(held) if isinstance(held, list) else held.items())
             for key in [key for key, each in items if each is tensor]:

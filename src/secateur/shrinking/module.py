@@ -31,7 +31,7 @@ from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts, text_of_parts
-from secateur.support import Undo, tensors_of, track
+from secateur.support import Undo, private, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -168,7 +168,8 @@ def shrink(
         uniform=uniform,
         verify=verify,
     )
-    given, model = model, getattr(model, "_orig_mod", model)  # torch.compile's wrapper holds the model itself
+    given, inside = model, private.inside_compiled(model)
+    model = model if inside is None else inside
     _check_values(model)
     inputs = [example_inputs, *more_inputs]
     watched = functools.partial(

@@ -21,7 +21,7 @@ from secateur.storage.compressed_files import StoredTensor, stored_tensors
 from secateur.storage.compressed_tensors_layout import BitmaskTensor, bitmask_tensors
 from secateur.storage.encodings import Array
 from secateur.storage.layout import bytes_of, open_either, reader
-from secateur.support import LazyTensors, laid_out, printable, track
+from secateur.support import LazyTensors, laid_out, printable, private, track
 from secateur.targets import identity_of
 
 __all__ = ["CompressedCheckpoint", "load_compressed"]
@@ -213,4 +213,4 @@ def _replace(model: nn.Module, names: list[str], old: Tensor, new: Tensor) -> No
     for name in names:
         module_name, _, key = name.rpartition(".")
         module = model.get_submodule(module_name)
-        (module._parameters if isinstance(new, nn.Parameter) else module._buffers)[key] = new  # type: ignore[assignment]
+        (private.parameters_of(module) if isinstance(new, nn.Parameter) else private.buffers_of(module))[key] = new  # type: ignore[assignment]

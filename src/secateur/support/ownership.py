@@ -73,18 +73,18 @@ def _subclasses(cls: type) -> set[type]:
 
 def _registered(module: nn.Module) -> dict[str, nn.Parameter | None]:
     """The module's dictionary of parameters; modules that have none (scripted, half built) hold nothing."""
-    parameters = module.__dict__.get("_parameters")
+    parameters = vars(module).get(private.PARAMETERS)
     return parameters if isinstance(parameters, dict) else {}
 
 
 def _modules_that_may_hold(module: nn.Module, key: str) -> Iterator[nn.Module]:
     """Nothing, where the module's own dictionary is all that refers to the parameter; else every live module."""
-    if key not in module._parameters:
+    if key not in private.parameters_of(module):
         return
     # The dictionary and the argument make 2. Nothing here may hold the parameter in a variable before this line.
-    references = sys.getrefcount(module._parameters[key])
-    wanted = module._parameters[key]
-    listed = sum(each is wanted for each in module.__dict__.get("_flat_weights", ()))  # of an RNN
+    references = sys.getrefcount(private.parameters_of(module)[key])
+    wanted = private.parameters_of(module)[key]
+    listed = sum(each is wanted for each in private.flat_weights_of(module))  # of an RNN
     if references <= 2 + listed:
         return
     _index.refresh()
@@ -100,9 +100,10 @@ def other_owners(module: nn.Module, key: str) -> list[tuple[nn.Module, str]]:
     True
     """
     owners: list[tuple[nn.Module, str]] = []
+    own = private.parameters_of(module)
     for other in _modules_that_may_hold(module, key):
-        wanted, registered = module._parameters[key], _registered(other)
-        if other is not module and registered is module._parameters:
+        wanted, registered = own[key], _registered(other)
+        if other is not module and registered is own:
             continue  # a shallow copy: what happens to the one happens to the other
         for other_key, parameter in registered.items():
             if parameter is wanted and parameter is not None and (other is not module or other_key != key):
@@ -116,7 +117,7 @@ def replicating_group(module: nn.Module, key: str) -> Any:
         return None
     for other in _modules_that_may_hold(module, key):
         if isinstance(other, nn.parallel.DistributedDataParallel):
-            wanted = module._parameters[key]
+            wanted = private.parameters_of(module)[key]
             if any(parameter is wanted for parameter in other.module.parameters()):
                 return other.process_group
     return None
@@ -125,15 +126,13 @@ def replicating_group(module: nn.Module, key: str) -> Any:
 def sharded_parameter(module: nn.Module, key: str) -> Any:
     """The record that ``fully_shard`` keeps of ``module._parameters[key]``, gathered parameters put away; or None.
 
-    It names the place (``_module_info``) where the parameter is swapped for the gathered one around each forward,
+    It names the place (`private.gathered_as`) where the parameter is swapped for the gathered one around each forward,
     which therefore has to follow when the parameter is registered under another name.
     """
-    states = sys.modules.get("torch.distributed._composable_state")
-    if states is None or not _has_ranks():
+    if not _has_ranks():
         return None
-    for state in list(states._module_state_mapping.values()):
-        state = state() if isinstance(state, weakref.ref) else state
-        for group in _groups(state):
+    for state in private.composed_states():
+        for group in private.shard_groups_of(state):
             for record in group.fsdp_params:
                 info = private.gathered_as(record)
                 places = [
@@ -145,13 +144,6 @@ def sharded_parameter(module: nn.Module, key: str) -> Any:
                         group.reshard()
                     return record
     return None
-
-
-def _groups(state: Any) -> list[Any]:
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [getattr(state, "_fsdp_param_group", None)]
-    return [group for group in groups if group is not None]
 
 
 def _has_ranks() -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+
+from secateur.support import private
 
 __all__ = ["NewTensors", "ONE_AT_A_TIME", "in_dtype"]
 
@@ -55,16 +56,18 @@ def in_dtype(dtype: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: Mappi
     out = func(*args, **kwargs)
     default = torch.get_default_dtype()
     into = {default: dtype, _complex(default): _complex(dtype)}
-    if dtype == default or not any(isinstance(each, Tensor) and each.dtype in into for each in tree_leaves(out)):
+    if dtype == default or not any(
+        isinstance(each, Tensor) and each.dtype in into for each in private.tree_leaves(out)
+    ):
         return out
-    for each in tree_leaves((args, dict(kwargs))):
+    for each in private.tree_leaves((args, dict(kwargs))):
         if isinstance(each, torch.dtype) or (
             isinstance(each, Tensor) and (each.is_floating_point() or each.is_complex())
         ):
             return out  # it is what was asked for, or what its arguments are
     if isinstance(out, Tensor) and getattr(func, "__name__", "") in _MAKERS:
         return func(*args, **{**kwargs, "dtype": into[out.dtype]})  # from the numbers, not rounded before
-    return tree_map_only(Tensor, lambda each: each.to(into.get(each.dtype, each.dtype)), out)
+    return private.tree_map_only(Tensor, lambda each: each.to(into.get(each.dtype, each.dtype)), out)
 
 
 def _complex(dtype: torch.dtype) -> torch.dtype:

@@ -8,7 +8,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import sys
 import types
+import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeGuard
 
@@ -18,14 +21,27 @@ from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
+    "BUFFERS",
+    "ChannelNorm",
+    "Convolution",
     "DispatchMode",
+    "FLAT_WEIGHTS",
+    "OF_RECURRENT",
+    "PARAMETERS",
+    "UPDATE_FLAT_WEIGHTS",
     "add_all",
+    "arrival_hooks_of",
+    "buffers_of",
+    "composed_states",
     "converted",
     "experts_in_turn",
     "fake_values",
     "frozen_linear",
     "gathered_as",
     "hooks_of",
+    "flat_names_of",
+    "flat_weights_of",
+    "inside_compiled",
     "is_batchnorm",
     "is_convolution",
     "is_tracing",
@@ -35,16 +51,37 @@ __all__ = [
     "memory_of",
     "multiply_all",
     "normalizations",
+    "optimizer_inside",
     "padding_of",
+    "parameters_of",
+    "pre_hooks_of",
     "reverted",
+    "set_arrival_hooks",
+    "shard_groups_of",
+    "shares_one_width",
+    "submodules_of",
+    "tells_implementation",
     "tells_of_steps",
     "tree_leaves",
     "tree_map_only",
+    "unsaved_buffers_of",
     "unwatched",
     "unwrapped_once",
     "version_of",
     "written_in_python",
 ]
+
+PARAMETERS, BUFFERS = "_parameters", "_buffers"
+"""Where ``vars(module)`` has its tables: for what reads them in every forward; others ask `parameters_of`."""
+FLAT_WEIGHTS, UPDATE_FLAT_WEIGHTS = "_flat_weights", "_update_flat_weights"
+"""The list that a recurrent module computes with, and the method that compares it with the module's weights."""
+OF_RECURRENT = frozenset({FLAT_WEIGHTS, "_flat_weights_names", "_flat_weight_refs", "_all_weights"})
+"""What ``vars`` of a recurrent module has beside what any module has, and is no setting of it."""
+
+ChannelNorm = nn.modules.batchnorm._NormBase
+"""The class of batch and instance normalizations, whose scales are one a channel."""
+Convolution = nn.modules.conv._ConvNd
+"""The class of convolutions, transposed or not."""
 
 is_tracing: Callable[[], bool] = torch._C._is_tracing
 """Whether torch.jit.trace is watching. The function itself: a pruned weight asks at every read."""
@@ -55,6 +92,23 @@ is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_
 def add_all(tensors: list[Tensor], others: list[Tensor], alpha: float = 1) -> None:
     """``tensor += alpha * other`` for each, in one call."""
     torch._foreach_add_(tensors, others, alpha=alpha)
+
+
+def arrival_hooks_of(parameter: Tensor) -> Any:
+    """The hooks that are called when its gradient has arrived, in a dict; or None."""
+    return parameter._post_accumulate_grad_hooks
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The table of the buffers that are registered with a module itself."""
+    return module._buffers
+
+
+def composed_states() -> list[Any]:
+    """What ``fully_shard`` and its like keep of modules; nothing where no such thing was imported."""
+    made = sys.modules.get("torch.distributed._composable_state")
+    states = [] if made is None else list(made._module_state_mapping.values())
+    return [state() if isinstance(state, weakref.ref) else state for state in states]
 
 
 def converted(
@@ -98,6 +152,18 @@ def frozen_linear(matrix: Tensor, bias: Tensor | None, example: Tensor) -> Calla
     return product
 
 
+def flat_names_of(module: nn.Module) -> list[str]:
+    """The names of the weights of a recurrent module, in the order in which it computes with them."""
+    names: list[str] = vars(module)["_flat_weights_names"]
+    return names
+
+
+def flat_weights_of(module: nn.Module) -> list[Any]:
+    """The list in which a recurrent module has its weights once more; empty for others, and where it is computed."""
+    listed = vars(module).get(FLAT_WEIGHTS)
+    return listed if isinstance(listed, list) else []
+
+
 def gathered_as(record: Any) -> Any:
     """Where ``fully_shard`` swaps a parameter: ``module`` and ``param_name``, ``shared_modules`` and their names."""
     return record._module_info
@@ -108,14 +174,19 @@ def hooks_of(module: nn.Module) -> list[Any]:
     return [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
 
 
+def inside_compiled(model: nn.Module) -> nn.Module | None:
+    """The module inside torch.compile's wrapper; None for what is no such wrapper."""
+    return getattr(model, "_orig_mod", None) if "_orig_mod" in model._modules else None
+
+
 def is_batchnorm(module: nn.Module) -> TypeGuard[nn.modules.batchnorm._BatchNorm]:
     """Whether it is one of torch's batch normalizations, or of a class made from them."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
-def is_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvNd]:
+def is_convolution(module: nn.Module) -> TypeGuard[Convolution]:
     """Whether it is one of torch's convolutions, transposed or not, or of a class made from them."""
-    return isinstance(module, nn.modules.conv._ConvNd)
+    return isinstance(module, Convolution)
 
 
 def is_transposed_convolution(module: nn.Module) -> TypeGuard[nn.modules.conv._ConvTransposeNd]:
@@ -173,10 +244,25 @@ def _no(*_: Any) -> bool:
     return False
 
 
+def optimizer_inside(wrapper: Any) -> Any:
+    """The optimizer in Accelerate's wrapper or Lightning's; None for what is neither."""
+    return getattr(wrapper, "optimizer", getattr(wrapper, "_optimizer", None))
+
+
 def padding_of(convolution: Any) -> list[int]:
     """What `torch.nn.functional.pad` is given for a convolution: before and after each dimension, from the last."""
     padding: list[int] = convolution._reversed_padding_repeated_twice
     return padding
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The table of the parameters that are registered with a module itself."""
+    return module._parameters
+
+
+def pre_hooks_of(module: nn.Module) -> dict[int, Any]:
+    """The hooks that are called before a module's forward, by their keys in the order of their calls."""
+    return module._forward_pre_hooks
 
 
 def reverted(model: Any, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -187,9 +273,43 @@ def reverted(model: Any, made: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return dict(loader.revert_weight_conversion(model, dict(made)))
 
 
+def set_arrival_hooks(parameter: Tensor, hooks: Any) -> None:
+    """Have these called when its gradient has arrived, see `arrival_hooks_of`."""
+    parameter._post_accumulate_grad_hooks = OrderedDict()  # None alone would leave the engine with those of before
+    parameter._post_accumulate_grad_hooks = hooks
+
+
+def shard_groups_of(state: Any) -> list[Any]:
+    """The groups of parameters that ``fully_shard`` gathers together, of one of `composed_states`."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def shares_one_width(attention: Any) -> bool:
+    """Whether an ``nn.MultiheadAttention`` has queries, keys and values of one width, and one weight for all three."""
+    return bool(attention._qkv_same_embed_dim)
+
+
+def submodules_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The table of the modules that are registered with a module itself."""
+    return module._modules
+
+
+def tells_implementation(field: str) -> bool:
+    """Whether a field that transformers keeps in a configuration, but in no file, says which implementation runs."""
+    return field.startswith("_") and field.endswith("_implementation_internal")
+
+
 def tells_of_steps(optimizer: Any) -> TypeGuard[torch.optim.Optimizer]:
     """Whether hooks on its steps are called: it is torch's, and was made by the constructor of torch's."""
     return isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_post_hooks" in vars(optimizer)
+
+
+def unsaved_buffers_of(module: nn.Module) -> set[str]:
+    """The names of a module's own buffers that its state dict leaves out."""
+    return module._non_persistent_buffers_set
 
 
 def unwatched() -> contextlib.AbstractContextManager[Any]:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from secateur.support import private
 from secateur.support.per_thread import ONE_AT_A_TIME
 
 __all__ = [
@@ -187,8 +188,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
-        elif "_orig_mod" in model._modules:
-            model = model._orig_mod  # type: ignore[assignment]
+        elif (inside := private.inside_compiled(model)) is not None:
+            model = inside
         else:
             return model
 
@@ -212,8 +213,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     modes = [module.training for module in modules]
     parameters = list(model.parameters())
     flags = [(parameter.requires_grad, parameter.grad) for parameter in parameters]
-    arrivals: list[Any] = [parameter._post_accumulate_grad_hooks for parameter in parameters]
-    tables = [dict(module._buffers) for module in modules]
+    arrivals: list[Any] = [private.arrival_hooks_of(parameter) for parameter in parameters]
+    tables = [dict(private.buffers_of(module)) for module in modules]
     # torch's pruning and normalization hooks leave the weight of the last forward pass in a plain attribute
     left = [{key: value for key, value in vars(module).items() if isinstance(value, Tensor)} for module in modules]
     contents = {id(buffer): (buffer, buffer.detach().clone()) for module in modules for buffer in _changing(module)}
@@ -222,15 +223,15 @@ def unchanged(model: nn.Module) -> Iterator[None]:
         try:
             for parameter in parameters:
                 parameter.grad = None
-                if parameter._post_accumulate_grad_hooks is not None:
-                    parameter._post_accumulate_grad_hooks = OrderedDict()
+                if private.arrival_hooks_of(parameter) is not None:
+                    private.set_arrival_hooks(parameter, OrderedDict())
             yield
         finally:
             for module, mode, table, attributes in zip(modules, modes, tables, left, strict=True):
                 module.training = mode
                 vars(module).update(attributes)
-                if any(module._buffers.get(key) is not buffer for key, buffer in table.items()):
-                    module._buffers.update(table)
+                if any(private.buffers_of(module).get(key) is not buffer for key, buffer in table.items()):
+                    private.buffers_of(module).update(table)
             with torch.no_grad():
                 for buffer, content in contents.values():
                     if not torch.equal(buffer, content):
@@ -238,10 +239,8 @@ def unchanged(model: nn.Module) -> Iterator[None]:
             for parameter, (requires_grad, grad), hooks in zip(parameters, flags, arrivals, strict=True):
                 parameter.requires_grad_(requires_grad)
                 parameter.grad = grad
-                if parameter._post_accumulate_grad_hooks is not hooks:
-                    # None alone would leave the engine with the hooks of the body
-                    parameter._post_accumulate_grad_hooks = OrderedDict()
-                    parameter._post_accumulate_grad_hooks = hooks
+                if private.arrival_hooks_of(parameter) is not hooks:
+                    private.set_arrival_hooks(parameter, hooks)
             for module in modules:
                 _reshard(module)
 
@@ -256,8 +255,8 @@ def _reshard(module: nn.Module) -> None:
 
 def _changing(module: nn.Module) -> Iterator[Tensor]:
     """The buffers that a forward pass may change: all but the masks of pruned tensors."""
-    for key, buffer in module._buffers.items():
-        is_mask = key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in module._parameters
+    for key, buffer in private.buffers_of(module).items():
+        is_mask = key.endswith("_mask") and f"{key.removesuffix('_mask')}_orig" in private.parameters_of(module)
         if buffer is not None and buffer.device.type != "meta" and not is_mask:
             yield buffer
 

@@ -31,7 +31,7 @@ def inner_optimizers(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 def _inner(optimizer: Any) -> torch.optim.Optimizer:
     while not private.tells_of_steps(optimizer):
-        inside = getattr(optimizer, "optimizer", getattr(optimizer, "_optimizer", None))
+        inside = private.optimizer_inside(optimizer)
         if inside is None:
             raise TypeError(f"a Pruner takes torch.optim optimizers, not a {type(optimizer).__name__}.")
         optimizer = inside

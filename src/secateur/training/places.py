@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from secateur.support import is_sharded, local, private
+from secateur.support import is_sharded, local, private, unwrapped
+from secateur.targets import find_layers
 
-__all__ = ["Place", "check_follower", "locals_of"]
+__all__ = ["Place", "check_follower", "locals_of", "parameters_that_follow", "weights_to_prune"]
 
 
 class Place:
@@ -55,6 +56,45 @@ class Place:
             private.multiply_all(self.values, self.factors)
 
 
+def weights_to_prune(
+    model: nn.Module, include: str | Iterable[str] | None, exclude: str | Iterable[str] | None
+) -> dict[str, Tensor]:
+    """``{name: weight}`` of a model's layers that a Pruner can prune.
+
+    Raises:
+        ValueError: one belongs to a mask that is attached, or has no values.
+    """
+    weights: dict[str, Tensor] = {**find_layers(model, include=include, exclude=exclude)}
+    if attached := [name for name in weights if name.endswith("_orig")]:
+        raise ValueError(f"{attached[0]} belongs to a mask that is attached: detach(model) first.")
+    if meta := [name for name, weight in weights.items() if weight.device.type == "meta"]:
+        raise ValueError(f"{meta[0]} is on the meta device, where there are no values; load the weights first.")
+    return weights
+
+
+def parameters_that_follow(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a copy of a model, or of an average of it, by their names in the model.
+
+    Raises:
+        KeyError: one of the weights is missing.
+        ValueError: one can't have the zeros of the model's.
+    """
+    inside = unwrapped(model)
+    parameters: dict[str, Tensor] = dict(inside.named_parameters())
+    if isinstance(averaged := getattr(inside, "module", None), nn.Module):
+        parameters = dict(averaged.named_parameters()) | parameters
+    if missing := [name for name in weights if name not in parameters]:
+        raise KeyError(f"{type(model).__name__} has no weight {missing[0]!r}; follow takes a copy of the model.")
+    for name, weight in weights.items():
+        check_follower(name, parameters[name], weight)
+    return parameters
+
+
+def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This rank's parts, sharing memory."""
+    return [local(tensor.detach()) for tensor in tensors]
+
+
 def check_follower(name: str, weight: Tensor, own: Tensor) -> None:
     """``ValueError`` unless a weight can have the zeros of another."""
     if weight.shape != own.shape:
@@ -65,8 +105,3 @@ def check_follower(name: str, weight: Tensor, own: Tensor) -> None:
         )
     if is_sharded(weight) != is_sharded(own) or getattr(weight, "placements", None) != getattr(own, "placements", None):
         raise ValueError(f"{name} is not sharded in the model that follows as it is here.")
-
-
-def locals_of(tensors: Iterable[Tensor]) -> list[Tensor]:
-    """This rank's parts, sharing memory."""
-    return [local(tensor.detach()) for tensor in tensors]

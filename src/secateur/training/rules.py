@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from secateur.allocation import Allocation
 from secateur.evidence import needs
-from secateur.patterns import Pattern
+from secateur.patterns import Pattern, Unstructured
 from secateur.regrowth import DropAndGrow, Held, Regrowth
+from secateur.targets import stored_inputs_first
 from secateur.training.timetable import name_of
 
-__all__ = ["Rules"]
+__all__ = ["Rules", "rules_for"]
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,30 @@ class Rules:
             raise ValueError(f"{frozen[0]} is frozen and has no gradient to score it by: exclude it.")
         if isinstance(self.regrow, DropAndGrow) and self.pattern.density is not None:
             raise ValueError(f"{self.pattern} says how much each group keeps: use sr_ste() to let weights return.")
+
+
+def rules_for(
+    model: nn.Module,
+    weights: Mapping[str, Tensor],
+    criterion: Callable[..., Tensor],
+    pattern: Pattern,
+    allocate: Allocation,
+    regrow: Regrowth | None,
+    *,
+    collects: bool,
+) -> Rules:
+    """The rules that were asked for, for the weights of a model; where movement is scored, removed weights are held.
+
+    Raises:
+        TypeError: ``regrow`` is no rule, or evidence is asked for that no training step shows.
+        ValueError: the rules don't go together, or not with the weights.
+    """
+    if regrow is None and "movement" in needs(criterion):
+        regrow = Held()
+    if not isinstance(regrow, DropAndGrow | Held | None):
+        raise TypeError(f"regrow is what a function of secateur.regrowth makes, such as rigl(), not {regrow!r}.")
+    # an unstructured mask is the same either way, but for the order of ties
+    inputs_first = [] if pattern == Unstructured() else stored_inputs_first(model, weights)
+    rules = Rules(criterion, pattern, allocate, regrow, inputs_first, collects)
+    rules.check(weights)
+    return rules

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from secateur.patterns import Pattern
-from secateur.schedules import Schedule, constant, cubic
+from secateur.regrowth import DropAndGrow, Held, Regrowth
+from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
 
-__all__ = ["Timetable", "name_of", "schedule_of"]
+__all__ = ["Timetable", "name_of", "schedule_of", "timetable_for"]
 
 _RAMP_END = 0.6  # of the run: the rest is recovery
 _UPDATES = 100  # about as many over a ramp, where ``every`` is not given
@@ -79,6 +80,26 @@ def schedule_of(schedule: Schedule | float | None, pattern: Pattern, *, regulari
     if fixed is not None and abs(schedule - fixed) > 1e-9:
         raise ValueError(f"{pattern} removes {fixed:g} of the weights, not {schedule}; leave the sparsity out.")
     return cubic(schedule, end=_RAMP_END)
+
+
+def timetable_for(
+    schedule: Schedule,
+    regrow: Regrowth | None,
+    every: Moment | None,
+    total_steps: int | None,
+    steps_per_epoch: float | None,
+) -> Timetable:
+    """A schedule as a timetable in steps, with the updates that it and a regrowth rule ask for.
+
+    Raises:
+        ValueError: a moment can't be resolved, or the target lies beyond the end of the run.
+    """
+    resolved = resolve(schedule, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    until = step_of(regrow.until, total_steps, steps_per_epoch) if isinstance(regrow, DropAndGrow) else 0
+    interval = None if every is None else max(1, step_of(every, total_steps, steps_per_epoch))
+    if interval is None and isinstance(regrow, Held) and regrow.straight_through:
+        interval = 1
+    return Timetable(resolved, until, total_steps, interval)
 
 
 def name_of(what: Any) -> str:

@@ -26,6 +26,8 @@ def _attention(call: Call) -> None:
     unify(query[-1], key[-1])
     unify(key[-2], value[-2])
     freeze(key[-2], "softmax along it")
+    if call.get(5, "is_causal", False):
+        freeze(query[-2], "a causal mask counts from it")
     if call.get(6, "scale") is None:
         why = "attention is scaled by the width of a head"
         call.trace.divided_by_root(call.get(0, "query"), call.get(1, "key"), query[-1], why)

@@ -1,0 +1,127 @@
+"""Watching a model: what is found is of all passes, what is frozen says why, and nothing changes."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from secateur.coupling import find_coupling
+from support.unchanged import is_unchanged, state_of
+
+
+def network(width=9):
+    return nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Dropout(0.3), nn.ReLU(), nn.Linear(width, 3))
+
+
+def test_several_inputs_and_modes_are_joined():
+    class Either(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(4, 12), nn.Linear(12, 3)
+
+        def forward(self, x, sort=False):
+            x = F.relu(self.up(x))
+            return self.down(x.sort(-1).values if sort else x)
+
+    x = torch.randn(2, 4)
+    assert find_coupling(Either(), x).groups
+    assert not find_coupling(Either(), {"x": x}, more_inputs=[{"x": x, "sort": True}]).groups
+
+
+def test_code_that_asks_for_values_is_followed_on_meta_as_well():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 176}
+    config = LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=100, use_cache=False)
+    with torch.device("meta"):
+        model, tokens = LlamaForCausalLM(config), torch.zeros(1, 7, dtype=torch.long)
+    found = {(group.name, group.size) for group in find_coupling(model, {"input_ids": tokens}).groups}
+    real = find_coupling(LlamaForCausalLM(config), {"input_ids": torch.zeros(1, 7, dtype=torch.long)})
+    assert found == {(group.name, group.size) for group in real.groups}
+    assert ("model.layers.0.mlp.down_proj.weight", 176) in found or (
+        "model.layers.0.mlp.gate_proj.weight",
+        176,
+    ) in found
+
+
+def test_what_is_frozen_says_why():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down, self.unused = nn.Linear(4, 12), nn.Linear(12, 3), nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.down(self.up(x).view(-1, 3, 4).flatten(1))
+
+    coupling = find_coupling(Fixed(), torch.randn(2, 4))
+    assert coupling.frozen["up.weight", 1] == "an input of the model"
+    assert coupling.frozen["down.weight", 0] == "an output of the model"
+    assert "a view to 3" in coupling.frozen["up.weight", 0]
+    assert coupling.frozen["unused.weight", 0] == "not used in the forward pass"
+
+
+@pytest.mark.parametrize("modes", [None, [False], [True]])
+def test_nothing_changes(modes):
+    """Also not what counts: buffers, modes, hooks, gradients, random numbers."""
+    model = network()
+    model[1].eval()
+    model(torch.randn(5, 4)).sum().backward()
+    state, random = state_of(model), torch.get_rng_state()
+    buffers = copy.deepcopy(dict(model.named_buffers()))
+    gradients = [parameter.grad for parameter in model.parameters()]
+    coupling = find_coupling(model, torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), modes=modes)
+    assert coupling.passes == [(0, training) for training in ([False, True] if modes is None else modes)]
+    assert is_unchanged(model, state)
+    assert all(torch.equal(buffers[name], buffer) for name, buffer in model.named_buffers())
+    assert [module.training for module in model] == [True, False, True, True, True]
+    assert all(parameter.grad is grad for parameter, grad in zip(model.parameters(), gradients, strict=True))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_mode_that_the_example_cannot_run_is_left_out_unless_it_was_asked_for():
+    """A batch normalization cannot train on a batch of one."""
+    model, x = network(), torch.randn(1, 4)
+    assert find_coupling(model, x).passes == [(0, False)]
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        find_coupling(model, x, modes=[True])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_chain_of_layers_has_a_group_for_each_width_between(seed):
+    """Whatever the widths are; equal ones stay apart."""
+    widths = torch.randint(2, 7, (5,), generator=torch.Generator().manual_seed(seed)).tolist()
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
+    model = nn.Sequential(*(each for layer in layers for each in (layer, nn.Tanh())))
+    coupling = find_coupling(model, torch.randn(2, widths[0]))
+    found = [(group.name, group.size, set(group.members)) for group in coupling.groups]
+    assert found == [
+        (f"{at}.weight", width, {(f"{at}.weight", 0), (f"{at}.bias", 0), (f"{at + 2}.weight", 1)})
+        for at, width in zip(range(0, 6, 2), widths[1:-1], strict=True)
+    ]
+
+
+def test_an_example_that_holds_nothing_says_so():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    with pytest.raises(ValueError, match=r"a tensor of shape \(2, 3, 8, 0\) holds nothing .*at least one sample"):
+        find_coupling(model, torch.zeros(2, 3, 8, 0))
+
+
+def test_an_error_of_the_model_is_the_callers():
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, x):
+            self.layer(x)
+            raise KeyError("own")
+
+    model = Fails()
+    with pytest.raises(KeyError, match="own"):
+        find_coupling(model, torch.ones(1, 2))
+    assert not model.layer._forward_hooks
+    assert model.training

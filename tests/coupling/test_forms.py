@@ -1,0 +1,122 @@
+"""What stays in place of a branch: what the module returned, or zeros of the sizes that it would have, at any size."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from secateur.coupling import Removed, find_coupling
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import plan_without
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1, "same", "valid"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_shapes_of_convolutions(stride, padding, transposed):
+    """At sizes other than the example's, too."""
+    if isinstance(padding, str) and (transposed or stride > 1):
+        padding = 2
+    kind = nn.ConvTranspose2d if transposed else nn.Conv2d
+    size = {"output_padding": stride - 1} if transposed else {}
+    conv = kind(6, 6, 3, stride=stride, padding=padding, dilation=(1, 2), **size)
+
+    class Convolved(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.short, self.first, self.second = copy.deepcopy(conv), conv, nn.Conv2d(6, 6, 1)
+
+        def forward(self, x):
+            out = self.second(F.relu(self.first(x)))
+            out += self.short(x)
+            return out
+
+    model = Convolved()
+    coupling = find_coupling(model, torch.randn(2, 6, 9, 11))
+    assert [branch.name for branch in coupling.branches] == ["first"]
+    expected = {size: model.short(torch.ones(1, 6, size, size + 2)) for size in (9, 12)}
+    carry_out(model, plan_without(coupling.branches), None)
+    for size, each in expected.items():
+        torch.testing.assert_close(model(torch.ones(1, 6, size, size + 2)), each)
+
+
+class Branch(nn.Module):
+    """A sum of a stream and what a test puts beside it."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.beside = beside
+
+    def forward(self, x):
+        return x + self.beside(x)
+
+
+def removed(model, x):
+    """The model without its branches, and what is in the place of each module."""
+    coupling = find_coupling(model, x)
+    forms = [branch.modules for branch in coupling.branches]
+    carry_out(model, plan_without(coupling.branches), None)
+    return forms
+
+
+class Reshaped(nn.Module):
+    """What it returns has the input's dimensions in another order."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.mix(x).transpose(0, 1)
+
+
+class Turned(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Reshaped()
+
+    def forward(self, x):
+        return self.inner(x).transpose(0, 1)
+
+
+BESIDE = {
+    "one layer": lambda: nn.Linear(4, 4),
+    "another width between": lambda: nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 4)),
+    "turned and back": Turned,
+    "of a mean": lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.Dropout(0.5)),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_without_its_branch_a_stream_is_itself_at_any_size(name):
+    model = nn.Sequential(nn.Linear(4, 4), Branch(BESIDE[name]()), nn.Linear(4, 2)).eval()
+    first, last = model[0], model[2]
+    assert removed(model, torch.randn(2, 3, 4))
+    for shape in ((2, 3, 4), (5, 1, 4), (1, 7, 4)):
+        x = torch.randn(shape)
+        torch.testing.assert_close(model(x), last(first(x)))
+    assert any(isinstance(module, Removed) for module in model.modules())
+
+
+def test_a_module_that_is_used_elsewhere_stays():
+    """All of its calls would have to lie in the branch."""
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.both, self.down = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 4)
+
+        def forward(self, x):
+            return (x + self.down(self.both(self.up(x)))) @ self.both.weight[:4, :4] + self.both(F.pad(x, (0, 2)))[
+                ..., :4
+            ]
+
+    model, x = Shared(), torch.randn(3, 4)
+    coupling = find_coupling(model, x)
+    assert all("both" not in place for branch in coupling.branches for place in branch.modules)
+    both = copy.deepcopy(model.both)
+    carry_out(model, plan_without(coupling.branches), None)
+    assert type(model.both) is nn.Linear
+    torch.testing.assert_close(model.both(torch.ones(1, 6)), both(torch.ones(1, 6)))
