@@ -150,15 +150,8 @@ PRIVATE = HOUSE / "support" / "private.py"
 TOUCHED = {  # elsewhere, and why
     "integrations/lightning.py": {"_generate_state_key"},  # what a callback of Lightning's makes its key with
     "prune/changes.py": {"_getframe"},  # of Python
-    # to be moved to support/private.py
-    "inference/layers.py": {"_buffers"},
-    "inference/packing.py": {
-        "_ConvNd", "_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_linear_pointwise", "_modules",
-        "_parameters", "_reorder_linear_weight",
-    },
-    "inference/semi_structured.py": {"_version"},
-    "native/operators.py": {"_C", "_get_tracing_state", "_version"},
-    "targets.py": {"_ConvNd", "_NormBase", "_parameters"},
+    "inference/kernel_layer.py": {"_buffers"},  # a key of the state that a pickle holds
+    "inference/window_linear.py": {"_buffers"},  # a getattr of a module takes a microsecond each
 }  # fmt: skip
 
 
