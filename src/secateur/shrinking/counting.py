@@ -69,7 +69,8 @@ def counted(
     def counts(parts: Integers) -> dict[Axis, int]:
         return {axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(its).items()}
 
-    steps = Steps(tied, amount, goal, lambda parts: subject.is_possible(counts(parts)))
+    possible = None if subject.configured is None else (lambda parts: subject.is_possible(counts(parts)))
+    steps = Steps(tied, amount, goal, possible)
     if asked.allocate is None:
         behind = late(subject.coupling, groups) if asked.target != "units" else {}
         path = path_by_loss(loss or even(amount, tied, behind), tied, amount)
@@ -90,7 +91,7 @@ def counted(
         else:
             ideal = _where_met(parts_at, asked, amount, goal, steps)
         path = path_by_share(ideal, tied)
-    found = steps.nearest(steps.walked(path))
+    found = steps.reached(path)
     less, more = steps.beside(found)
     missing = steps.missing(found)
     if missing > 0 and more is found and missing > steps.smallest(found) / 2:
@@ -140,7 +141,7 @@ def _where_met(
     """What the allocation gives each tie at the share at which what was asked has left."""
     most = parts_at(1.0)
     whole = steps.amount(steps.whole)
-    if amount(most) - goal > max(steps.smallest(steps.least) / 2, 1e-9 * whole):
+    if amount(most) - goal > max(steps.smallest(steps.whole) / 2, 1e-9 * whole):
         raise _unattainable(asked, 1 - amount(most) / whole)
     low, high = 0.0, 1.0
     for _ in track(range(24), "looking for the counts"):

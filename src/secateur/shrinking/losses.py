@@ -1,7 +1,7 @@
 """What it costs a model that a tie keeps fewer of its parts, where no data says it.
 
-Law: by it all groups lose the same share of their units; those around others, as heads, only when these have nothing
-left to give, and the width of a residual stream last of all.
+Law: by it all groups lose the same share of their units; those around others, as heads, begin when these have lost half,
+and the width of a residual stream when all others are used up.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from secateur.shrinking.ties import Tied
 
 __all__ = ["Loss", "even", "late"]
 
-Loss = Callable[[Tied, int], float]  # when so many of its parts stay: 0 of all, and never less of fewer
+Loss = Callable[[Tied, int], float]  # when so many of the parts stay that it can keep: 0 of all, of fewer no less
 
 AROUND, STREAM = 0.5, 1.0  # when all others have lost half, and all
 
 
-def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] = {}) -> Loss:
+def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] | None = None) -> Loss:
     """``∫ (behind + share that left) d(what that saves)``: what a group saves by its next unit costs its share.
 
     So the groups that are behind by 0 lose equal shares, whatever a unit of them costs, and one that is behind by b
     loses what the others do less b.
     """
-    curves = {}
+    curves: dict[Tied, dict[int, float]] = {}
     whole = [each.parts for each in tied]
     for at, each in enumerate(tied):
         choices = each.choices()
         saved = -amount.changes(whole, at, choices)
-        left = behind.get(each.groups[0].tied, 0.0) + 1 - choices / each.parts
+        left = (behind or {}).get(each.groups[0].tied, 0.0) + 1 - choices / each.parts
         losses = np.concatenate([[0.0], np.cumsum((left[1:] + left[:-1]) / 2 * np.diff(saved))])
-        curves[each] = choices[::-1], losses[::-1]
-    return lambda each, parts: float(np.interp(parts, *curves[each]))
+        curves[each] = dict(zip(choices.tolist(), losses.tolist(), strict=True))
+    return lambda each, parts: curves[each][parts]
 
 
 def late(coupling: Coupling, groups: Sequence[Group]) -> dict[int, float]:

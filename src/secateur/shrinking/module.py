@@ -43,7 +43,8 @@ class Shrunk:
     Attributes:
         model: the module that became smaller, the same object as before.
         asked: what was asked for.
-        got: the fraction of the target that left, at least what was asked (times are measured, and may differ).
+        got: the fraction of the target that left, the nearest to what was asked that exists (times are measured).
+        beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         branches: the residual branches that the model had.
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
         coupling: the groups of channels of the model without the branches that left, and what is frozen, also by the
@@ -57,6 +58,7 @@ class Shrunk:
     model: nn.Module = field(repr=False)
     asked: Request
     got: float
+    beside: tuple[float, float]
     branches: Sequence[Branch] = field(repr=False)
     stayed: Mapping[str, str] = field(repr=False)
     coupling: Coupling = field(repr=False)
@@ -100,16 +102,17 @@ def shrink(
     Args:
         model: any module; its parameters stay the same objects, with smaller data.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave,
-            or, with ``branches``, nothing but these.
+        sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
+            most half of the smallest step. Where steps are so coarse that the two that are nearest are a tenth of the
+            target apart, it is the smaller model. None: the units that are zero in all members leave, or, with
+            ``branches``, nothing but these.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
-            same fraction of each, but where units of two groups multiply, as heads and what is within a head, only the
-            inner ones leave as long as that is enough. An allocation that is given, such as `uniform`, decides about
-            all groups.
+            same fraction of each, but heads begin to leave when other groups have lost half, and the width of a
+            residual stream when these are used up. An allocation that is given, such as `uniform`, decides about all.
         include, exclude: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
-        round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
-            64 units or more, since other counts run no faster; 1 leaves them as they are.
+        round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
+            counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
             the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
             them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
@@ -215,6 +218,7 @@ def shrink(
             model=given,
             asked=asked,
             got=1 - share * (1.0 if choice is None else choice.left),
+            beside=(1 - share, 1 - share) if choice is None else _gone(share, choice),
             branches=before.branches,
             stayed=stayed,
             coupling=coupling,
@@ -237,6 +241,11 @@ def _check_values(model: nn.Module) -> None:
         raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
+
+
+def _gone(share: float, choice: Choice) -> tuple[float, float]:
+    less, more = choice.beside
+    return 1 - share * less, 1 - share * more
 
 
 def _totals(model: nn.Module) -> tuple[int, int]:
