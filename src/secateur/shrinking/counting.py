@@ -26,7 +26,7 @@ from secateur.support import track
 __all__ = ["Counted", "counted"]
 
 _FINE = 0.01  # of the target: the smallest step of counts that are rounded unasked is worth no more
-_COARSE = 0.1  # of the target: what lies between two models that are further apart is near to neither
+_COARSE = 0.05  # of the target: where the nearest is further off, the smaller model is taken
 _MEASURED = 8  # times a model is built to find out its time
 
 
@@ -67,7 +67,9 @@ def counted(
     goal = (1 - asked.sparsity) * whole
 
     def counts(parts: Integers) -> dict[Axis, int]:
-        return {axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(its).items()}
+        return {
+            axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(int(its)).items()
+        }
 
     possible = None if subject.configured is None else (lambda parts: subject.is_possible(counts(parts)))
     steps = Steps(tied, amount, goal, possible)
@@ -96,7 +98,7 @@ def counted(
     missing = steps.missing(found)
     if missing > 0 and more is found and missing > steps.smallest(found) / 2:
         raise _unattainable(asked, 1 - amount(found) / whole)
-    if found is less and amount(less) - amount(more) > _COARSE * whole:
+    if found is less and missing > _COARSE * whole:
         found = more
     return Counted(counts(found), counts(less), counts(more))
 

@@ -1,7 +1,7 @@
 """What it costs a model that a tie keeps fewer of its parts, where no data says it.
 
-Law: by it all groups lose the same share of their units; those around others, as heads, begin when these have lost half,
-and the width of a residual stream when all others are used up.
+Law: by it all groups lose the same share of their units; those around others, as heads, only when these are used up,
+and the width of a residual stream last of all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Loss", "even", "late"]
 
 Loss = Callable[[Tied, int], float]  # when so many of the parts stay that it can keep: 0 of all, of fewer no less
 
-AROUND, STREAM = 0.5, 1.0  # when all others have lost half, and all
+AROUND, STREAM = 1.0, 2.0  # when all others are used up, and these, too
 
 
 def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] | None = None) -> Loss:

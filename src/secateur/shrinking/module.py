@@ -103,13 +103,14 @@ def shrink(
         model: any module; its parameters stay the same objects, with smaller data.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
-            most half of the smallest step. Where steps are so coarse that the two that are nearest are a tenth of the
-            target apart, it is the smaller model. None: the units that are zero in all members leave, or, with
+            most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
+            the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
             ``branches``, nothing but these.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
-            same fraction of each, but heads begin to leave when other groups have lost half, and the width of a
-            residual stream when these are used up. An allocation that is given, such as `uniform`, decides about all.
+            same fraction of each, but heads stay as long as it is enough that others leave, and the width of a residual
+            stream as long as these are; of "units" all lose it. An allocation that is given, such as `uniform`, decides
+            about all groups.
         include, exclude: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
