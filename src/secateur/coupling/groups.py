@@ -170,7 +170,7 @@ class Coupling:
         return math.prod(_count(dim, counts) for dim in self._dims[name])
 
     def contractions(self) -> list[tuple[Sequence[Expression], int]]:
-        """Of each contraction of the passes that were watched the dimensions whose sizes multiply to its work, and 1."""
+        """The dimensions of each contraction that was watched, whose sizes multiply to its work, and 1."""
         return [(dims, 1) for dims in self._trace.products]
 
     def held(self) -> list[tuple[Sequence[Expression], int]]:

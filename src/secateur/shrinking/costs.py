@@ -37,7 +37,7 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     >>> from secateur import shrink
     >>> layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
     >>> model = nn.Sequential(*layers)
-    >>> _ = shrink(model, torch.zeros(1, 1, 16, 16), 0.3, target="macs", allocate=by_cost)
+    >>> _ = shrink(model, torch.zeros(1, 1, 16, 16), 0.4, target="macs", allocate=by_cost)
     >>> model[0].out_channels < model[2].out_channels  # eight times the positions
     True
     """

@@ -73,11 +73,13 @@ def _around(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
 
 
 def _streams(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
-    """Which groups are the width of a residual stream: in what a branch holds, and in what others hold, too."""
+    """Which groups are the width of a residual stream: a branch reads and writes it, and matrices of others have it."""
     insides = [{*branch.parameters} for branch in coupling.branches]
     found = set()
     for group in groups:
-        names = {name for name, _ in group.members}
-        if any(names & inside and names - inside for inside in insides):
-            found.add(group.tied)
+        matrices = [(name, at) for name, at in group.members if len(coupling.dims(name)) > 1]
+        for inside in insides:
+            sides = {at for name, at in matrices if name in inside}
+            if len(sides) > 1 and any(name not in inside for name, _ in matrices):
+                found.add(group.tied)
     return found

@@ -140,22 +140,22 @@ def shrink(
     >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> print(shrink(model, torch.zeros(1, 4), 0.5))
     Group       Units  Leaves with
-    0.weight  16 -> 7  0.bias[0], 2.weight[1]
+    0.weight  16 -> 8  0.bias[0], 2.weight[1]
     <BLANKLINE>
     Stays whole, because    Dimensions  such as
     an input of the model            1  0.weight[1]
     an output of the model           2  2.weight[0]
     <BLANKLINE>
     Total          before  after   left
-    parameters        131     59  45.0%
-    multiply-adds     112     49  43.8%
-    bytes           524 B  236 B  45.0%
-    Asked: 50.0% of the params. Gone: 55.0%.
+    parameters        131     67  51.1%
+    multiply-adds     112     56  50.0%
+    bytes           524 B  268 B  51.1%
+    Asked: 50.0% of the params. Gone: 48.9%. The nearest that exist are 48.9% and 55.0%.
     >>> model
     Sequential(
-      (0): Linear(in_features=4, out_features=7, bias=True)
+      (0): Linear(in_features=4, out_features=8, bias=True)
       (1): ReLU()
-      (2): Linear(in_features=7, out_features=3, bias=True)
+      (2): Linear(in_features=8, out_features=3, bias=True)
     )
     """
     asked = request(
