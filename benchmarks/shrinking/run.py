@@ -1,6 +1,7 @@
 """`shrink` beside Torch-Pruning: is it right, how fast is it, what is gained, what does it cost in accuracy.
 
-    python benchmarks/shrinking/run.py coverage|speed|effect|accuracy|depth [--seeds 3] [--only GLOB] [--json FILE]
+    python benchmarks/shrinking/run.py coverage|speed|effect|accuracy|depth|nearest [--seeds 3] [--only GLOB]
+        [--json FILE]
 
 Law: nothing here trusts the library's own proof. Whether a smaller model is right is decided by a comparison that is
 written beside this file, the same for both libraries; ratios are of medians of runs that alternate in one process.
@@ -28,6 +29,7 @@ from benchmarks.shrinking import peers
 from benchmarks.shrinking.accuracy import accuracy
 from benchmarks.shrinking.correctness import coverage
 from benchmarks.shrinking.effect import depth, effect
+from benchmarks.shrinking.nearest import nearest
 from benchmarks.shrinking.speed import child, speed
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
@@ -36,6 +38,7 @@ COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "effect": effect,
     "accuracy": accuracy,
     "depth": depth,
+    "nearest": nearest,
 }
 
 

@@ -1,9 +1,10 @@
-"""The zoo of the tests, for benchmarks: this file alone knows where it lies."""
+"""The zoo of the tests, and the shapes of published models, for benchmarks: this file alone knows where they lie."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 import zoo
+from support.published import PUBLISHED
 
-__all__ = ["zoo"]
+__all__ = ["PUBLISHED", "zoo"]

@@ -213,7 +213,7 @@ def test_files_without_the_prefix_of_the_model(tmp_path):
     tensors = load_file(tmp_path / "dense" / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     save_file(bare, tmp_path / "dense" / "model.safetensors", {"format": "pt"})
-    done = shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.4, verify=False)
+    done = shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.4, allocate="uniform", verify=False)
     assert load_file(tmp_path / "small" / "model.safetensors").keys() == bare.keys()
     loaded = GPT2LMHeadModel.from_pretrained(tmp_path / "small")
     assert (loaded.config.n_embd, loaded.config.n_head, loaded.config.n_inner) == (24, 2, done.fields["n_inner"][1])

@@ -61,7 +61,11 @@ def shrink(
     ] = None,
     round_to: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Keep multiples of this many units; 16 of 64 or more if left out."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",
+        ),
     ] = None,
     weights: Weights = None,
     no_verify: Annotated[

@@ -73,7 +73,8 @@ class CheckpointShrinking:
         parameters, nbytes: ``(before, after)``, of the tensors in the files.
         proof: on which model it was proved that nothing else changes, in words.
         asked: what was asked for.
-        got: the fraction of the target that leaves, at least what was asked.
+        got: the fraction of the target that leaves, the nearest to what was asked that exists.
+        beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
     """
@@ -88,6 +89,7 @@ class CheckpointShrinking:
     proof: str
     asked: Request
     got: float
+    beside: tuple[float, float]
     left_out: tuple[Path, ...]
     seconds: float
 
@@ -121,7 +123,7 @@ def shrink_checkpoint(
     Args:
         source: a directory with ``config.json`` and safetensors files, sharded or not.
         out: must not exist, nor lie inside ``source``. None: only say what would leave.
-        sparsity: the fraction of ``target`` that leaves, in [0, 1).
+        sparsity: the fraction of ``target`` that leaves, in [0, 1), to the nearest that exists, as in `shrink`.
         model: the model on the meta device; by default the first of ``architectures`` in ``config.json``, from
             transformers. It has a ``config``; its code is the only one that runs.
         example_inputs: as for `shrink`; by default what transformers takes as an example, without a cache.
@@ -201,6 +203,7 @@ def shrink_checkpoint(
         proof,
         asked,
         1 - choice.left,
+        (1 - choice.beside[0], 1 - choice.beside[1]),
         (),
         time.monotonic() - started,
     )

@@ -79,7 +79,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     >>> with tempfile.TemporaryDirectory() as folder, torch.device("meta"):
     ...     save_shrunken(model, folder)
     ...     load_shrunken(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), folder)[0].weight.shape
-    torch.Size([7, 4])
+    torch.Size([8, 4])
     """
     directory = Path(directory)
     plans = _read_plans(directory / "plan.json")

@@ -43,7 +43,8 @@ class Shrunk:
     Attributes:
         model: the module that became smaller, the same object as before.
         asked: what was asked for.
-        got: the fraction of the target that left, at least what was asked (times are measured, and may differ).
+        got: the fraction of the target that left, the nearest to what was asked that exists (times are measured).
+        beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         branches: the residual branches that the model had.
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
         coupling: the groups of channels of the model without the branches that left, and what is frozen, also by the
@@ -57,6 +58,7 @@ class Shrunk:
     model: nn.Module = field(repr=False)
     asked: Request
     got: float
+    beside: tuple[float, float]
     branches: Sequence[Branch] = field(repr=False)
     stayed: Mapping[str, str] = field(repr=False)
     coupling: Coupling = field(repr=False)
@@ -100,16 +102,18 @@ def shrink(
     Args:
         model: any module; its parameters stay the same objects, with smaller data.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
-        sparsity: the fraction of ``target`` that leaves, in [0, 1). None: the units that are zero in all members leave,
-            or, with ``branches``, nothing but these.
+        sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
+            most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
+            the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
+            ``branches``, nothing but these.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
-            same fraction of each, but where units of two groups multiply, as heads and what is within a head, only the
-            inner ones leave as long as that is enough. An allocation that is given, such as `uniform`, decides about
-            all groups.
+            same fraction of each, but heads stay as long as it is enough that others leave, and the width of a residual
+            stream as long as these are; of "units" all lose it. An allocation that is given, such as `uniform`, decides
+            about all groups.
         include, exclude: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
-        round_to: counts become multiples of this, rounded up (with "units" to the nearest). By default 16 for groups of
-            64 units or more, since other counts run no faster; 1 leaves them as they are.
+        round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
+            counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
             the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
             them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
@@ -136,22 +140,22 @@ def shrink(
     >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> print(shrink(model, torch.zeros(1, 4), 0.5))
     Group       Units  Leaves with
-    0.weight  16 -> 7  0.bias[0], 2.weight[1]
+    0.weight  16 -> 8  0.bias[0], 2.weight[1]
     <BLANKLINE>
     Stays whole, such as  Dimensions  because
     0.weight[1]                    1  an input of the model
     2.weight[0]                    2  an output of the model
     <BLANKLINE>
     Total          before  after   left
-    parameters        131     59  45.0%
-    multiply-adds     112     49  43.8%
-    bytes           524 B  236 B  45.0%
-    Asked: 50.0% of the params. Gone: 55.0%.
+    parameters        131     67  51.1%
+    multiply-adds     112     56  50.0%
+    bytes           524 B  268 B  51.1%
+    Asked: 50.0% of the params. Gone: 48.9%. The nearest that exist are 48.9% and 55.0%.
     >>> model
     Sequential(
-      (0): Linear(in_features=4, out_features=7, bias=True)
+      (0): Linear(in_features=4, out_features=8, bias=True)
       (1): ReLU()
-      (2): Linear(in_features=7, out_features=3, bias=True)
+      (2): Linear(in_features=8, out_features=3, bias=True)
     )
     """
     asked = request(
@@ -216,6 +220,7 @@ def shrink(
             model=given,
             asked=asked,
             got=1 - share * (1.0 if choice is None else choice.left),
+            beside=(1 - share, 1 - share) if choice is None else _gone(share, choice),
             branches=before.branches,
             stayed=stayed,
             coupling=coupling,
@@ -238,6 +243,11 @@ def _check_values(model: nn.Module) -> None:
         raise ValueError(f"{lazy[0]} has no shape yet; run the model once on an example before.")
     if meta := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
+
+
+def _gone(share: float, choice: Choice) -> tuple[float, float]:
+    less, more = choice.beside
+    return 1 - share * less, 1 - share * more
 
 
 def _totals(model: nn.Module) -> tuple[int, int]:

@@ -27,11 +27,11 @@ class Request:
         sparsity: the fraction of ``target`` that leaves; None: what is zero.
         target: one of `TARGETS`.
         criterion: ``(weight, *, <evidence>) -> scores``.
-        allocate: how many units each group keeps; None: the same share, heads last.
+        allocate: how many units each group keeps; None: the same share, heads and residual streams last.
         evidence: ``{name: {keyword: Tensor}}``, for the criterion.
         include: globs of what may leave; None: all.
         exclude: globs of what stays whole.
-        round_to: counts are multiples of this; None: of 16 in groups of 64 or more.
+        round_to: counts are multiples of this; None: of 16 in groups of 64 or more, where such a step is small.
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first.

@@ -22,6 +22,7 @@ __all__ = ["checkpoint_parts", "proof_words", "shrunk_parts", "text_of_parts"]
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
+_OFF = 0.005  # from what was asked: then it is said what else there is
 _LONG = 10_000  # characters of a cell that names many
 
 
@@ -58,7 +59,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
     numbers = "{:,}".format
     multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
     yield _totals(("parameters", *done.parameters, numbers), multiply_adds, ("bytes", *done.nbytes, bytes_text))
-    yield _asked_and_got(done.asked, done.got)
+    yield _asked_and_got(done.asked, done.got, done.beside)
 
 
 def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
@@ -77,7 +78,7 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
     yield Rows(("config.json", ">before", ">after"), [*fields])
     yield ""
     yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
-    yield _asked_and_got(done.asked, done.got)
+    yield _asked_and_got(done.asked, done.got, done.beside)
 
 
 def proof_words(done: CheckpointShrinking) -> str:
@@ -85,10 +86,13 @@ def proof_words(done: CheckpointShrinking) -> str:
     return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
 
 
-def _asked_and_got(asked: Request, got: float) -> str:
+def _asked_and_got(asked: Request, got: float, beside: tuple[float, float]) -> str:
     if asked.sparsity is None:
         return f"Without a sparsity what is zero leaves: {percent(got)} of the {asked.target}."
-    return f"Asked: {percent(asked.sparsity)} of the {asked.target}. Gone: {percent(got)}."
+    said = f"Asked: {percent(asked.sparsity)} of the {asked.target}. Gone: {percent(got)}."
+    if beside[0] == beside[1] or abs(got - asked.sparsity) < _OFF:
+        return said
+    return f"{said} The nearest that exist are {percent(beside[0])} and {percent(beside[1])}."
 
 
 def _totals(*rows: tuple[str, int, int, Callable[[int], str]]) -> Rows:

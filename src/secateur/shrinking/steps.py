@@ -1,0 +1,326 @@
+"""The steps in which ties lose parts, and the counts nearest to what was asked that are reached by them.
+
+Law: from the end no single step leads nearer, so that what is missing or too much is at most half of the smallest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.shrinking.amounts import Amount, Amounts
+from secateur.shrinking.losses import Loss
+from secateur.shrinking.ties import Tied
+
+__all__ = ["Integers", "Path", "Steps", "path_by_loss", "path_by_share"]
+
+Integers = npt.NDArray[np.int64]
+_TRIES = 64  # steps to each side that a configuration may forbid
+_ODD = (1, 2, 5, 11)  # steps down: where all of these are possible alone, everything is
+_ALTERNATIVES = 8  # steps that are tried with others given back
+_PAIRED = 12  # ties that are tried two at a time
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where to begin, and which tie goes how far down next: the cheapest steps first.
+
+    Attributes:
+        start: how many parts each tie keeps.
+        ties, parts: of each step its tie, and how many parts that keeps then.
+        loss: of how many parts each tie keeps, the sum over all ties.
+    """
+
+    start: Integers
+    ties: Integers
+    parts: Integers
+    loss: Callable[[Integers], float]
+
+    def after(self, count: int) -> Integers:
+        """How many parts each tie keeps after so many steps."""
+        found = self.start.copy()
+        np.minimum.at(found, self.ties[:count], self.parts[:count])
+        return found
+
+    def rest(self, count: int) -> Path:
+        """What comes after so many steps."""
+        return replace(self, start=self.after(count), ties=self.ties[count:], parts=self.parts[count:])
+
+    def without(self, ties: npt.NDArray[np.bool_]) -> Path:
+        """The steps of all ties but these."""
+        left = ~ties[self.ties]
+        return replace(self, ties=self.ties[left], parts=self.parts[left])
+
+    def through(self, at: int, count: int) -> Path:
+        """The same, but first of all one tie goes so far down."""
+        start = self.start.copy()
+        start[at] = count
+        left = self.parts < start[self.ties]
+        return replace(self, start=start, ties=self.ties[left], parts=self.parts[left])
+
+
+def path_by_loss(loss: Loss, tied: Sequence[Tied], amount: Amount) -> Path:
+    """By loss for what is saved, on the lower convex hull of each tie's curve.
+
+    Both are those of one tie that loses parts while the others are whole. So a coarse step, or several that are only
+    worth it together, come when all of it is worth it.
+    """
+    whole = np.array([each.parts for each in tied], dtype=np.int64)
+    slopes, ties, parts = [], [], []
+    for at, each in enumerate(tied):
+        choices = each.choices()
+        saved = -amount.changes(whole, at, choices)
+        losses = np.array([loss(each, int(count)) for count in choices])
+        corners = _hull(saved, losses)
+        slopes.append(np.diff(losses[corners]) / np.diff(saved[corners]))
+        ties.append(np.full(len(corners) - 1, at))
+        parts.append(choices[corners[1:]])
+    order = np.argsort(np.concatenate(slopes), kind="stable")
+    return Path(
+        whole,
+        np.concatenate(ties)[order],
+        np.concatenate(parts)[order],
+        lambda found: sum(loss(each, int(count)) for each, count in zip(tied, found, strict=True)),
+    )
+
+
+def path_by_share(ideal: Sequence[float], tied: Sequence[Tied]) -> Path:
+    """Down from counts that an allocation would have, were they no integers: first those that are furthest above."""
+    start, above, ties, parts = [], [], [], []
+    for at, (each, count) in enumerate(zip(tied, ideal, strict=True)):
+        choices = each.choices()
+        first = int(np.flatnonzero(choices >= count - 1e-9).max(initial=0))
+        start.append(choices[first])
+        above.append(((choices[first:-1] + choices[first + 1 :]) / 2 - count) / each.step)
+        ties.append(np.full(len(choices) - first - 1, at))
+        parts.append(choices[first + 1 :])
+    order = np.argsort(-np.concatenate(above), kind="stable")
+    sizes = np.array([each.parts for each in tied])
+    return Path(
+        np.array(start, dtype=np.int64),
+        np.concatenate(ties)[order],
+        np.concatenate(parts)[order],
+        lambda found: float((np.square(found - np.array(ideal)) / sizes).sum()),
+    )
+
+
+def _hull(saved: Amounts, losses: Amounts) -> Integers:
+    """The corners of the lower convex hull, from the first point on; where nothing more is saved there is none."""
+    corners = [0]
+    for at in range(1, len(saved)):
+        if saved[at] <= saved[corners[-1]]:
+            continue
+        while len(corners) > 1:
+            one, two = corners[-2:]
+            if (losses[two] - losses[one]) * (saved[at] - saved[one]) <= (losses[at] - losses[one]) * (
+                saved[two] - saved[one]
+            ):
+                break
+            corners.pop()
+        corners.append(at)
+    return np.array(corners, dtype=np.int64)
+
+
+class Steps:
+    """What ties may keep, and a goal.
+
+    Args:
+        tied: the ties, and by `Tied.choices` how many parts each may keep.
+        amount: what they come to.
+        goal: what shall be left of that.
+        possible: whether there is a model in which the ties keep so many parts; None: there always is.
+    """
+
+    def __init__(
+        self, tied: Sequence[Tied], amount: Amount, goal: float, possible: Callable[[Integers], bool] | None = None
+    ) -> None:
+        self.amount, self.goal = amount, goal
+        self._possible = possible
+        self._choices = [each.choices() for each in tied]
+        self.whole = np.array([each[0] for each in self._choices])
+        self._all = amount(self.whole)
+        self._known: dict[tuple[int, ...], bool] = {}
+        self._bound = np.array([not self._is_free(at) for at in range(len(tied))], dtype=bool)
+
+    def missing(self, parts: Integers) -> float:
+        """How much more would have to leave; less than 0 where it is too much."""
+        found = self.amount(parts) - self.goal
+        return 0.0 if abs(found) < 1e-9 * self._all else found  # the goal is no exact number
+
+    def smallest(self, parts: Integers) -> float:
+        """What the smallest step from there changes; 0 where there is none."""
+        return min((abs(each) for each, *_ in self._around(parts, range(len(parts)))), default=0.0)
+
+    def reached(self, path: Path) -> Integers:
+        """The nearest that the path leads to; of several that are near enough the one of least loss.
+
+        A step that is too large for what is missing can be left out, or taken with others given back: both are tried.
+        """
+        end, large = self._walked(path)
+        ends = [end, *(self._walked(path.through(at, count))[0] for at, count in large[:_ALTERNATIVES])]
+        near = [self.nearest(each) for each in ends]
+        if all(map(self._excess, near)):
+            near += [self.nearest(self._filled(each)) for each in ends]
+        if all(map(self._excess, near)):
+            near += [other for each in near for other in self._by_two(each)]
+        found = min(near, key=lambda parts: (round(self._excess(parts) / self._all, 9), path.loss(parts)))
+        return self.near(found)
+
+    def _filled(self, parts: Integers) -> Integers:
+        """Down by single steps of any tie, the largest that the goal allows, until it allows none."""
+        while True:
+            missing = self.missing(parts)
+            fitting = [each for each in self._around(parts, range(len(parts))) if -missing <= each[0] < 0]
+            if not fitting:
+                return parts
+            _, at, count = min(fitting)
+            parts = self._with(parts, at, count)
+
+    def _excess(self, parts: Integers) -> float:
+        """By how much it is further off than half of the smallest step."""
+        return max(0.0, abs(self.missing(parts)) - self.smallest(parts) / 2)
+
+    def _walked(self, path: Path) -> tuple[Integers, list[tuple[int, int]]]:
+        """As far down the path as the goal allows, and the steps that were left out with smaller ones still to come.
+
+        Of a tie that is whole nothing leaves for less than a step of one that is not.
+        """
+        smallest: float | None = None
+        large = []
+        while len(path.ties) and self.missing(path.start) > 0:
+            count = self._affordable(path)
+            if count:
+                path = path.rest(count)
+                continue
+            missing, without = self.missing(path.start), np.zeros(len(self.whole), dtype=bool)
+            without[path.ties[0]] = True
+            opened = np.flatnonzero(path.start < self.whole)
+            if smallest is None and len(opened):
+                smallest = min((abs(each) for each, *_ in self._around(path.start, opened)), default=0.0)
+            if smallest is None or missing >= smallest:
+                large.append((int(path.ties[0]), int(path.parts[0])))
+            else:
+                without |= path.start == self.whole
+            path = path.without(without)
+        return path.start, large
+
+    def nearest(self, parts: Integers) -> Integers:
+        """From there by single steps to where no other leads nearer; in ties that have lost something if that will do.
+
+        Of two that are equally near it is the smaller model.
+        """
+        parts = self.near(parts)
+        for every in (False, True):
+            following: Integers | None = parts
+            while following is not None:
+                parts = following
+                ties = [at for at, less in enumerate(parts < self.whole) if every or less]
+                missing = self.missing(parts)
+                left = ((missing + change, at, count) for change, at, count in self._around(parts, ties))
+                best = min(left, key=lambda each: (abs(each[0]), each[0]), default=(math.inf, 0, 0))
+                is_better = (abs(best[0]), best[0]) < (abs(missing), missing)
+                following = self._with(parts, *best[1:]) if is_better else None
+        return parts
+
+    def _by_two(self, parts: Integers) -> Iterable[Integers]:
+        """The nearest with some steps of one tie and any of another, of the ties with the smallest steps."""
+        around = sorted(self._around(parts, range(len(parts))), key=lambda each: abs(each[0]))
+        ties = list(dict.fromkeys(at for _, at, _ in around))[:_PAIRED]
+        for at in ties:
+            found = [(abs(self.missing(parts)), parts)]
+            for count in self._within(parts, at):
+                moved = self._with(parts, at, count)
+                for other in ties:
+                    if other != at and self._fits(moved):
+                        left = self.missing(moved) + self.amount.changes(moved, other, self._choices[other])
+                        best = int(np.argmin(abs(left)))
+                        ended = self._with(moved, other, int(self._choices[other][best]))
+                        if abs(left[best]) < found[-1][0] and self._fits(ended):
+                            found.append((float(abs(left[best])), ended))
+            yield found[-1][1]
+
+    def _within(self, parts: Integers, at: int) -> list[int]:
+        """The numbers of parts of a tie that are some steps up and down from there."""
+        choices = self._choices[at]
+        here = len(choices) - 1 - int(np.searchsorted(choices[::-1], parts[at]))
+        near = choices[max(0, here - _ALTERNATIVES) : here + _ALTERNATIVES + 1]
+        return [int(each) for each in near if each != parts[at]]
+
+    def beside(self, parts: Integers) -> tuple[Integers, Integers]:
+        """The nearest of which less leaves than is asked, and of which more; one of the two is this."""
+        missing = self.missing(parts)
+        if not missing:
+            return parts, parts
+        others = [each for each in self._around(parts, range(len(parts))) if (missing + each[0]) * missing <= 0]
+        _, at, count = min(others, key=lambda each: abs(each[0]), default=(0.0, 0, parts[0]))
+        other = self._with(parts, at, count) if others else parts
+        return (parts, other) if missing > 0 else (other, parts)
+
+    def _affordable(self, path: Path) -> int:
+        """How many steps there are until too much has left."""
+        low, high = 0, 1
+        while high <= len(path.ties) and self.missing(path.after(high)) >= 0:
+            low, high = high, 2 * high
+        high = min(high, len(path.ties) + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.missing(path.after(middle)) >= 0 else (low, middle)
+        return low
+
+    def _around(self, parts: Integers, ties: Iterable[int]) -> list[tuple[float, int, int]]:
+        """``(change of the amount, tie, parts)`` of a step of one tie up and down, to what is possible."""
+        found = []
+        for at in map(int, ties):
+            beside = [each for each in (self._beyond(parts, at, -1), self._beyond(parts, at, 1)) if each is not None]
+            changes = self.amount.changes(parts, at, beside)
+            found += [(float(change), at, count) for change, count in zip(changes, beside, strict=True) if change]
+        return found
+
+    def _beyond(self, parts: Integers, at: int, sign: int) -> int | None:
+        """The next number of parts of a tie, more or less; there may be gaps that a configuration cannot say."""
+        choices = self._choices[at]
+        here = len(choices) - 1 - int(np.searchsorted(choices[::-1], parts[at]))  # from the largest down
+        for steps in range(1, _TRIES):
+            to = here - sign * steps
+            if not 0 <= to < len(choices):
+                break
+            if self._fits(self._with(parts, at, int(choices[to]))):
+                return int(choices[to])
+        return None
+
+    def near(self, parts: Integers) -> Integers:
+        """The same, or with another count of one tie if a configuration can only say that; nearest to the goal."""
+        if self._fits(parts):
+            return parts
+        missing = self.missing(parts)
+        found = self._around(parts, np.flatnonzero(self._bound))
+        if found:
+            _, at, count = min(found, key=lambda each: abs(missing + each[0]))
+            return self._with(parts, at, count)
+        return np.where(self._bound, self.whole, parts)
+
+    def _fits(self, parts: Integers) -> bool:
+        """Whether there is such a model, asked once whatever the free ties keep."""
+        key = tuple(map(int, parts[self._bound]))
+        if self._possible is None or not key:
+            return True
+        if key not in self._known:
+            self._known[key] = self._possible(np.where(self._bound, parts, self.whole))
+        return self._known[key]
+
+    def _is_free(self, at: int) -> bool:
+        """Whether a configuration can say any count of a tie, as of a hidden width: odd ones, too."""
+        few = self._choices[at][[each for each in _ODD if each < len(self._choices[at])]]
+        return self._possible is None or (
+            len(few) == len(_ODD) and all(self._possible(self._with(self.whole, at, int(each))) for each in few)
+        )
+
+    @staticmethod
+    def _with(parts: Integers, at: int, count: int) -> Integers:
+        found = parts.copy()
+        found[at] = count
+        return found
