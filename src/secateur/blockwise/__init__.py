@@ -4,7 +4,7 @@ from secateur.blockwise.calibration import read_calibration
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
-from secateur.blockwise.solving import Layer
+from secateur.blockwise.jobs import Layer
 
 __all__ = [
     "Layer",

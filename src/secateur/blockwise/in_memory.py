@@ -20,7 +20,7 @@ from secateur.blockwise.observation import prepared
 from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.replay import RUNS_AGAIN, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
-from secateur.blockwise.solving import Pruned, Solved
+from secateur.blockwise.jobs import Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.support import Forward, device_of, moved, run_batch, unchanged, unwrapped
@@ -42,10 +42,16 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
         tally.leave_alone(left_alone)
         _refuse_repeated(inner, blocks, held[0], request.forward)
         weights = _InMemory(blocks)
-        outputs = Outputs(request.activations)
-        replay = Replay(inner, blocks, outputs=outputs, forward=request.forward, device=device_of(inner))
+        replay = Replay(
+            inner,
+            blocks,
+            outputs=Outputs(request.activations),
+            dense=request.dense_outputs(),
+            forward=request.forward,
+            device=device_of(inner),
+        )
         with contextlib.ExitStack() as stack:
-            stack.callback(outputs.clear)
+            stack.callback(replay.clear)
             stack.enter_context(replay.installed())
             job = request.job(share_out(request, targets, replay, weights, held))
             for pruned in walk(replay, weights, held, job):

@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise.finding import experts_owners
+from secateur.blockwise.pairs import Pairs
 from secateur.blockwise.processes import reduced
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens, encoder_states, silenced
 from secateur.blockwise.replay import RUNS_AGAIN, Replay
-from secateur.support import mapped, private, track
+from secateur.blockwise.stages import Order
+from secateur.support import mapped, private, tensors_in, track
 
-__all__ = ["find_next", "observe", "prepared", "store"]
+__all__ = ["find_next", "in_place", "observe", "prepared", "stages_of", "store"]
 
 
 @contextlib.contextmanager
@@ -49,17 +51,59 @@ def find_next(replay: Replay, batches: Sequence[Any]) -> str | None:
     return replay.run(0, batches[0], lambda *_: None)
 
 
+def stages_of(
+    replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor]
+) -> tuple[list[dict[str, Tensor]], bool]:
+    """The block's weights in the order in which they compute, those side by side together, and whether one of them is
+    used twice; from one run of a batch.
+
+    Raises:
+        ValueError: the model runs the block more than once.
+    """
+    order, first = Order(wanted), None
+    tokens = Tokens.of(batches[0])
+
+    def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
+        nonlocal first
+        masks = tokens.for_block(replay.blocks[reached], args, kwargs, batches[0])
+        with order.watching(masks), order.marks:
+            output = call()
+        first = mapped(output, lambda tensor: tensor.detach().clone())
+
+    replay.run(0, batches[0], watch)
+    if replay.is_run_again(name, batches[0], first):
+        raise ValueError(RUNS_AGAIN.format(name=name))
+    order.joined()
+    return order.stages(), order.repeated
+
+
 def observe(
-    replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor], words: Iterable[str]
+    replay: Replay,
+    batches: Sequence[Any],
+    name: str,
+    wanted: Mapping[str, Tensor],
+    words: Iterable[str],
+    *,
+    new: Mapping[str, Tensor] | None = None,
+    repeated: bool = False,
+    beside_dense: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it.
+
+    Args:
+        new: the values of those of its weights that are solved already, one stage or more; None where no stage is, and
+            all are wanted.
+        repeated: with ``new``, whether a weight of the block is used twice.
+        beside_dense: each batch is run through the dense block first, which gives what each product lacks.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
-    products = Products(wanted, frozenset(words))
-    tokens, first = Tokens(), None
+    pairs = Pairs(wanted, frozenset(words)) if beside_dense else None
+    products = Products(wanted, frozenset(words)) if pairs is None else pairs
+    products.repeated = repeated
+    tokens, first, dense = Tokens(), None, False
 
     def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
         nonlocal first
@@ -71,23 +115,35 @@ def observe(
         with contextlib.suppress(AllMetError), contextlib.ExitStack() as stack:
             for owner in owners:
                 stack.callback(owner.register_forward_pre_hook(silenced(masks.own), with_kwargs=True).remove)
-            stack.enter_context(products.watching(masks, states, stops=number > 0))
+            if pairs is None:
+                stack.enter_context(products.watching(masks, states, stops=number > 0 or new is not None))
+            else:
+                stack.enter_context(pairs.beside(masks, states, _tokens_in(args, kwargs), dense=dense))
             output = call()
-            if number == 0:
+            if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
 
     owners = experts_owners(block)
     for number, batch in enumerate(track(batches, f"calibrating {name}")):
         tokens = Tokens.of(batch)
-        if replay.run(number, batch, watch) != name:
+        if pairs is not None:
+            dense = True
+            with replay.of_dense():
+                replay.run(number, batch, watch)
+            dense = False
+        with in_place(block, new or {}):
+            reached = replay.run(number, batch, watch)
+        if reached != name:
             raise ValueError(
                 f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
             )
-    if replay.is_run_again(name, batches[0], first):
+        if pairs is not None:
+            pairs.end_batch()
+    if new is None and replay.is_run_again(name, batches[0], first):
         raise ValueError(RUNS_AGAIN.format(name=name))
     found = reduced(products)
-    for met in {id(met): met for met in found.values()}.values():
-        met.sums.finish()
+    for sums in {id(met.sums): met.sums for met in found.values()}.values():
+        sums.finish()
     for piece, met in found.items():
         if not met.is_finite():
             for local, weight in wanted.items():  # which may be why
@@ -107,3 +163,31 @@ def observe(
 def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
     """Runs a block with the weights that it has now, and stores what it returns; it is finished then."""
     replay.store(name, track(batches, f"running {name}"))
+
+
+@contextlib.contextmanager
+def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within, the block computes with these values, by names in it; its own parameters are not written to."""
+    own = dict(block.named_parameters(remove_duplicate=False))
+    other = {id(own[name]): nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+    places = [
+        (module, key, parameter)
+        for module in block.modules()
+        for key, parameter in module._parameters.items()
+        if id(parameter) in other
+    ]
+    for module, key, parameter in places:
+        module._parameters[key] = other[id(parameter)]
+    try:
+        yield
+    finally:
+        for module, key, parameter in places:
+            module._parameters[key] = parameter
+
+
+def _tokens_in(args: Any, kwargs: Any) -> int:
+    """How many tokens a block is given, by its first argument with features."""
+    for each in tensors_in((args, kwargs)):
+        if each.is_floating_point() and each.dim() >= 2:
+            return each.numel() // max(each.shape[-1], 1)
+    return -1

@@ -59,6 +59,9 @@ class Met:
     """What is known of the tokens that met one matrix, or several matrices at once: the sums over them, and a sample
     of them where the sums hold no Gram matrix.
 
+    ``lacking`` is of one matrix, and there where the dense model ran beside the pruned one: ``(T - X Wᵀ)ᵀ X``,
+    (outputs, inputs), where T is what the product would have to give to restore the dense model.
+
     >>> met = Met(Sums(frozenset(["gram"])))
     >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
     >>> met.sums.finish(); met.sums.gram
@@ -68,6 +71,7 @@ class Met:
 
     sums: Sums
     sample: list[Tensor] = field(default_factory=list)
+    lacking: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -82,7 +86,8 @@ class Met:
             self.sample.append(x[:missing].clone())
 
     def is_finite(self) -> bool:
-        return self.sums.is_finite() and all(bool(part.isfinite().all()) for part in self.sample)
+        parts = self.sample if self.lacking is None else [*self.sample, self.lacking]
+        return self.sums.is_finite() and all(bool(part.isfinite().all()) for part in parts)
 
     def evidence(self, words: Iterable[str]) -> dict[str, Tensor]:
         """What a solver asks for by these words; vectors are (1, inputs)."""
@@ -265,8 +270,12 @@ class Products(TorchFunctionMode):
         self.repeated = self.repeated or any(piece == other for other, _ in self.counted)
         self.counted.add((piece, key))
         self._add(piece, x, key, sequence_first)
-        if self.stops and self._has_met_all():
+        if self.stops and self._has_seen_all():
             raise AllMetError
+
+    def _has_seen_all(self) -> bool:
+        """Whether the rest of the pass shows nothing more, before the product that was just met is computed."""
+        return self._has_met_all()
 
     def _has_met_all(self) -> bool:
         """Each matrix of all parameters; never where one of them was used twice in a pass that did not stop."""
@@ -292,20 +301,25 @@ class Products(TorchFunctionMode):
 
     def _kept(self, x: Tensor, sequence_first: bool) -> Tensor:
         """(tokens, inputs) without padding."""
+        rows = x.reshape(-1, x.shape[-1])
+        index = self._index(x, rows, sequence_first)
+        return rows if index is None else rows[index]
+
+    def _index(self, x: Tensor, rows: Tensor, sequence_first: bool) -> Tensor | None:
+        """Which of the rows are no padding; None for all."""
         of_encoder = (
             self.states is not None and x.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr()
         )
         mask = self.tokens.other if of_encoder else self.tokens.own
-        rows = x.reshape(-1, x.shape[-1])
         if mask is None:
-            return rows
+            return None
         mask = mask.to(x.device)
         if sequence_first or (x.dim() == 3 and x.shape[:2] != mask.shape and x.shape[:2] == mask.T.shape):
             mask = mask.T
         if rows.shape[0] == mask.numel():
-            return rows[mask.reshape(-1)]
+            return mask.reshape(-1)
         # tokens that were sent to experts: those of padding are zeros, see `silenced`
-        return rows[rows.ne(0).any(1)]
+        return rows.ne(0).any(1)
 
     def _attend(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The products inside nn.MultiheadAttention, whose inputs are (sequence, batch, features)."""
