@@ -1,10 +1,10 @@
 """Transformers pruned block by block with calibration data: `oneshot`, in memory and from a directory."""
 
 from secateur.blockwise.calibration import read_calibration
+from secateur.blockwise.jobs import Layer
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
-from secateur.blockwise.jobs import Layer
 
 __all__ = [
     "Layer",

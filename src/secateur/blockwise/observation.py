@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise.finding import experts_owners
+from secateur.blockwise.finding import WHOLE, experts_owners
 from secateur.blockwise.pairs import Pairs
 from secateur.blockwise.processes import reduced
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens, encoder_states, silenced
 from secateur.blockwise.replay import RUNS_AGAIN, Replay
 from secateur.blockwise.stages import Order
+from secateur.blockwise.targets import full_name
 from secateur.support import mapped, private, tensors_in, track
 
 __all__ = ["find_next", "in_place", "observe", "prepared", "stages_of", "store"]
@@ -60,7 +61,7 @@ def stages_of(
     Raises:
         ValueError: the model runs the block more than once.
     """
-    order, first = Order(wanted), None
+    order, first = Order(wanted, unfolds=name == WHOLE), None
     tokens = Tokens.of(batches[0])
 
     def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
@@ -100,8 +101,9 @@ def observe(
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
-    pairs = Pairs(wanted, frozenset(words)) if beside_dense else None
-    products = Products(wanted, frozenset(words)) if pairs is None else pairs
+    owners, whole = experts_owners(block), name == WHOLE
+    pairs = Pairs(wanted, frozenset(words), unfolds=whole) if beside_dense else None
+    products = Products(wanted, frozenset(words), unfolds=whole) if pairs is None else pairs
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
 
@@ -118,13 +120,13 @@ def observe(
             if pairs is None:
                 stack.enter_context(products.watching(masks, states, stops=number > 0 or new is not None))
             else:
-                stack.enter_context(pairs.beside(masks, states, _tokens_in(args, kwargs), dense=dense))
+                count = None if whole and not owners else _tokens_in(args, kwargs)
+                stack.enter_context(pairs.beside(masks, states, count, dense=dense))
             output = call()
             if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
 
-    owners = experts_owners(block)
-    for number, batch in enumerate(track(batches, f"calibrating {name}")):
+    for number, batch in enumerate(track(batches, f"calibrating {name or 'the model'}")):
         tokens = Tokens.of(batch)
         if pairs is not None:
             dense = True
@@ -150,10 +152,10 @@ def observe(
                 if not bool(weight.isfinite().all()):
                     shape = tuple(weight.shape)
                     raise ValueError(
-                        f"{name}.{local}: the weight of shape {shape} has entries that are NaN or infinite."
+                        f"{full_name(name, local)}: the weight of shape {shape} has entries that are NaN or infinite."
                     )
             raise ValueError(
-                f"{name}.{piece.name}: what it is multiplied with holds NaN or infinity, or squares beyond float64; "
+                f"{full_name(name, piece.name)}: what it is multiplied with holds NaN or infinity, or squares beyond float64; "
                 "look at the batches, at the model's configuration (config.json) and its weights, or run the model in "
                 "a wider dtype (float16 overflows where bfloat16 does not)."
             )
@@ -162,7 +164,7 @@ def observe(
 
 def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
     """Runs a block with the weights that it has now, and stores what it returns; it is finished then."""
-    replay.store(name, track(batches, f"running {name}"))
+    replay.store(name, track(batches, f"running {name or 'the model'}"))
 
 
 @contextlib.contextmanager
@@ -174,15 +176,20 @@ def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
         (module, key, parameter)
         for module in block.modules()
         for key, parameter in module._parameters.items()
-        if id(parameter) in other
+        if parameter is not None and id(parameter) in other
     ]
-    for module, key, parameter in places:
-        module._parameters[key] = other[id(parameter)]
+    _put((module, key, other[id(parameter)]) for module, key, parameter in places)
     try:
         yield
     finally:
-        for module, key, parameter in places:
-            module._parameters[key] = parameter
+        _put(places)
+
+
+def _put(places: Iterable[tuple[nn.Module, str, nn.Parameter]]) -> None:
+    for module, key, parameter in places:
+        module._parameters[key] = parameter
+        if isinstance(module, nn.RNNBase):
+            private.flatten_anew(module)
 
 
 def _tokens_in(args: Any, kwargs: Any) -> int:

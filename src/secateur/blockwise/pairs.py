@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens
-from secateur.evidence import in_range
+from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
+from secateur.evidence import CONVOLUTIONS, RECURRENT, in_range
 
 __all__ = ["Pairs"]
 
@@ -43,11 +43,10 @@ class _Meeting(NamedTuple):
 
 @dataclass(eq=False)
 class _Inputs:
-    """The tokens of one meeting, and which of the rows they were; ``same`` where another run has them in that order.
-    Only a copy can be looked at later: what is added to in place, such as a residual stream, is no longer what it was.
-    """
+    """The inputs of one meeting; ``same`` where another run has these tokens in that order. Only a copy can be looked
+    at later: what is added to in place, such as a residual stream, is no longer what it was."""
 
-    rows: Tensor
+    inputs: Inputs
     index: Tensor | None
     same: bool
     copied: bool
@@ -68,7 +67,14 @@ class _Pass:
 
     inputs: dict[_Meeting, _Inputs] = field(default_factory=dict)
     known: dict[Any, _Inputs] = field(default_factory=dict)
+    times: dict[Piece, int] = field(default_factory=dict)
     following: list[tuple[Tensor, _Sum]] = field(default_factory=list)
+
+    def count(self, piece: Piece) -> int:
+        """How often it was met; each time counts."""
+        number = self.times.get(piece, 0)
+        self.times[piece] = number + 1
+        return number
 
     def sums(self) -> dict[_Meeting, tuple[Tensor, int]]:
         """Of each meeting the rows of the sum that it ended in, and how many products share that."""
@@ -88,20 +94,21 @@ class Pairs(Products):
     The first batch is watched to the end of the block, to learn which products end in a sum.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str]) -> None:
-        super().__init__(parameters, words)
+    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
+        super().__init__(parameters, words, unfolds=unfolds)
         self.by_name = dict(parameters)
         self.before: _Pass | None = None  # of the dense model
         self.now = _Pass()
         self.is_dense = False
-        self.count = -1  # tokens of what the block is given
+        self.count: int | None = -1  # tokens of what the block is given; None where none are sent anywhere
         self.expected: dict[Piece, int] | None = None  # of those that end in a sum: how many share it
         self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
         self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
         self.just_met: list[_Meeting] = []
 
-    def beside(self, tokens: Tokens, states: Tensor | None, count: int, *, dense: bool) -> Pairs:
-        """For one run; ``count`` is how many tokens the block is given, padding among them."""
+    def beside(self, tokens: Tokens, states: Tensor | None, count: int | None, *, dense: bool) -> Pairs:
+        """For one run; ``count`` is how many tokens the block is given, padding among them, where some of them may be
+        sent somewhere, such as to experts."""
         self.watching(tokens, states, stops=self.expected is not None)
         self.is_dense, self.count = dense, count
         self.before, self.now = (None, _Pass()) if dense else (self.now, _Pass())
@@ -115,26 +122,27 @@ class Pairs(Products):
         crossed = set()
         for meeting, here in self.now.inputs.items():
             there = None if self.before is None else self.before.inputs.get(meeting)
-            if there is None or not (here.same and there.same) or here.rows.shape != there.rows.shape:
+            if there is None or not (here.same and there.same) or here.inputs.x.shape != there.inputs.x.shape:
                 continue
             piece = meeting.piece
             if meeting in sums and meeting in dense_sums and piece in self.expected:
                 (after, shared), (wanted, _) = sums[meeting], dense_sums[meeting]
                 lack = (in_range(wanted) - in_range(after)) / shared
                 lack = lack if here.index is None else lack[here.index]
-                self.added[piece] = _plus(self.added.get(piece), lack, here.rows)
-                continue
-            if not there.copied:
-                continue
-            lack = in_range(there.rows) - in_range(here.rows)
-            if piece in self.expected:
-                weight = piece.of(self.by_name[piece.name]).to(lack.dtype)
-                self.added[piece] = _plus(self.added.get(piece), lack @ weight.T, here.rows)
+                self.added[piece] = _plus(self.added.get(piece), lack, *here.inputs.rows())
                 continue
             leader = self.shared.get(piece, piece)
-            if (leader, meeting.number) not in crossed:
-                crossed.add((leader, meeting.number))
-                self.crossed[leader] = _plus(self.crossed.get(leader), lack, here.rows)
+            in_a_sum = piece in self.expected
+            if not there.copied or (not in_a_sum and (leader, meeting.number) in crossed):
+                continue
+            crossed.add((leader, meeting.number))
+            for wanted, rows in zip(there.inputs.rows(), here.inputs.rows(), strict=True):
+                lack = in_range(wanted) - in_range(rows)
+                if in_a_sum:
+                    weight = piece.of(self.by_name[piece.name]).to(lack.dtype)
+                    self.added[piece] = _plus(self.added.get(piece), lack @ weight.T, rows)
+                else:
+                    self.crossed[leader] = _plus(self.crossed.get(leader), lack, rows)
         self.before, self.now = None, _Pass()
 
     def found(self) -> dict[Piece, Met]:
@@ -168,21 +176,19 @@ class Pairs(Products):
         last = {meeting.piece: shared for meeting, (_, shared) in found.items()}
         return all(last.get(piece) == shared for piece, shared in (self.expected or {}).items())
 
-    def _add(self, piece: Piece, x: Tensor, key: Any, sequence_first: bool) -> None:
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:
         if self.is_dense:
-            self.seen.setdefault(key, (x, piece))
+            self.seen.setdefault(key, (inputs.x, piece))
         else:
-            super()._add(piece, x, key, sequence_first)
-        meeting = _Meeting(piece, sum(meeting.piece == piece for meeting in self.now.inputs))
+            super()._add(piece, inputs, key)
+        meeting = _Meeting(piece, self.now.count(piece))
         self.just_met.append(meeting)
         if key not in self.now.known:
-            rows = x.detach().reshape(-1, x.shape[-1])
-            index = self._index(x, rows, sequence_first)
             # tokens that were sent somewhere, such as to experts, are not the same ones in both runs
-            same = x.dim() >= 3 or rows.shape[0] == self.count
+            x, index = inputs.x, inputs.index if isinstance(inputs, Rows) else None
+            same = self.count is None or x.dim() >= 3 or x.shape[:-1].numel() == self.count
             copied = not (self.is_dense and self.expected and piece in self.expected)
-            kept = rows if index is None else rows[index]
-            self.now.known[key] = _Inputs(kept.clone() if copied and index is None else kept, index, same, copied)
+            self.now.known[key] = _Inputs(inputs.copied() if copied else inputs, index, same, copied)
         self.now.inputs[meeting] = self.now.known[key]
 
     def _whose(self, func: Any, args: Any, kwargs: Any) -> _Meeting | None:
@@ -192,8 +198,8 @@ class Pairs(Products):
             owner = self.parameters.get(weight.untyped_storage().data_ptr())
             named = [each for each in self.just_met if owner is not None and each.piece.name == owner[0]]
             return named[-1] if len(named) == 1 else None
-        if len(self.just_met) != 1:
-            return None  # none, or experts side by side
+        if len(self.just_met) != 1 or func in CONVOLUTIONS or func in RECURRENT:
+            return None  # none, or experts side by side, or no rows of outputs
         first = args[0] if args else kwargs.get("input")
         tokens_are_columns = (
             isinstance(first, Tensor) and first.untyped_storage().data_ptr() in self.parameters

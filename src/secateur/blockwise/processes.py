@@ -82,9 +82,7 @@ def reduced(products: Products) -> dict[Piece, Met]:
         met.sample = _first(met.sample, device)
     sum_over_ranks({leader: met.sums for leader, met in total.items()}, None, device)
     lacking = _added({piece: met.lacking for piece, met in here.items() if met.lacking is not None}, device)
-    return {
-        piece: replace(total[leader], lacking=lacking.get(piece)) for piece, leader in sorted(leaders.items())
-    }
+    return {piece: replace(total[leader], lacking=lacking.get(piece)) for piece, leader in sorted(leaders.items())}
 
 
 def _added(here: Mapping[Piece, Tensor], device: torch.device) -> dict[Piece, Tensor]:

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from secateur.evidence import Sums
+from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, gates, patches_of
 from secateur.support import private
 
-__all__ = ["AllMetError", "Met", "Piece", "Products", "SAMPLE", "Tokens"]
+__all__ = ["AllMetError", "Inputs", "Met", "Piece", "Products", "Rows", "SAMPLE", "Tokens"]
 
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 
@@ -188,12 +188,48 @@ _PRODUCTS: dict[Any, tuple[str, str]] = {
 }
 
 
+class Inputs(Protocol):
+    """What a matrix is multiplied with."""
+
+    @property
+    def x(self) -> Tensor:
+        """As it came."""
+
+    def rows(self) -> Iterator[Tensor]:
+        """(tokens, inputs), in parts."""
+
+    def copied(self) -> Inputs:
+        """With memory of its own, which stays as it is now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Tokens as they are, but for padding."""
+
+    x: Tensor
+    every: Tensor
+    index: Tensor | None = None  # which of them are no padding; None for all
+
+    def rows(self) -> Iterator[Tensor]:
+        yield self.every if self.index is None else self.every[self.index]
+
+    def copied(self) -> Rows:
+        kept = self.every.clone() if self.index is None else self.every[self.index]
+        return Rows(self.x, kept)
+
+
+def _key(x: Tensor) -> tuple[Any, ...]:
+    """Equal for what is the same tensor with the same values, as long as it lives."""
+    return (x.data_ptr(), x.shape, x.stride(), x.dtype, private.version_of(x))
+
+
 class Products(TorchFunctionMode):
     """Watches the products of inputs with the parameters given, while it is entered.
 
     Args:
         parameters: ``{name: parameter}``.
         words: what to sum of the inputs; see `secateur.evidence.VOCABULARY`.
+        unfolds: convolutions, which are products with patches, and the gates of recurrent layers are watched as well.
 
     >>> layer = nn.Linear(2, 3)
     >>> products = Products({"weight": layer.weight}, frozenset(["input_norm"]))
@@ -203,10 +239,11 @@ class Products(TorchFunctionMode):
     [('weight', {'input_norm': tensor([[5., 1.]])})]
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
         super().__init__()
-        self.words = words
+        self.words, self.unfolds = words, unfolds
         self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items()}
+        self.exactly = {p.data_ptr(): (name, p) for name, p in parameters.items()}
         self.met: dict[Piece, Met] = {}
         self.shared: dict[Piece, Piece] = {}  # a piece whose inputs are another's, tensor for tensor
         self.seen: dict[Any, tuple[Tensor, Piece]] = {}  # in this forward pass; the tensors are held, so none is new
@@ -245,6 +282,10 @@ class Products(TorchFunctionMode):
             self._meet(x, weight, transposed=True)
         elif func is functional.multi_head_attention_forward:
             self._attend(func, args, kwargs)
+        elif self.unfolds and func in CONVOLUTIONS:
+            self._convolve(func, args, kwargs)
+        elif self.unfolds and func in RECURRENT:
+            self._recur(func, args)
         return func(*args, **kwargs)
 
     def _meet(self, x: Any, weight: Any, *, transposed: bool, sequence_first: bool = False) -> None:
@@ -252,7 +293,7 @@ class Products(TorchFunctionMode):
             return
         if weight.device.type == "meta" or not weight.numel():
             return
-        owner = self.parameters.get(weight.untyped_storage().data_ptr())
+        owner = self._owner(weight)
         if owner is None or weight.dim() not in (2, 3) or not x.is_floating_point():
             return
         name, parameter = owner
@@ -264,12 +305,16 @@ class Products(TorchFunctionMode):
         rows = (weight.T if transposed else weight).detach()
         offset = rows.storage_offset() - parameter.storage_offset()
         piece = Piece(name, int(offset), (rows.shape[0], rows.shape[1]), (rows.stride(0), rows.stride(1)))
-        key = (x.data_ptr(), x.shape, x.stride(), x.dtype, private.version_of(x), sequence_first)
+        key = (*_key(x), sequence_first)
+        rows = x.reshape(-1, x.shape[-1]).detach()
+        self._met(piece, Rows(x, rows, self._index(x, rows, sequence_first)), key)
+
+    def _met(self, piece: Piece, inputs: Inputs, key: Any) -> None:
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
         self.repeated = self.repeated or any(piece == other for other, _ in self.counted)
         self.counted.add((piece, key))
-        self._add(piece, x, key, sequence_first)
+        self._add(piece, inputs, key)
         if self.stops and self._has_seen_all():
             raise AllMetError
 
@@ -286,8 +331,8 @@ class Products(TorchFunctionMode):
             entries[piece.name] += math.prod(piece.shape)
         return all(entries[name] == parameter.numel() for name, parameter in self.parameters.values())
 
-    def _add(self, piece: Piece, x: Tensor, key: Any, sequence_first: bool) -> None:
-        first = self.seen.setdefault(key, (x, piece))[1]
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:
+        first = self.seen.setdefault(key, (inputs.x, piece))[1]
         if first != piece and piece not in self.met and self.shared.setdefault(piece, first) == first:
             return
         if piece in self.shared:
@@ -297,13 +342,36 @@ class Products(TorchFunctionMode):
             )
         if piece not in self.met:
             self.met[piece] = Met(Sums(self.words))
-        self.met[piece].add(self._kept(x.detach(), sequence_first))
+        for rows in inputs.rows():
+            self.met[piece].add(rows)
 
-    def _kept(self, x: Tensor, sequence_first: bool) -> Tensor:
-        """(tokens, inputs) without padding."""
-        rows = x.reshape(-1, x.shape[-1])
-        index = self._index(x, rows, sequence_first)
-        return rows if index is None else rows[index]
+    def _convolve(self, func: Any, args: Any, kwargs: Any) -> None:
+        found = patches_of(func, args, kwargs)
+        if found is None or (owner := self._owner(found[0])) is None:
+            return
+        weight, groups = found
+        if weight.shape != owner[1].shape or not weight.is_contiguous():
+            return
+        outputs, inputs = weight.shape[0] // len(groups), math.prod(weight.shape[1:])
+        for number, patches in enumerate(groups):
+            piece = Piece(owner[0], number * outputs * inputs, (outputs, inputs), (inputs, 1))
+            how = (patches.kernel, patches.stride, patches.dilation, number, len(groups))
+            # padding makes another tensor each time, and what is padded is the same for the same input
+            self._met(piece, patches, (*_key(args[0] if args else kwargs["input"]), how, patches.x.shape))
+
+    def _recur(self, func: Any, args: Any) -> None:
+        for weight, x in gates(func, args):
+            if self._owner(weight) is not None:
+                self._meet(x, weight, transposed=False, sequence_first=x.dim() == 3 and self._is_turned(x))
+
+    def _is_turned(self, x: Tensor) -> bool:
+        mask = self.tokens.own
+        return mask is not None and x.shape[:2] != mask.shape and x.shape[:2] == mask.T.shape
+
+    def _owner(self, weight: Tensor) -> tuple[str, Tensor] | None:
+        """The parameter that a weight is, or is a part of; several may lie in one memory, each at a place of its own."""
+        exact = self.exactly.get(weight.data_ptr())
+        return exact if exact is not None else self.parameters.get(weight.untyped_storage().data_ptr())
 
     def _index(self, x: Tensor, rows: Tensor, sequence_first: bool) -> Tensor | None:
         """Which of the rows are no padding; None for all."""

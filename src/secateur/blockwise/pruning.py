@@ -17,9 +17,9 @@ from secateur import allocation, patterns, solvers
 from secateur.allocation import Allocation, check_sparsity, narrowest, uniform
 from secateur.blockwise.in_directory import prune_directory
 from secateur.blockwise.in_memory import prune_in_memory
+from secateur.blockwise.jobs import Layer
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.request import Request
-from secateur.blockwise.jobs import Layer
 from secateur.blockwise.solving import Solve
 from secateur.evidence import needs
 from secateur.patterns import Pattern

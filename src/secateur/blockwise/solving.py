@@ -9,7 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,9 @@ from secateur.blockwise.finding import is_expert
 from secateur.blockwise.jobs import Layer, Pruned, Solved
 from secateur.blockwise.processes import handed_out, rank_and_world
 from secateur.blockwise.products import Met, Piece
+from secateur.blockwise.targets import full_name
 from secateur.criteria import magnitude
-from secateur.patterns import Pattern
+from secateur.patterns import Pattern, Rows, Unstructured
 from secateur.solvers import aimed, from_criterion
 
 __all__ = ["DOES_NOT_FIT", "MatrixJob", "Solve", "complete"]
@@ -69,12 +70,13 @@ def _solve_stage(
     left_alone: dict[str, tuple[str, ...]] = {}
     rank, world = rank_and_world()
     for local, parameter in stage.items():
-        full = f"{block}.{local}"
+        full = full_name(block, local)
         pieces = complete(sorted(piece for piece in found if piece.name == local), parameter)
         if not pieces and is_expert(local) and isinstance(module.get_submodule(local.rpartition(".")[0]), nn.Linear):
             strides = parameter.stride(0), parameter.stride(1)
             pieces = [Piece(local, 0, (parameter.shape[0], parameter.shape[1]), strides)]  # an expert without tokens
-        if (reason := _why_not(pieces, job.pattern)) is not None:
+        pattern = _pattern_for(parameter, pieces, job.pattern)
+        if (reason := _why_not(pieces, pattern)) is not None:
             left_alone[reason] = (*left_alone.get(reason, ()), full)
             continue
         solved = Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
@@ -82,7 +84,7 @@ def _solve_stage(
         said: Layer | Exception | None = None
         if owner == rank:
             try:
-                said = _solve_pieces(full, block, parameter, solved, pieces, found, job)
+                said = _solve_pieces(full, block, parameter, solved, pieces, found, replace(job, pattern=pattern))
             except (ValueError, TypeError, RuntimeError) as error:
                 if world == 1:
                     raise
@@ -93,6 +95,34 @@ def _solve_stage(
         if job.on_layer is not None:
             job.on_layer(layer)
     return new, Pruned(block, tuple(layers), left_alone)
+
+
+@dataclass(frozen=True)
+class _Unflattened:
+    """A pattern as it pools a convolution, for the (outputs, inputs · kernel) that a solver sees."""
+
+    pattern: Pattern
+    shape: tuple[int, ...]
+
+    @property
+    def density(self) -> float | None:
+        return self.pattern.density
+
+    def pool(self, scores: Tensor) -> Tensor:
+        return self.pattern.pool(scores.reshape(self.shape))
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        return self.pattern.spread(keep, torch.Size(self.shape)).reshape(shape)
+
+
+def _pattern_for(parameter: Tensor, pieces: Sequence[Piece], pattern: Pattern) -> Pattern:
+    """The pattern; of a convolution such that it sees the shape of a group's weight."""
+    if not pieces or parameter.dim() <= 2 or isinstance(pattern, Unstructured | Rows):
+        return pattern
+    outputs, inputs = pieces[0].shape
+    if inputs != math.prod(parameter.shape[1:]):
+        return pattern  # experts
+    return _Unflattened(pattern, (outputs, *parameter.shape[1:]))
 
 
 def _why_not(pieces: Sequence[Piece], pattern: Pattern) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from secateur.blockwise.processes import gathered
-from secateur.blockwise.products import Piece, Products
+from secateur.blockwise.products import Inputs, Piece, Products
 from secateur.support import private
 
 __all__ = ["Order"]
@@ -75,14 +75,14 @@ class Order(Products):
     [['up', 'gate'], ['down']]
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(parameters, frozenset())
+    def __init__(self, parameters: Mapping[str, Tensor], *, unfolds: bool = False) -> None:
+        super().__init__(parameters, frozenset(), unfolds=unfolds)
         self.by_name = dict(parameters)
         self.marks = _Marks(list(parameters.values()))
         self.after: dict[str, int] = {}
 
-    def _add(self, piece: Piece, x: Tensor, key: Any, sequence_first: bool) -> None:  # noqa: ARG002
-        self.after.setdefault(piece.name, self.marks.of(x))
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:  # noqa: ARG002
+        self.after.setdefault(piece.name, self.marks.of(inputs.x))
 
     def joined(self) -> Order:
         """With what all processes saw, so that each comes to the same stages; the first one's word counts."""

@@ -13,11 +13,11 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from secateur.blockwise.jobs import Job, Pruned, Solved
 from secateur.blockwise.observation import find_next, observe, stages_of, store
 from secateur.blockwise.replay import LostOutputError, Replay
-from secateur.blockwise.jobs import Job, Pruned, Solved
 from secateur.blockwise.solving import DOES_NOT_FIT, MatrixJob
-from secateur.blockwise.targets import block_of
+from secateur.blockwise.targets import block_of, full_name
 from secateur.patterns import word_of
 from secateur.support import track
 
@@ -71,7 +71,9 @@ def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:
     return {NEVER_RUN: found} if found else {}
 
 
-def check_pruned(layers: Sequence[object], left_alone: Mapping[str, Sequence[str]], replay: Replay, job: MatrixJob) -> None:
+def check_pruned(
+    layers: Sequence[object], left_alone: Mapping[str, Sequence[str]], replay: Replay, job: MatrixJob
+) -> None:
     """`ValueError` where a whole walk pruned nothing."""
     if layers:
         return
@@ -120,7 +122,7 @@ def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: J
         return None
     block = replay.blocks[name]
     weights.load(name, finished=False)
-    wanted = {local: p for local, p in block.named_parameters() if f"{name}.{local}" in job.targets}
+    wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
     new, pruned = _solved(replay, batches, job, name, wanted)
     if replay.dense is not None and len(replay.done) + 1 < len(replay.blocks):
         _store_dense(replay, batches, name)  # as long as it has its dense weights

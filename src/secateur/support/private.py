@@ -23,6 +23,7 @@ __all__ = [
     "converted",
     "experts_in_turn",
     "fake_values",
+    "flatten_anew",
     "gathered_as",
     "is_batchnorm",
     "is_convolution",
@@ -76,6 +77,11 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def flatten_anew(module: nn.RNNBase) -> None:
+    """A recurrent module has its parameters in a list once more, from which it computes: those that it has now."""
+    module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
 def gathered_as(record: Any) -> Any:
