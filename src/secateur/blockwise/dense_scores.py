@@ -98,11 +98,11 @@ class DenseScores(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         block = block_of(name, self.blocks)
+        assert block is not None
         if self._loaded != block:
             self.close()
             self.weights.load(block, finished=False)
             self._loaded = block
-        assert block is not None
         parameter = self.blocks[block].get_parameter(name[len(block) + 1 :] if block else name)
         norms = self.norms.get(name, {})
         pieces = complete(sorted(norms), parameter)

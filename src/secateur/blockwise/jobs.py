@@ -23,7 +23,8 @@ class Layer:
 
     ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
     the pruned model, W being the weight that was aimed at; None where no token did, or where the outputs were all 0
-    and no longer are. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none were sent to, which were pruned by magnitude.
+    and no longer are. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none were sent to, which
+    were pruned by magnitude.
     """
 
     name: str

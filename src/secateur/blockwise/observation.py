@@ -155,9 +155,9 @@ def observe(
                         f"{full_name(name, local)}: the weight of shape {shape} has entries that are NaN or infinite."
                     )
             raise ValueError(
-                f"{full_name(name, piece.name)}: what it is multiplied with holds NaN or infinity, or squares beyond float64; "
-                "look at the batches, at the model's configuration (config.json) and its weights, or run the model in "
-                "a wider dtype (float16 overflows where bfloat16 does not)."
+                f"{full_name(name, piece.name)}: what it is multiplied with holds NaN or infinity, or squares beyond "
+                "float64; look at the batches, at the model's configuration (config.json) and its weights, or run the "
+                "model in a wider dtype (float16 overflows where bfloat16 does not)."
             )
     return found
 

@@ -1,6 +1,6 @@
 """Products of the pruned model beside those of the dense one: what each lacks to restore the dense model.
 
-Law: nothing is held longer than one batch but the sums; tokens that are not the same ones in both runs are not compared.
+Law: nothing is held longer than one batch but the sums; tokens that are not the same in both runs are not compared.
 
 A product inside a block lacks ``X Wᵀ - X' Wᵀ``, X the dense model's inputs and X' the pruned one's. One whose output is
 added to something of its shape, such as the residual stream, lacks what the sum lacks; where several products of one

@@ -360,7 +360,7 @@ class Products(TorchFunctionMode):
             self._met(piece, patches, (*_key(args[0] if args else kwargs["input"]), how, patches.x.shape))
 
     def _recur(self, func: Any, args: Any) -> None:
-        for weight, x in gates(func, args):
+        for _, weight, x in gates(func, args):
             if self._owner(weight) is not None:
                 self._meet(x, weight, transposed=False, sequence_first=x.dim() == 3 and self._is_turned(x))
 
@@ -369,7 +369,7 @@ class Products(TorchFunctionMode):
         return mask is not None and x.shape[:2] != mask.shape and x.shape[:2] == mask.T.shape
 
     def _owner(self, weight: Tensor) -> tuple[str, Tensor] | None:
-        """The parameter that a weight is, or is a part of; several may lie in one memory, each at a place of its own."""
+        """The parameter that a weight is, or a part of which; several may lie in one memory, each at its place."""
         exact = self.exactly.get(weight.data_ptr())
         return exact if exact is not None else self.parameters.get(weight.untyped_storage().data_ptr())
 

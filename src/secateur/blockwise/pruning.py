@@ -40,7 +40,7 @@ def oneshot(
     solver: str | Solve = admm,
     pattern: str | Pattern | None = None,
     allocate: str | Allocation = uniform,
-    stages: bool = True,
+    stages: bool | None = None,
     aim: float | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
@@ -83,11 +83,11 @@ def oneshot(
             same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
             them.
         stages: solve a block's weights in the order in which they compute, each stage (queries, keys and values, say,
-            then the attention's output) on what the pruned stages before it give. Without, all from one run.
+            then the attention's output) on what the pruned stages before it give; else all from one run. By default
+            where the solver names ``gram``, and so repairs.
         aim: how far a weight is moved towards restoring the dense model before it is pruned, from 0 to 1: the dense
             model is run beside the pruned one, and of what a product's output lacks, or the stream that it is added
-            to, least squares makes up this share. By default one half in stages where the solver names ``gram``, and
-            0 else.
+            to, least squares makes up this share. By default one half in stages, if the solver names ``gram``, else 0.
         include, exclude: globs over parameter names, as `find_targets` takes them; include can ask for routers.
         out: for a directory, the one to write, which must not exist.
         forward: ``(model, batch) -> outputs``; by default ``model(inputs)``, or ``model(**mapping)``.
@@ -119,6 +119,7 @@ def oneshot(
             f"{getattr(solver, '__name__', solver)} asks for {', '.join(impossible)}; a walk over blocks gathers "
             f"{', '.join(sorted(GATHERED))} and no gradients."
         )
+    stages = "gram" in words if stages is None else stages
     if aim is None:
         aim = AIM if stages and "gram" in words else 0.0
     if not 0 <= aim <= 1:

@@ -22,11 +22,11 @@ __all__ = ["Order"]
 _SHAPE_ONLY = re.compile(r"aten::(empty|zeros|ones|full|rand|randn|randint)_like|aten::new_(empty|zeros|ones|full)")
 
 
-class _Marks(private.DispatchMode):
+class _Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
     """For each memory the weights whose outputs it holds something of, as the bits of a number."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.own = {_memory(weight): 1 << at for at, weight in enumerate(weights)}
         self.of_memory: dict[int, int] = {}
 

@@ -260,11 +260,9 @@ class _Gates:
         return "gates"
 
     def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
-        own = getattr(self.module, self.key)
-
         def see(func: Any, given: Sequence[Any]) -> None:
-            for weight, x in gates(func, given):
-                if weight is own:
+            for name, _, x in gates(func, given):
+                if name == self.key:
                     sums.add_inputs(_rows(x, keep))
                     return
 

@@ -46,7 +46,7 @@ class Patches:
         channels = self.x.shape[1] // self.groups
         own = self.x.detach()[:, self.group * channels : (self.group + 1) * channels]
         size = max(1, own[:1].numel() * math.prod(self.kernel))
-        for part in own.split(max(1, _AT_ONCE // size)):
+        for part in torch.split(own, max(1, _AT_ONCE // size)):
             for dim, (length, stride, dilation) in enumerate(
                 zip(self.kernel, self.stride, self.dilation, strict=True), start=2
             ):
@@ -86,21 +86,22 @@ def _each(value: Any, count: int) -> tuple[int, ...]:
     return tuple(map(int, found * count if len(found) == 1 else found))
 
 
-def gates(func: Any, args: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """``(weight, what it is multiplied with)`` of each matrix of gates of a recurrent call, layer by layer.
+def gates(func: Any, args: Sequence[Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """``(name, weight, what it is multiplied with)`` of each matrix of gates of a recurrent call, layer by layer; names
+    are those that torch's modules have for them.
 
     Of a call over a sequence each layer is run by itself, so that its outputs are the states that its own weights meet
     at the next step; one that nobody asks for is not run. Projections (``weight_hr``) are not among them.
 
     >>> cell = torch.nn.RNNCell(2, 3)
     >>> given = torch.ones(1, 2), torch.zeros(1, 3), cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-    >>> [tuple(rows.shape) for _, rows in gates(torch.rnn_tanh_cell, given)]
-    [(1, 2), (1, 3)]
+    >>> [(name, tuple(rows.shape)) for name, _, rows in gates(torch.rnn_tanh_cell, given)]
+    [('weight_ih', (1, 2)), ('weight_hh', (1, 3))]
     """
     if func in _CELLS:
         x, state, input_weight, state_weight = args[:4]
-        yield input_weight, x
-        yield state_weight, state[0] if isinstance(state, tuple | list) else state
+        yield "weight_ih", input_weight, x
+        yield "weight_hh", state_weight, state[0] if isinstance(state, tuple | list) else state
         return
     is_lstm = func is torch.lstm
     packed = isinstance(args[1], Tensor) and (is_lstm or isinstance(args[2], Tensor))
@@ -112,7 +113,7 @@ def gates(func: Any, args: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
     for layer in range(layers):
         own = weights[layer * ways * each : (layer + 1) * ways * each]
         for way in range(ways):
-            yield own[way * each], x
+            yield f"weight_ih_l{layer}{'_reverse' * way}", own[way * each], x
         first = [part[layer * ways : (layer + 1) * ways] for part in states]
         given = tuple(first) if is_lstm else first[0]
         rest = (has_biases, 1, 0.0, False, bidirectional)
@@ -121,7 +122,8 @@ def gates(func: Any, args: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
         width = x.shape[-1] // ways
         for way in range(ways):
             outputs = x[..., way * width : (way + 1) * width]
-            yield own[way * each + 1], _states_before(outputs, first[0][way], sizes, batch_first, backwards=way == 1)
+            before = _states_before(outputs, first[0][way], sizes, batch_first, backwards=way == 1)
+            yield f"weight_hh_l{layer}{'_reverse' * way}", own[way * each + 1], before
 
 
 def _states_before(
@@ -134,7 +136,7 @@ def _states_before(
         start = first.unsqueeze(time) if outputs.dim() == 3 else first.reshape(1, -1)
         kept = outputs.narrow(time, 1 if backwards else 0, length - 1)
         return torch.cat([kept, start] if backwards else [start, kept], time)
-    steps = list(outputs.split(sizes.tolist()))
+    steps = list(torch.split(outputs, sizes.tolist()))
     if backwards:  # a shorter sequence begins where it ends
         later = [*steps[1:], outputs[:0]]
         return torch.cat([torch.cat([two, first[len(two) : len(one)]]) for one, two in zip(steps, later, strict=True)])

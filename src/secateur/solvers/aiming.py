@@ -44,7 +44,9 @@ def aimed(weight: Tensor, lacking: Tensor, *, gram: Tensor, aim: float = 1.0, da
     wide = torch.promote_types(dense.dtype, gram.dtype)
     lower = once_for(gram, ("damped", damping, wide), lambda: _damped_factor(gram, damping, wide))
     more = lacking.to(torch.promote_types(wide, lacking.dtype)) / scale_of(gram)
-    return dense + torch.cholesky_solve(more.to(wide).T, lower).T.to(dense.dtype).mul_(aim)
+    moved: Tensor = torch.cholesky_solve(more.to(wide).T, lower).T
+    target: Tensor = dense.add(moved.to(dense.dtype), alpha=aim)
+    return target
 
 
 def _damped_factor(gram: Tensor, damping: float, dtype: torch.dtype) -> Tensor:
