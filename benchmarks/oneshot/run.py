@@ -7,6 +7,7 @@
     python benchmarks/oneshot/run.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
     python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
     python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
+    python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot/run.py projection [--width 2048] [--tokens 262144]
 
@@ -30,6 +31,7 @@ import torch
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.oneshot import halves
+from benchmarks.oneshot.layers import layers
 from benchmarks.oneshot.quality import METHODS, SETTINGS, quality, tokens
 from benchmarks.oneshot.speed import gram_speed, projection, solver_speed
 from benchmarks.oneshot.stages import WAYS, LanguageModel, stages
@@ -64,6 +66,9 @@ def main() -> None:
     command.add_argument("--seeds", type=int, default=1)
     command.add_argument("--samples", type=int)
     command.add_argument("--size", type=int, help="sentences or sequences of a batch")
+    command = commands.add_parser("layers")
+    command.add_argument("--sparsities", default="0.8,0.9")
+    command.add_argument("--seeds", type=int, default=3)
     command = commands.add_parser("gram")
     command.add_argument("--minilm", type=Path, help="also prune this model with Gram matrices of bfloat16 products")
     command.add_argument("--width", type=int, default=4096)
@@ -88,6 +93,8 @@ def main() -> None:
         chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
         subject, methods = MiniLM(arguments.minilm), arguments.methods.split(",")
         results["halves"] = halves.halves(subject, chosen, methods, arguments.seeds, arguments.sentences)
+    elif arguments.command == "layers":
+        results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
     elif arguments.command == "stages":
         if arguments.minilm is None and None in (arguments.model, arguments.calibration, arguments.judge):
             parser.error("stages needs --minilm DIR, or --model DIR --calibration FILE --judge FILE")
