@@ -3,7 +3,7 @@
 Law: calibration and evaluation share no sentence, and a model is measured by its outputs, not by the solver's word.
 
 Seconds are CPU seconds, of the solver and of the whole call, in which a Gram matrix is summed for every method; ± are
-standard deviations over calibration seeds. All weights of a block are solved from one run, as the papers' own code does;
+standard deviations over calibration seeds. All weights of a block are solved from one run, as in the papers' own code;
 what stages add is in stages.py.
 """
 

@@ -25,7 +25,7 @@ from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.support import Forward, device_of, moved, run_batch, unchanged, unwrapped
 
-__all__ = ["prune_in_memory"]
+__all__ = ["InMemory", "prune_in_memory"]
 
 
 def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:
@@ -41,7 +41,7 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
         targets, left_alone = choose_targets(inner, blocks, request.include, request.exclude)
         tally.leave_alone(left_alone)
         _refuse_repeated(inner, blocks, held[0], request.forward)
-        weights = _InMemory(blocks)
+        weights = InMemory(blocks)
         replay = Replay(
             inner,
             blocks,
@@ -61,7 +61,7 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
     return tally.outcome(time.monotonic() - started)
 
 
-class _InMemory:
+class InMemory:
     """The weights are the model's own."""
 
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:

@@ -54,8 +54,9 @@ def _damped_factor(gram: Tensor, damping: float, dtype: torch.dtype) -> Tensor:
     while damping <= 1:
         moved = over_scale(gram, dtype)
         moved.diagonal().add_(damping)
-        lower, failed = torch.linalg.cholesky_ex(moved)
-        if not bool(failed):
+        found = torch.linalg.cholesky_ex(moved)
+        lower: Tensor = found.L
+        if not bool(found.info):
             return lower
         damping = max(damping * 10, 1e-4)
     raise not_a_gram(gram)
