@@ -87,7 +87,7 @@ def test_where_nothing_leaves_least_squares_gives_what_there_was():
 def test_at_once_a_job_is_given_all_of_a_block(beside):
     model = stack().eval()
     job = job_for(model, 0, in_stages=False, beside_dense=beside)
-    job.solve_stage = lambda block, module, stage, found: (job.seen.append((list(stage), sorted(found)[0].name)),
+    job.solve_stage = lambda block, module, stage, found: (job.seen.append((list(stage), min(found).name)),
                                                            ({}, Pruned(block)))[1]  # fmt: skip
     walked(model, job)
     assert [names for names, _ in job.seen] == [["up.weight", "down.weight"]] * 3
