@@ -114,7 +114,7 @@ def test_an_expert_without_tokens_goes_with_the_others():
 @pytest.mark.parametrize("solver", [sparsegpt, WANDA], ids=["sparsegpt", "wanda"])
 def test_a_stage_is_pruned_by_what_the_pruned_stages_before_it_give(solver):
     model, by_hand = stack(), stack()
-    oneshot(model, data(), 0.5, solver=solver, pattern=Rows(), aim=0.0)
+    oneshot(model, data(), 0.5, solver=solver, pattern=Rows(), stages=True, aim=0.0)
     x = by_hand.enter(torch.cat(data())).detach()
     with torch.no_grad():
         for layer in by_hand.layers:

@@ -45,7 +45,8 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     if not blocks:
         raise ValueError(
             f"{type(model).__name__} has no repeated blocks: no ModuleList or Sequential of modules that hold "
-            "matrices. Prune it with sparsify, or put its blocks into a ModuleList."
+            "matrices. Put its blocks into a ModuleList, or load it and pass the model itself: in memory a network of "
+            "layers is pruned layer by layer."
         )
     return blocks
 

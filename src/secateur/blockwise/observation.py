@@ -122,6 +122,7 @@ def observe(
             else:
                 count = None if whole and not owners else _tokens_in(args, kwargs)
                 stack.enter_context(pairs.beside(masks, states, count, dense=dense))
+                stack.enter_context(pairs.learning())
             output = call()
             if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())

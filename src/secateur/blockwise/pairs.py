@@ -10,8 +10,9 @@ memory, through views, what returns it as it is, and the adding of a bias, up to
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
+from secateur.blockwise.stages import Marks
 from secateur.evidence import CONVOLUTIONS, RECURRENT, in_range
 
 __all__ = ["Pairs"]
@@ -91,7 +93,7 @@ class Pairs(Products):
     """Watches a batch twice: first in the dense model, within `of_dense`, then in the pruned one, whose products are
     summed as `Products` does. The parameters are those of one stage, and the same tensors in both runs.
 
-    The first batch is watched to the end of the block, to learn which products end in a sum.
+    The first batch is watched to the end of the block, within `learning`, to learn which products end in a sum.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
@@ -105,6 +107,8 @@ class Pairs(Products):
         self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
         self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
         self.just_met: list[_Meeting] = []
+        self.marks = Marks(list(parameters.values()))
+        self.bits = {name: 1 << at for at, name in enumerate(parameters)}
 
     def beside(self, tokens: Tokens, states: Tensor | None, count: int | None, *, dense: bool) -> Pairs:
         """For one run; ``count`` is how many tokens the block is given, padding among them, where some of them may be
@@ -113,6 +117,13 @@ class Pairs(Products):
         self.is_dense, self.count = dense, count
         self.before, self.now = (None, _Pass()) if dense else (self.now, _Pass())
         return self
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """Around the runs of the first batch: sums of a product's output and of what was made of it, as in some
+        activations, are told from others."""
+        with self.marks if self.expected is None else contextlib.nullcontext():
+            yield
 
     def end_batch(self) -> None:
         """After both runs: what they differ in is added to the sums."""
@@ -162,7 +173,8 @@ class Pairs(Products):
             self._follow_addition(args, kwargs or {}, output)
         elif (meeting := self._whose(func, args, kwargs or {})) is not None:
             value = output[0] if isinstance(output, tuple) else output
-            if value.shape[-1] == meeting.piece.shape[0]:
+            ends = self.expected is None or meeting.piece in self.expected
+            if ends and value.shape[-1] == meeting.piece.shape[0]:
                 self.now.following.append((value, _Sum({meeting: False})))
         if self.stops and self._has_met_all() and self._sums_are_there():
             raise AllMetError
@@ -230,6 +242,10 @@ class Pairs(Products):
         assert group is not None
         if group.value is not None or operands[at].shape != output.shape:
             return  # it has ended already
+        if self.expected is None:
+            own = sum({self.bits[meeting.piece.name] for meeting in group.members})
+            if self.marks.of(operands[1 - at]) & own:
+                return  # what is added was made of the output itself
         if operands[1 - at].shape == output.shape:
             group.value = output.detach().clone()
         self.now.following.append((output, group))

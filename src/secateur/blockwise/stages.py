@@ -16,13 +16,13 @@ from secateur.blockwise.processes import gathered
 from secateur.blockwise.products import Inputs, Piece, Products
 from secateur.support import private
 
-__all__ = ["Order"]
+__all__ = ["Marks", "Order"]
 
 # what they return has the shape of what they are given, and nothing else of it
 _SHAPE_ONLY = re.compile(r"aten::(empty|zeros|ones|full|rand|randn|randint)_like|aten::new_(empty|zeros|ones|full)")
 
 
-class _Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
+class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
     """For each memory the weights whose outputs it holds something of, as the bits of a number."""
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
@@ -78,7 +78,7 @@ class Order(Products):
     def __init__(self, parameters: Mapping[str, Tensor], *, unfolds: bool = False) -> None:
         super().__init__(parameters, frozenset(), unfolds=unfolds)
         self.by_name = dict(parameters)
-        self.marks = _Marks(list(parameters.values()))
+        self.marks = Marks(list(parameters.values()))
         self.after: dict[str, int] = {}
 
     def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:  # noqa: ARG002
