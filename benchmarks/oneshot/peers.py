@@ -156,7 +156,7 @@ def ours(case: Case) -> Callable[[nn.Module, Tensor], None]:
         if case.method == "magnitude":  # needs no data
             sparsify(model, sparsity, pattern=pattern, include="model.layers.*_proj.weight")
         else:
-            oneshot(model, batches, sparsity, solver=solvers[case.method], pattern=pattern)
+            oneshot(model, batches, sparsity, solver=solvers[case.method], pattern=pattern, stages=False)
 
     return prune
 

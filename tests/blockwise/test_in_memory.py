@@ -53,7 +53,7 @@ def test_errors_of_a_model_in_memory():
         ({"out": "there"}, ValueError, "out= is for directories"),
         ({"solver": from_criterion(criteria.taylor)}, TypeError, "asks for grad_sq; a walk over blocks gathers"),
         ({"allocate": owl, "pattern": NM(2, 4), "sparsity": None}, ValueError, "leave allocate out"),
-        ({"model": nn.Linear(2, 2)}, ValueError, "has no repeated blocks"),
+        ({"model": nn.BatchNorm1d(2)}, ValueError, "has no repeated blocks"),
         ({"batches": [torch.full((2, 5), torch.nan)]}, ValueError, r"layers\.0 receives in batch 0 holds NaN"),
     ):
         model = keywords.get("model") or stack()

@@ -44,7 +44,7 @@ def peak():
         return said("VmHWM")
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
-def halves(weight, sparsity, pattern):  # what a solver costs is its own matter
+def halves(weight, sparsity, pattern, *, gram):  # what a solver costs is its own matter
     mask = torch.zeros(weight.shape, dtype=torch.bool)
     mask[:, ::2] = True
     return weight * mask, mask
@@ -54,7 +54,7 @@ if STATUS.exists():  # from here on the system refuses more; files that are mapp
     resource.setrlimit(resource.RLIMIT_DATA, (said("VmData") + int(sys.argv[3]),) * 2)
 before = peak()
 batches = [torch.arange(16)[None]]
-done = oneshot(sys.argv[1], batches, 0.5, solver=halves, out=sys.argv[2])
+done = oneshot(sys.argv[1], batches, 0.5, solver=halves, stages=True, aim=0.5, out=sys.argv[2])
 print(peak() - before, before, len(done.layers))
 """
 

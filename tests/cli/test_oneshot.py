@@ -42,6 +42,7 @@ def call(folder, *words, data="text.txt", out="sparse"):
     [
         ("--sparsity", "0.5"),
         ("--pattern", "2:4", "--solver", "sparsegpt"),
+        ("-s", "0.5", "--no-stages", "--aim", "0.25"),
         ("-s", "0.6", "--pattern", "rows", "--solver", "wanda", "--allocate", "owl"),
         ("-s", "0.5", "--solver", "magnitude", "--exclude", "*q_proj*", "--allocate", "progression"),
     ],
@@ -56,8 +57,12 @@ def test_a_pruned_directory_loads_and_verifies(folder, words):
     record = json.loads((folder / "sparse/secateur.json").read_text())
     assert record["arguments"]["command"].startswith("secateur oneshot ")
     assert record["arguments"]["samples"] == 8
+    if "--aim" in words:
+        assert "--no-stages --aim 0.25" in record["arguments"]["command"]
     masks_only = "wanda" in words or "magnitude" in words
     assert record["kept_weights"] == ("unchanged" if masks_only else "updated")
+    aim = 0.25 if "--aim" in words else 0.0 if masks_only else 0.5
+    assert (record["stages"], record["aim"]) == (aim == 0.5, aim)
     verification = verify_checkpoint(folder / "sparse", folder / "dense")
     assert not verification.problems
     assert not verification.unchecked

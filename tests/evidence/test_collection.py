@@ -244,9 +244,9 @@ class Bare(nn.Module):
         ),
         (lambda: collect(Unused(), pairs(), "flow"), ValueError, "unused.weight: the outputs do not depend on it"),
         (
-            lambda: collect(nn.Sequential(nn.LSTM(6, 3)), pairs(), "input_norm"),
+            lambda: collect(nn.Sequential(nn.LSTM(6, 3)), pairs(), "output_norm"),
             TypeError,
-            r"0.weight_ih_l0 belongs to 0 \(LSTM\), of which input_norm can't be gathered; leave it out with exclude=",
+            r"0.weight_ih_l0 belongs to 0 \(LSTM\), of which output_norm can't be gathered; leave it out with exclude=",
         ),
         (lambda: collect(Bare(), pairs(), "gram"), TypeError, r"weight belongs to \(Bare\), of which gram"),
         (

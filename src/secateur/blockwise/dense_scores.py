@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import uniform
+from secateur.blockwise.finding import WHOLE
 from secateur.blockwise.observation import find_next, observe, store
 from secateur.blockwise.products import Piece
 from secateur.blockwise.replay import Replay
 from secateur.blockwise.request import Request
 from secateur.blockwise.solving import complete
-from secateur.blockwise.targets import block_of
+from secateur.blockwise.targets import block_of, full_name
 from secateur.blockwise.walk import Weights
 from secateur.selection import LazyScores
 from secateur.support import track
@@ -40,7 +41,12 @@ def share_out(
     if pattern.density is not None or sparsity is None:
         raise ValueError(f"{pattern} keeps the same share of every weight; leave allocate out.")
     turned = set(stored_inputs_first(replay.model, targets))
-    shapes = {name: torch.Size(_rows_shape(tuple(p.shape), inputs_first=name in turned)) for name, p in targets.items()}
+    shapes = {
+        name: p.shape
+        if WHOLE in replay.blocks
+        else torch.Size(_rows_shape(tuple(p.shape), inputs_first=name in turned))
+        for name, p in targets.items()
+    }
     try:
         counts = request.allocate(_unread(_ShapesOnly(shapes)), sparsity, pattern)
     except _ReadError:
@@ -66,10 +72,12 @@ def measure_norms(replay: Replay, weights: Weights, batches: Sequence[Any], targ
         if name is None:
             break
         weights.load(name, finished=False)
-        wanted = {local: p for local, p in replay.blocks[name].named_parameters() if f"{name}.{local}" in targets}
+        wanted = {local: p for local, p in replay.blocks[name].named_parameters() if full_name(name, local) in targets}
         for piece, met in observe(replay, batches, name, wanted, ["input_norm"]).items():
             if met.tokens:
-                norms.setdefault(f"{name}.{piece.name}", {})[piece] = met.evidence(["input_norm"])["input_norm"]
+                norms.setdefault(full_name(name, piece.name), {})[piece] = met.evidence(["input_norm"])["input_norm"]
+        if name == WHOLE:
+            break
         store(replay, batches, name)
         weights.unload(name)
     replay.restart(keep_all=False)
@@ -90,17 +98,19 @@ class DenseScores(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         block = block_of(name, self.blocks)
+        assert block is not None
         if self._loaded != block:
             self.close()
             self.weights.load(block, finished=False)
             self._loaded = block
-        parameter = self.blocks[block].get_parameter(name[len(block) + 1 :])
+        parameter = self.blocks[block].get_parameter(name[len(block) + 1 :] if block else name)
         norms = self.norms.get(name, {})
         pieces = complete(sorted(norms), parameter)
         if not pieces:
             return parameter.detach().abs().float().reshape(self.shapes[name])
         nothing = torch.zeros(1, device=parameter.device)
-        return torch.cat([piece.of(parameter).abs().float() * norms.get(piece, nothing) for piece in pieces])
+        rows = [piece.of(parameter).abs().float() * norms.get(piece, nothing) for piece in pieces]
+        return torch.cat(rows).reshape(self.shapes[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)

@@ -11,9 +11,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from secateur.support import private
 from secateur.targets import is_expert
 
-__all__ = ["experts_owners", "find_blocks", "is_expert"]
+WHOLE = ""  # the name of the one block that a network of layers is
+
+__all__ = ["WHOLE", "experts_owners", "find_blocks", "is_expert", "parts_of"]
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -42,9 +45,36 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     if not blocks:
         raise ValueError(
             f"{type(model).__name__} has no repeated blocks: no ModuleList or Sequential of modules that hold "
-            "matrices. Prune it with sparsify, or put its blocks into a ModuleList."
+            "matrices. Put its blocks into a ModuleList, or load it and pass the model itself: in memory a network of "
+            "layers is pruned layer by layer."
         )
     return blocks
+
+
+def parts_of(model: nn.Module) -> dict[str, nn.Module]:
+    """What a walk in memory goes through: the blocks, or the whole model under the name "" where it is a network of
+    layers: where no blocks are stacked, or most of what they hold are convolutions and recurrent layers, or the blocks
+    are plain layers beside such.
+
+    >>> list(parts_of(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(2, 2))))
+    ['']
+    """
+    try:
+        blocks = find_blocks(model)
+    except ValueError:
+        if not _matrix_entries(model):
+            raise
+        return {WHOLE: model}
+    inside = [module for block in blocks.values() for module in block.modules()]
+    if any(map(_is_composite, blocks.values())):
+        other = sum(p.numel() for m in inside if _unfolds(m) for p in m.parameters(recurse=False) if p.dim() >= 2)
+        return {WHOLE: model} if 2 * other > sum(map(_matrix_entries, blocks.values())) else blocks
+    return {WHOLE: model} if any(map(_unfolds, model.modules())) else blocks
+
+
+def _unfolds(module: nn.Module) -> bool:
+    """Whether its inputs are unfolded before they are multiplied: into patches, or step by step."""
+    return private.is_convolution(module) or isinstance(module, nn.RNNBase | nn.RNNCellBase)
 
 
 def _stacks(module: nn.Module, path: str) -> Iterator[dict[str, nn.Module]]:

@@ -19,6 +19,7 @@ from torch import nn
 from secateur.blockwise.dense_scores import share_out
 from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.jobs import Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
 from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot, Tally
@@ -27,7 +28,6 @@ from secateur.blockwise.record import said_of, write_record
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta
-from secateur.blockwise.solving import Layer, Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.checkpoints import CheckpointError, check_arguments, check_places, open_checkpoint, previous_record
@@ -70,10 +70,17 @@ def prune_directory(
         tally.leave_alone(left_alone)
         sparsities = _gone_on_with(begun, tally, blocks, targets)
         weights = _InFiles(files, begun, tally)
-        outputs = Outputs(request.activations)
-        replay = Replay(model, blocks, outputs=outputs, forward=forward, on_arrival=weights.arrive, device=device)
+        replay = Replay(
+            model,
+            blocks,
+            outputs=Outputs(request.activations),
+            dense=request.dense_outputs(),
+            forward=forward,
+            on_arrival=weights.arrive,
+            device=device,
+        )
         with contextlib.ExitStack() as stack:
-            stack.callback(outputs.clear)
+            stack.callback(replay.clear)
             stack.enter_context(replay.installed())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             if sparsities is None:

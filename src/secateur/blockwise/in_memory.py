@@ -15,17 +15,17 @@ import torch
 from torch import nn
 
 from secateur.blockwise.dense_scores import share_out
-from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.finding import parts_of
+from secateur.blockwise.jobs import Pruned, Solved
 from secateur.blockwise.observation import prepared
 from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.replay import RUNS_AGAIN, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
-from secateur.blockwise.solving import Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.support import Forward, device_of, moved, run_batch, unchanged, unwrapped
 
-__all__ = ["prune_in_memory"]
+__all__ = ["InMemory", "prune_in_memory"]
 
 
 def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:
@@ -37,15 +37,21 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
     tally = Tally()
     inference = any(parameter.is_inference() for parameter in inner.parameters())  # may be written to in this mode only
     with unchanged(inner), torch.inference_mode(inference), prepared(inner), _blamed_on_blocks(tally):
-        blocks = find_blocks(inner)
+        blocks = parts_of(inner)
         targets, left_alone = choose_targets(inner, blocks, request.include, request.exclude)
         tally.leave_alone(left_alone)
         _refuse_repeated(inner, blocks, held[0], request.forward)
-        weights = _InMemory(blocks)
-        outputs = Outputs(request.activations)
-        replay = Replay(inner, blocks, outputs=outputs, forward=request.forward, device=device_of(inner))
+        weights = InMemory(blocks)
+        replay = Replay(
+            inner,
+            blocks,
+            outputs=Outputs(request.activations),
+            dense=request.dense_outputs(),
+            forward=request.forward,
+            device=device_of(inner),
+        )
         with contextlib.ExitStack() as stack:
-            stack.callback(outputs.clear)
+            stack.callback(replay.clear)
             stack.enter_context(replay.installed())
             job = request.job(share_out(request, targets, replay, weights, held))
             for pruned in walk(replay, weights, held, job):
@@ -55,7 +61,7 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
     return tally.outcome(time.monotonic() - started)
 
 
-class _InMemory:
+class InMemory:
     """The weights are the model's own."""
 
     def __init__(self, blocks: Mapping[str, nn.Module]) -> None:

@@ -12,14 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise.finding import experts_owners
+from secateur.blockwise.finding import WHOLE, experts_owners
+from secateur.blockwise.pairs import Pairs
 from secateur.blockwise.processes import reduced
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens, encoder_states, silenced
 from secateur.blockwise.replay import RUNS_AGAIN, Replay
 from secateur.blockwise.request import RunAlong
-from secateur.support import mapped, private, track
+from secateur.blockwise.stages import Order
+from secateur.blockwise.targets import full_name
+from secateur.support import mapped, private, tensors_in, track
 
-__all__ = ["find_next", "observe", "prepared", "store"]
+__all__ = ["find_next", "in_place", "observe", "prepared", "stages_of", "store"]
 
 
 @contextlib.contextmanager
@@ -50,18 +53,61 @@ def find_next(replay: Replay, batches: Sequence[Any]) -> str | None:
     return replay.run(0, batches[0], lambda *_: None)
 
 
+def stages_of(
+    replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor]
+) -> tuple[list[dict[str, Tensor]], bool]:
+    """The block's weights in the order in which they compute, those side by side together, and whether one of them is
+    used twice; from one run of a batch.
+
+    Raises:
+        ValueError: the model runs the block more than once.
+    """
+    order, first = Order(wanted, unfolds=name == WHOLE), None
+    tokens = Tokens.of(batches[0])
+
+    def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
+        nonlocal first
+        masks = tokens.for_block(replay.blocks[reached], args, kwargs, batches[0])
+        with order.watching(masks), order.marks:
+            output = call()
+        first = mapped(output, lambda tensor: tensor.detach().clone())
+
+    replay.run(0, batches[0], watch)
+    if replay.is_run_again(name, batches[0], first):
+        raise ValueError(RUNS_AGAIN.format(name=name))
+    order.joined()
+    return order.stages(), order.repeated
+
+
 def observe(
-    replay: Replay, batches: Sequence[Any], name: str, wanted: Mapping[str, Tensor], words: Iterable[str]
+    replay: Replay,
+    batches: Sequence[Any],
+    name: str,
+    wanted: Mapping[str, Tensor],
+    words: Iterable[str],
+    *,
+    new: Mapping[str, Tensor] | None = None,
+    repeated: bool = False,
+    beside_dense: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
     one without a share of its own adds nothing.
+
+    Args:
+        new: the values of those of its weights that are solved already, one stage or more; None where no stage is, and
+            all are wanted.
+        repeated: with ``new``, whether a weight of the block is used twice.
+        beside_dense: each batch is run through the dense block first, which gives what each product lacks.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
-    products = Products(wanted, frozenset(words))
-    tokens, first = Tokens(), None
+    owners, whole = experts_owners(block), name == WHOLE
+    pairs = Pairs(wanted, frozenset(words), unfolds=whole) if beside_dense else None
+    products = Products(wanted, frozenset(words), unfolds=whole) if pairs is None else pairs
+    products.repeated = repeated
+    tokens, first, dense = Tokens(), None, False
 
     def watch(reached: str, args: Any, kwargs: Any, call: Callable[[], Any]) -> None:
         nonlocal first
@@ -73,40 +119,87 @@ def observe(
         with contextlib.suppress(AllMetError), contextlib.ExitStack() as stack:
             for owner in owners:
                 stack.callback(owner.register_forward_pre_hook(silenced(masks.own), with_kwargs=True).remove)
-            if not isinstance(batches, RunAlong):
-                stack.enter_context(products.watching(masks, states, stops=number > 0))
+            if isinstance(batches, RunAlong):
+                pass  # to keep step with the other processes
+            elif pairs is None:
+                stack.enter_context(products.watching(masks, states, stops=number > 0 or new is not None))
+            else:
+                count = None if whole and not owners else _tokens_in(args, kwargs)
+                stack.enter_context(pairs.beside(masks, states, count, dense=dense))
+                stack.enter_context(pairs.learning())
             output = call()
-            if number == 0:
+            if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
 
-    owners = experts_owners(block)
-    for number, batch in enumerate(track(batches, f"calibrating {name}")):
+    for number, batch in enumerate(track(batches, f"calibrating {name or 'the model'}")):
         tokens = Tokens.of(batch)
-        if replay.run(number, batch, watch) != name:
+        if pairs is not None:
+            dense = True
+            with replay.of_dense():
+                replay.run(number, batch, watch)
+            dense = False
+        with in_place(block, new or {}):
+            reached = replay.run(number, batch, watch)
+        if reached != name:
             raise ValueError(
                 f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
             )
-    if replay.is_run_again(name, batches[0], first):
+        if pairs is not None and not isinstance(batches, RunAlong):
+            pairs.end_batch()
+    if new is None and replay.is_run_again(name, batches[0], first):
         raise ValueError(RUNS_AGAIN.format(name=name))
     found = reduced(products)
-    for met in {id(met): met for met in found.values()}.values():
-        met.sums.finish()
+    for sums in {id(met.sums): met.sums for met in found.values()}.values():
+        sums.finish()
     for piece, met in found.items():
         if not met.is_finite():
             for local, weight in wanted.items():  # which may be why
                 if not bool(weight.isfinite().all()):
                     shape = tuple(weight.shape)
                     raise ValueError(
-                        f"{name}.{local}: the weight of shape {shape} has entries that are NaN or infinite."
+                        f"{full_name(name, local)}: the weight of shape {shape} has entries that are NaN or infinite."
                     )
             raise ValueError(
-                f"{name}.{piece.name}: what it is multiplied with holds NaN or infinity, or squares beyond float64; "
-                "look at the batches, at the model's configuration (config.json) and its weights, or run the model in "
-                "a wider dtype (float16 overflows where bfloat16 does not)."
+                f"{full_name(name, piece.name)}: what it is multiplied with holds NaN or infinity, or squares beyond "
+                "float64; look at the batches, at the model's configuration (config.json) and its weights, or run the "
+                "model in a wider dtype (float16 overflows where bfloat16 does not)."
             )
     return found
 
 
 def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
     """Runs a block with the weights that it has now, and stores what it returns; it is finished then."""
-    replay.store(name, track(batches, f"running {name}"))
+    replay.store(name, track(batches, f"running {name or 'the model'}"))
+
+
+@contextlib.contextmanager
+def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
+    """Within, the block computes with these values, by names in it; its own parameters are not written to."""
+    own = dict(block.named_parameters(remove_duplicate=False))
+    other = {id(own[name]): nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+    places = [
+        (module, key, parameter)
+        for module in block.modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in other
+    ]
+    _put((module, key, other[id(parameter)]) for module, key, parameter in places)
+    try:
+        yield
+    finally:
+        _put(places)
+
+
+def _put(places: Iterable[tuple[nn.Module, str, nn.Parameter]]) -> None:
+    for module, key, parameter in places:
+        module._parameters[key] = parameter
+        if isinstance(module, nn.RNNBase):
+            private.flatten_anew(module)
+
+
+def _tokens_in(args: Any, kwargs: Any) -> int:
+    """How many tokens a block is given, by its first argument with features."""
+    for each in tensors_in((args, kwargs)):
+        if each.is_floating_point() and each.dim() >= 2:
+            return each.numel() // max(each.shape[-1], 1)
+    return -1

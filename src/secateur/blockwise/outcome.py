@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from secateur.blockwise.solving import Layer, Pruned
+from secateur.blockwise.jobs import Layer, Pruned
 from secateur.support import percent, printable, table
 
 __all__ = ["OneShot", "Tally"]

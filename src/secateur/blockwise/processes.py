@@ -6,7 +6,8 @@ Law: after each step here all processes hold the same values; an error of one is
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from secateur.blockwise.products import SAMPLE, Met, Piece, Products
 from secateur.evidence import Sums, sum_over_ranks
 
-__all__ = ["barrier", "handed_out", "rank_and_world", "reduced"]
+__all__ = ["barrier", "gathered", "handed_out", "rank_and_world", "reduced"]
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -52,15 +53,24 @@ def handed_out(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
     return said
 
 
+def gathered(said: Any) -> list[Any]:
+    """What each process says, first to last."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return [said]
+    from torch import distributed
+
+    everyone: list[Any] = [None] * world
+    distributed.all_gather_object(everyone, said)
+    return everyone
+
+
 def reduced(products: Products) -> dict[Piece, Met]:
     """What all processes saw, the same on each; of one process, its own."""
     if rank_and_world()[1] == 1:
         return products.found()
-    from torch import distributed
-
     here = products.found()
-    everyone: list[Any] = [None] * rank_and_world()[1]
-    distributed.all_gather_object(everyone, {piece: products.shared.get(piece, piece) for piece in here})
+    everyone = gathered({piece: products.shared.get(piece, piece) for piece in here})
     leaders: dict[Piece, Piece] = {}
     for piece, leader in ((piece, leader) for other in everyone for piece, leader in other.items()):
         # where processes do not agree on whose inputs are whose, the piece has sums of its own
@@ -71,14 +81,29 @@ def reduced(products: Products) -> dict[Piece, Met]:
         met.sums = copy.copy(met.sums)  # several leaders may have had one object here
         met.sample = _first(met.sample, device)
     sum_over_ranks({leader: met.sums for leader, met in total.items()}, None, device)
-    return {piece: total[leader] for piece, leader in sorted(leaders.items())}
+    lacking = _added({piece: met.lacking for piece, met in here.items() if met.lacking is not None}, device)
+    return {piece: replace(total[leader], lacking=lacking.get(piece)) for piece, leader in sorted(leaders.items())}
+
+
+def _added(here: Mapping[Piece, Tensor], device: torch.device) -> dict[Piece, Tensor]:
+    """The sums over all processes; what one of them did not see counts as 0 there."""
+    from torch import distributed
+
+    everyone = gathered({piece: tensor.dtype for piece, tensor in here.items()})
+    widest: dict[Piece, torch.dtype] = {}
+    for piece, dtype in ((piece, dtype) for other in everyone for piece, dtype in other.items()):
+        widest[piece] = torch.promote_types(dtype, widest.get(piece, dtype))
+    found = {}
+    for piece, dtype in sorted(widest.items(), key=lambda item: item[0]):
+        own = here.get(piece)
+        zeros = torch.zeros(piece.shape, dtype=dtype, device=device)
+        found[piece] = zeros if own is None else zeros.add_(own)
+        distributed.all_reduce(found[piece])
+    return found
 
 
 def _first(sample: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """The first tokens of all processes' samples, in their order."""
-    from torch import distributed
-
-    samples: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(samples, [part.cpu() for part in sample])
+    samples = gathered([part.cpu() for part in sample])
     parts = [part.to(device) for rank in samples for part in rank]
     return [torch.cat(parts)[:SAMPLE]] if parts else []

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from secateur.evidence import Sums
+from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, gates, patches_of
 from secateur.support import private
 
-__all__ = ["AllMetError", "Met", "Piece", "Products", "SAMPLE", "Tokens"]
+__all__ = ["AllMetError", "Inputs", "Met", "Piece", "Products", "Rows", "SAMPLE", "Tokens"]
 
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 
@@ -59,6 +59,9 @@ class Met:
     """What is known of the tokens that met one matrix, or several matrices at once: the sums over them, and a sample
     of them where the sums hold no Gram matrix.
 
+    ``lacking`` is of one matrix, and there where the dense model ran beside the pruned one: ``(T - X Wᵀ)ᵀ X``,
+    (outputs, inputs), where T is what the product would have to give to restore the dense model.
+
     >>> met = Met(Sums(frozenset(["gram"])))
     >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
     >>> met.sums.finish(); met.sums.gram
@@ -68,6 +71,7 @@ class Met:
 
     sums: Sums
     sample: list[Tensor] = field(default_factory=list)
+    lacking: Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -82,7 +86,8 @@ class Met:
             self.sample.append(x[:missing].clone())
 
     def is_finite(self) -> bool:
-        return self.sums.is_finite() and all(bool(part.isfinite().all()) for part in self.sample)
+        parts = self.sample if self.lacking is None else [*self.sample, self.lacking]
+        return self.sums.is_finite() and all(bool(part.isfinite().all()) for part in parts)
 
     def evidence(self, words: Iterable[str]) -> dict[str, Tensor]:
         """What a solver asks for by these words; vectors are (1, inputs)."""
@@ -183,12 +188,48 @@ _PRODUCTS: dict[Any, tuple[str, str]] = {
 }
 
 
+class Inputs(Protocol):
+    """What a matrix is multiplied with."""
+
+    @property
+    def x(self) -> Tensor:
+        """As it came."""
+
+    def rows(self) -> Iterator[Tensor]:
+        """(tokens, inputs), in parts."""
+
+    def copied(self) -> Inputs:
+        """With memory of its own, which stays as it is now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Tokens as they are, but for padding."""
+
+    x: Tensor
+    every: Tensor
+    index: Tensor | None = None  # which of them are no padding; None for all
+
+    def rows(self) -> Iterator[Tensor]:
+        yield self.every if self.index is None else self.every[self.index]
+
+    def copied(self) -> Rows:
+        kept = self.every.clone() if self.index is None else self.every[self.index]
+        return Rows(self.x, kept)
+
+
+def _key(x: Tensor) -> tuple[Any, ...]:
+    """Equal for what is the same tensor with the same values, as long as it lives."""
+    return (x.data_ptr(), x.shape, x.stride(), x.dtype, private.version_of(x))
+
+
 class Products(TorchFunctionMode):
     """Watches the products of inputs with the parameters given, while it is entered.
 
     Args:
         parameters: ``{name: parameter}``.
         words: what to sum of the inputs; see `secateur.evidence.VOCABULARY`.
+        unfolds: convolutions, which are products with patches, and the gates of recurrent layers are watched as well.
 
     >>> layer = nn.Linear(2, 3)
     >>> products = Products({"weight": layer.weight}, frozenset(["input_norm"]))
@@ -198,10 +239,11 @@ class Products(TorchFunctionMode):
     [('weight', {'input_norm': tensor([[5., 1.]])})]
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str]) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
         super().__init__()
-        self.words = words
+        self.words, self.unfolds = words, unfolds
         self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items()}
+        self.exactly = {p.data_ptr(): (name, p) for name, p in parameters.items()}
         self.met: dict[Piece, Met] = {}
         self.shared: dict[Piece, Piece] = {}  # a piece whose inputs are another's, tensor for tensor
         self.seen: dict[Any, tuple[Tensor, Piece]] = {}  # in this forward pass; the tensors are held, so none is new
@@ -240,6 +282,10 @@ class Products(TorchFunctionMode):
             self._meet(x, weight, transposed=True)
         elif func is functional.multi_head_attention_forward:
             self._attend(func, args, kwargs)
+        elif self.unfolds and func in CONVOLUTIONS:
+            self._convolve(func, args, kwargs)
+        elif self.unfolds and func in RECURRENT:
+            self._recur(func, args)
         return func(*args, **kwargs)
 
     def _meet(self, x: Any, weight: Any, *, transposed: bool, sequence_first: bool = False) -> None:
@@ -247,7 +293,7 @@ class Products(TorchFunctionMode):
             return
         if weight.device.type == "meta" or not weight.numel():
             return
-        owner = self.parameters.get(weight.untyped_storage().data_ptr())
+        owner = self._owner(weight)
         if owner is None or weight.dim() not in (2, 3) or not x.is_floating_point():
             return
         name, parameter = owner
@@ -259,14 +305,22 @@ class Products(TorchFunctionMode):
         rows = (weight.T if transposed else weight).detach()
         offset = rows.storage_offset() - parameter.storage_offset()
         piece = Piece(name, int(offset), (rows.shape[0], rows.shape[1]), (rows.stride(0), rows.stride(1)))
-        key = (x.data_ptr(), x.shape, x.stride(), x.dtype, private.version_of(x), sequence_first)
+        key = (*_key(x), sequence_first)
+        rows = x.reshape(-1, x.shape[-1]).detach()
+        self._met(piece, Rows(x, rows, self._index(x, rows, sequence_first)), key)
+
+    def _met(self, piece: Piece, inputs: Inputs, key: Any) -> None:
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
         self.repeated = self.repeated or any(piece == other for other, _ in self.counted)
         self.counted.add((piece, key))
-        self._add(piece, x, key, sequence_first)
-        if self.stops and self._has_met_all():
+        self._add(piece, inputs, key)
+        if self.stops and self._has_seen_all():
             raise AllMetError
+
+    def _has_seen_all(self) -> bool:
+        """Whether the rest of the pass shows nothing more, before the product that was just met is computed."""
+        return self._has_met_all()
 
     def _has_met_all(self) -> bool:
         """Each matrix of all parameters; never where one of them was used twice in a pass that did not stop."""
@@ -277,8 +331,8 @@ class Products(TorchFunctionMode):
             entries[piece.name] += math.prod(piece.shape)
         return all(entries[name] == parameter.numel() for name, parameter in self.parameters.values())
 
-    def _add(self, piece: Piece, x: Tensor, key: Any, sequence_first: bool) -> None:
-        first = self.seen.setdefault(key, (x, piece))[1]
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:
+        first = self.seen.setdefault(key, (inputs.x, piece))[1]
         if first != piece and piece not in self.met and self.shared.setdefault(piece, first) == first:
             return
         if piece in self.shared:
@@ -288,24 +342,52 @@ class Products(TorchFunctionMode):
             )
         if piece not in self.met:
             self.met[piece] = Met(Sums(self.words))
-        self.met[piece].add(self._kept(x.detach(), sequence_first))
+        for rows in inputs.rows():
+            self.met[piece].add(rows)
 
-    def _kept(self, x: Tensor, sequence_first: bool) -> Tensor:
-        """(tokens, inputs) without padding."""
+    def _convolve(self, func: Any, args: Any, kwargs: Any) -> None:
+        found = patches_of(func, args, kwargs)
+        if found is None or (owner := self._owner(found[0])) is None:
+            return
+        weight, groups = found
+        if weight.shape != owner[1].shape or not weight.is_contiguous():
+            return
+        outputs, inputs = weight.shape[0] // len(groups), math.prod(weight.shape[1:])
+        for number, patches in enumerate(groups):
+            piece = Piece(owner[0], number * outputs * inputs, (outputs, inputs), (inputs, 1))
+            how = (patches.kernel, patches.stride, patches.dilation, number, len(groups))
+            # padding makes another tensor each time, and what is padded is the same for the same input
+            self._met(piece, patches, (*_key(args[0] if args else kwargs["input"]), how, patches.x.shape))
+
+    def _recur(self, func: Any, args: Any) -> None:
+        for _, weight, x in gates(func, args):
+            if self._owner(weight) is not None:
+                self._meet(x, weight, transposed=False, sequence_first=x.dim() == 3 and self._is_turned(x))
+
+    def _is_turned(self, x: Tensor) -> bool:
+        mask = self.tokens.own
+        return mask is not None and x.shape[:2] != mask.shape and x.shape[:2] == mask.T.shape
+
+    def _owner(self, weight: Tensor) -> tuple[str, Tensor] | None:
+        """The parameter that a weight is, or a part of which; several may lie in one memory, each at its place."""
+        exact = self.exactly.get(weight.data_ptr())
+        return exact if exact is not None else self.parameters.get(weight.untyped_storage().data_ptr())
+
+    def _index(self, x: Tensor, rows: Tensor, sequence_first: bool) -> Tensor | None:
+        """Which of the rows are no padding; None for all."""
         of_encoder = (
             self.states is not None and x.untyped_storage().data_ptr() == self.states.untyped_storage().data_ptr()
         )
         mask = self.tokens.other if of_encoder else self.tokens.own
-        rows = x.reshape(-1, x.shape[-1])
         if mask is None:
-            return rows
+            return None
         mask = mask.to(x.device)
         if sequence_first or (x.dim() == 3 and x.shape[:2] != mask.shape and x.shape[:2] == mask.T.shape):
             mask = mask.T
         if rows.shape[0] == mask.numel():
-            return rows[mask.reshape(-1)]
+            return mask.reshape(-1)
         # tokens that were sent to experts: those of padding are zeros, see `silenced`
-        return rows[rows.ne(0).any(1)]
+        return rows.ne(0).any(1)
 
     def _attend(self, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """The products inside nn.MultiheadAttention, whose inputs are (sequence, batch, features)."""

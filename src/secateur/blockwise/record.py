@@ -52,6 +52,8 @@ def write_record(
         "kept_weights": "unchanged" if all(found["kept_as_they_were"] for found in pruned.values()) else "updated",
         "pattern": said["pattern"],
         "allocate": said["allocate"],
+        "stages": said["stages"],
+        "aim": said["aim"],
         "data": {"sha256": said["data"]},
         "sparsity": {"targets": done.sparsity, "model": inspect_checkpoint(run.folder).total().sparsity},
         "pruned": {name: found["sparsity"] for name, found in pruned.items()},

@@ -52,8 +52,9 @@ class Outputs:
     (tensor([1., 1.]), None)
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, stream: str = "") -> None:
         self.folder = folder
+        self.prefix = f"{stream}." if stream else ""
         self._free: dict[tuple[torch.Size, torch.dtype], list[Tensor]] = {}
         self._own: dict[tuple[str, int], list[Tensor]] = {}
         self._held: dict[str, dict[int, Any]] = {}
@@ -95,7 +96,7 @@ class Outputs:
             self._own.setdefault((name, number), []).append(place)
             return place.copy_(tensor)
         files = self._files.setdefault((name, number), [])
-        path = self.folder / f"{name}.{number}.{len(files)}.activations"
+        path = self.folder / f"{self.prefix}{name}.{number}.{len(files)}.activations"
         files.append(path)
         # room for the file is asked for now: a full disk is an error here, and not a signal when a page is written
         with open(path, "wb") as file:
@@ -111,6 +112,7 @@ class Replay:
         model: any module, in evaluation mode.
         blocks: ``{name: module}`` of it.
         outputs: where the outputs of finished blocks are.
+        dense: where those of the dense model are, which runs beside the pruned one; None where it does not.
         forward: how a batch is run; see `secateur.support.run_batch`.
         on_arrival: called with a module outside of the blocks that holds parameters of its own, before it is run.
         device: where the model computes.
@@ -122,6 +124,7 @@ class Replay:
         blocks: Mapping[str, nn.Module],
         *,
         outputs: Outputs | None = None,
+        dense: Outputs | None = None,
         forward: Forward | None = None,
         on_arrival: Callable[[nn.Module], None] | None = None,
         device: torch.device | None = None,
@@ -129,6 +132,8 @@ class Replay:
         self.model = model
         self.blocks = dict(blocks)
         self.outputs = Outputs() if outputs is None else outputs
+        self.dense = dense
+        self._stream = self.outputs
         self.how = forward
         self.on_arrival = on_arrival
         self.device = device
@@ -169,6 +174,16 @@ class Replay:
             for handle in handles:
                 handle.remove()
 
+    @contextlib.contextmanager
+    def of_dense(self) -> Iterator[None]:
+        """Within, finished blocks return what they returned in the dense model; their weights are the caller's part."""
+        assert self.dense is not None
+        self._stream = self.dense
+        try:
+            yield
+        finally:
+            self._stream = self.outputs
+
     def run(self, number: int, batch: Any, handler: Handler) -> str | None:
         """Runs a batch up to the first block that is not done, and calls the handler there with the block's name, its
         arguments, and what computes its output; returns the name, or None where the forward pass came to its end.
@@ -186,7 +201,8 @@ class Replay:
     def store(self, name: str, batches: Iterable[Any]) -> None:
         """Runs a block on all batches and stores what it returns; from now on it is a stand-in that returns that.
 
-        What the next block does not need of the blocks before is dropped on the way, batch by batch.
+        What the next block does not need of the blocks before is dropped on the way, batch by batch. Within `of_dense`
+        the block is not finished yet: the pruned one is run after it.
         """
         unneeded: list[str] = []
         for number, batch in enumerate(batches):
@@ -194,8 +210,9 @@ class Replay:
             if number == 0 and not self.keep_all:
                 unneeded = self._unneeded(name, batch)
             for other in unneeded:
-                self.outputs.drop(other, number)
-        self.done.append(name)
+                self._stream.drop(other, number)
+        if self._stream is self.outputs:
+            self.done.append(name)
 
     def is_run_again(self, name: str, batch: Any, output: Any) -> bool:
         """Whether the model runs a block a second time after it has returned ``output`` for the first batch, as ALBERT
@@ -214,7 +231,7 @@ class Replay:
         found = []
         self.done.append(name)
         try:
-            for other in [other for other in self.outputs.names() if other != name]:
+            for other in [other for other in self._stream.names() if other != name]:
                 self._poisoned.add(other)
                 try:
                     with self._not_past_the_blocks():
@@ -239,14 +256,20 @@ class Replay:
 
     def restart(self, *, keep_all: bool) -> None:
         """Back to before the first block; with ``keep_all`` nothing is dropped from now on."""
-        self.outputs.clear()
+        self.clear()
         self.done.clear()
         self._poisoned.clear()
         self.keep_all = keep_all
 
+    def clear(self) -> None:
+        """Gives up all stored outputs."""
+        self.outputs.clear()
+        if self.dense is not None:
+            self.dense.clear()
+
     def _keep(self, name: str, args: Any, kwargs: Any, call: Call) -> None:  # noqa: ARG002
         number, output = self._at, call()
-        self.outputs.save(name, number, output)
+        self._stream.save(name, number, output)
         self._shapes[name, number] = mapped(output, self._like)
 
     def _like(self, tensor: Tensor) -> Tensor:
@@ -282,11 +305,11 @@ class Replay:
         return forward
 
     def _remembered(self, name: str) -> Any:
-        if name in self._poisoned or not self.outputs.has(name, self._at):
+        if name in self._poisoned or not self._stream.has(name, self._at):
             self._used_poison = True
             device = self.device or torch.device("cpu")
             return mapped(self._shapes[name, self._at], lambda tensor: _poison(tensor, device))
-        return moved(self.outputs.load(name, self._at), self.device)
+        return moved(self._stream.load(name, self._at), self.device)
 
     def _check(self, name: str, args: Any, kwargs: Any) -> None:
         found = False

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import Allocation
+from secateur.blockwise.jobs import Layer
 from secateur.blockwise.processes import rank_and_world
-from secateur.blockwise.solving import Job, Layer, Solve
+from secateur.blockwise.replay import Outputs
+from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.patterns import Pattern, word_of
 from secateur.support import Forward, check_batches
 
@@ -40,10 +42,18 @@ class Request:
     activations: Path | None = None
     arguments: Mapping[str, Any] | None = None
     on_layer: Callable[[Layer], None] | None = None
+    stages: bool = False
+    aim: float = 0.0
 
-    def job(self, sparsities: Mapping[str, float | None]) -> Job:
+    def job(self, sparsities: Mapping[str, float | None]) -> MatrixJob:
         """What is asked of every block, given the sparsity of each weight."""
-        return Job(self.solver, self.pattern, sparsities, self.words, self.on_layer)
+        return MatrixJob(
+            self.solver, self.pattern, sparsities, self.words, self.on_layer, in_stages=self.stages, aim=self.aim
+        )
+
+    def dense_outputs(self) -> Outputs | None:
+        """Where what the dense model's blocks return is kept, if it is run beside the pruned one."""
+        return Outputs(self.activations, "dense") if self.aim else None
 
     def described(self) -> dict[str, Any]:
         """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
@@ -54,6 +64,8 @@ class Request:
             "allocate": _described(self.allocate),
             "include": self.include,
             "exclude": self.exclude,
+            "stages": self.stages,
+            "aim": self.aim,
             "processes": rank_and_world()[1],
         }
 

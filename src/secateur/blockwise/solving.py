@@ -1,4 +1,4 @@
-"""One block solved: new values and masks of its matrices, and what there is to say of each.
+"""A stage of a block solved: new values and masks of its matrices, and what there is to say of each.
 
 Law: nothing is written here; a matrix that no token met is pruned by magnitude, and named.
 """
@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from secateur.blockwise.finding import is_expert
+from secateur.blockwise.jobs import Layer, Pruned, Solved
 from secateur.blockwise.processes import handed_out, rank_and_world
 from secateur.blockwise.products import Met, Piece
+from secateur.blockwise.targets import full_name
 from secateur.criteria import magnitude
-from secateur.patterns import Pattern
-from secateur.solvers import from_criterion
+from secateur.patterns import Pattern, Rows, Unstructured
+from secateur.solvers import aimed, from_criterion
 
-__all__ = ["DOES_NOT_FIT", "Job", "Layer", "Pruned", "Solve", "Solved", "complete", "solve_block"]
+__all__ = ["DOES_NOT_FIT", "MatrixJob", "Solve", "complete"]
 
 Solve = Callable[..., tuple[Tensor, Tensor]]
 
@@ -32,67 +33,50 @@ DOES_NOT_FIT = "of a shape that does not fit the pattern"
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What became of one weight.
+class MatrixJob:
+    """The `Job` of pruning each matrix by a solver.
 
-    ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
-    the pruned model; None where no token did, or where the outputs were all 0 and no longer are. ``tokens`` counts
-    those inputs; ``without_tokens`` are the experts that none were sent to, which were pruned by magnitude.
+    Where the solver names the Gram matrix, and ``aim`` is not 0, a weight moves so far towards what restores the dense
+    model before it is pruned: see `secateur.solvers.aimed`.
     """
-
-    name: str
-    block: str
-    shape: tuple[int, ...]
-    sparsity: float
-    error: float | None
-    tokens: int
-    seconds: float
-    without_tokens: tuple[int, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-
-class Solved(NamedTuple):
-    """A weight's new values and its mask, True = kept, both of its shape."""
-
-    values: Tensor
-    mask: Tensor
-
-
-class Pruned(NamedTuple):
-    """What there is to say of a block: of each weight that was solved, and ``{reason: names}`` of those that turned out
-    to be none to prune."""
-
-    block: str
-    layers: tuple[Layer, ...]
-    left_alone: Mapping[str, tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is asked of every block."""
 
     solver: Solve
     pattern: Pattern
     sparsities: Mapping[str, float | None]  # of the targets, by full name
     words: tuple[str, ...]  # the evidence that the solver names
     on_layer: Callable[[Layer], None] | None = None
+    in_stages: bool = False
+    aim: float = 0.0
+
+    @property
+    def targets(self) -> Collection[str]:
+        return self.sparsities.keys()
+
+    @property
+    def beside_dense(self) -> bool:
+        return self.aim > 0
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[dict[str, Solved], Pruned]:
+        return _solve_stage(self, block, module, stage, found)
 
 
-def solve_block(
-    block: str, module: nn.Module, wanted: Mapping[str, Tensor], found: Mapping[Piece, Met], job: Job
+def _solve_stage(
+    job: MatrixJob, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
 ) -> tuple[dict[str, Solved], Pruned]:
-    """New values of the block's weights by their names in it, none written yet, and what there is to say of them."""
     new: dict[str, Solved] = {}
     layers: list[Layer] = []
     left_alone: dict[str, tuple[str, ...]] = {}
     rank, world = rank_and_world()
-    for local, parameter in wanted.items():
-        full = f"{block}.{local}"
+    for local, parameter in stage.items():
+        full = full_name(block, local)
         pieces = complete(sorted(piece for piece in found if piece.name == local), parameter)
         if not pieces and is_expert(local) and isinstance(module.get_submodule(local.rpartition(".")[0]), nn.Linear):
             strides = parameter.stride(0), parameter.stride(1)
             pieces = [Piece(local, 0, (parameter.shape[0], parameter.shape[1]), strides)]  # an expert without tokens
-        if (reason := _why_not(pieces, job.pattern)) is not None:
+        pattern = _pattern_for(parameter, pieces, job.pattern)
+        if (reason := _why_not(pieces, pattern)) is not None:
             left_alone[reason] = (*left_alone.get(reason, ()), full)
             continue
         solved = Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
@@ -100,7 +84,7 @@ def solve_block(
         said: Layer | Exception | None = None
         if owner == rank:
             try:
-                said = _solve_pieces(full, block, parameter, solved, pieces, found, job)
+                said = _solve_pieces(full, block, parameter, solved, pieces, found, replace(job, pattern=pattern))
             except (ValueError, TypeError, RuntimeError) as error:
                 if world == 1:
                     raise
@@ -111,6 +95,34 @@ def solve_block(
         if job.on_layer is not None:
             job.on_layer(layer)
     return new, Pruned(block, tuple(layers), left_alone)
+
+
+@dataclass(frozen=True)
+class _Unflattened:
+    """A pattern as it pools a convolution, for the (outputs, inputs · kernel) that a solver sees."""
+
+    pattern: Pattern
+    shape: tuple[int, ...]
+
+    @property
+    def density(self) -> float | None:
+        return self.pattern.density
+
+    def pool(self, scores: Tensor) -> Tensor:
+        return self.pattern.pool(scores.reshape(self.shape))
+
+    def spread(self, keep: Tensor, shape: torch.Size) -> Tensor:
+        return self.pattern.spread(keep, torch.Size(self.shape)).reshape(shape)
+
+
+def _pattern_for(parameter: Tensor, pieces: Sequence[Piece], pattern: Pattern) -> Pattern:
+    """The pattern; of a convolution such that it sees the shape of a group's weight."""
+    if not pieces or parameter.dim() <= 2 or isinstance(pattern, Unstructured | Rows):
+        return pattern
+    outputs, inputs = pieces[0].shape
+    if inputs != math.prod(parameter.shape[1:]):
+        return pattern  # experts
+    return _Unflattened(pattern, (outputs, *parameter.shape[1:]))
 
 
 def _why_not(pieces: Sequence[Piece], pattern: Pattern) -> str | None:
@@ -131,7 +143,7 @@ def _solve_pieces(
     solved: Solved,
     pieces: Sequence[Piece],
     found: Mapping[Piece, Met],
-    job: Job,
+    job: MatrixJob,
 ) -> Layer:
     started = time.monotonic()
     removed = lost = whole = 0.0
@@ -149,6 +161,8 @@ def _solve_pieces(
                 else:
                     tokens += met.tokens
                     evidence = met.evidence(job.words)
+                    if job.aim and met.lacking is not None:
+                        matrix = aimed(matrix, met.lacking, gram=evidence["gram"], aim=job.aim)
                     new, mask = job.solver(matrix, job.sparsities[full], job.pattern, **evidence)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{full}: {error}") from error
@@ -159,7 +173,8 @@ def _solve_pieces(
             parts = met.error(matrix, new)
             lost, whole = lost + parts[0], whole + parts[1]
         removed += mask.numel() - int(mask.sum())
-        piece.of(solved.values).copy_(new)
+        if not bool(piece.of(solved.values).copy_(new).isfinite().all()):
+            raise ValueError(f"{full}: the new weight of shape {tuple(new.shape)} does not fit {parameter.dtype}.")
         piece.of(solved.mask).copy_(mask)
     relative = lost / whole if whole > 0 else 0.0 if tokens and not lost > 0 else None
     if tokens and relative is None:

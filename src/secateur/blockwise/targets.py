@@ -10,10 +10,11 @@ from typing import Any
 
 from torch import nn
 
+from secateur.blockwise.finding import WHOLE
 from secateur.support import matched
 from secateur.targets import identity_of, kinds_within
 
-__all__ = ["block_of", "choose_targets"]
+__all__ = ["block_of", "choose_targets", "full_name"]
 
 
 def choose_targets(
@@ -29,7 +30,7 @@ def choose_targets(
     """
     names = dict(model.named_parameters(remove_duplicate=False))
     included, excluded = matched(include, names), matched(exclude, names) or set()
-    holders: dict[Any, set[str]] = {}
+    holders: dict[Any, set[str | None]] = {}
     for name, parameter in names.items():
         holders.setdefault(identity_of(parameter), set()).add(block_of(name, blocks))
     targets: dict[str, nn.Parameter] = {}
@@ -42,7 +43,7 @@ def choose_targets(
         seen.add(identity_of(parameter))
         block = block_of(name, blocks)
         reason = None
-        if not block:
+        if block is None:
             reason = "outside the blocks"
         elif len(holders[identity_of(parameter)]) > 1:
             reason = "shared with another block"
@@ -69,14 +70,25 @@ def choose_targets(
     return targets, left_alone
 
 
-def block_of(name: str, blocks: Mapping[str, nn.Module]) -> str:
-    """The block that a parameter is in, or "".
+def full_name(block: str, local: str) -> str:
+    """A parameter's name in the model, given its name in a block; a model that is one block has the name "".
+
+    >>> full_name("layers.1", "fc.weight"), full_name("", "fc.weight")
+    ('layers.1.fc.weight', 'fc.weight')
+    """
+    return f"{block}.{local}" if block else local
+
+
+def block_of(name: str, blocks: Mapping[str, nn.Module]) -> str | None:
+    """The block that a parameter is in.
 
     >>> block_of("layers.1.fc.weight", {"layers.1": nn.Identity()})
     'layers.1'
     """
+    if WHOLE in blocks:
+        return WHOLE
     parts = name.split(".")
     for count in range(1, len(parts)):
         if (path := ".".join(parts[:count])) in blocks:
             return path
-    return ""
+    return None

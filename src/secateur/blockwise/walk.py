@@ -1,7 +1,8 @@
 """The walk over a model's blocks: sum what meets each weight, solve, write, run on with the new weights.
 
-Law: a block is pruned by what reaches it from the pruned blocks before it, and its weights change only when all of them
-are solved.
+Law: a block is pruned by what reaches it from the pruned blocks before it, and of its stages each by what the solved
+ones before it give; its weights change only when all of them are solved. Where the dense model is run beside the pruned
+one, that has at each point what it would have by itself.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
-from secateur.blockwise.observation import find_next, observe, store
+from secateur.blockwise.jobs import Job, Pruned, Solved
+from secateur.blockwise.observation import find_next, observe, stages_of, store
 from secateur.blockwise.replay import LostOutputError, Replay
-from secateur.blockwise.solving import DOES_NOT_FIT, Job, Pruned, Solved, solve_block
-from secateur.blockwise.targets import block_of
+from secateur.blockwise.solving import DOES_NOT_FIT, MatrixJob
+from secateur.blockwise.targets import block_of, full_name
 from secateur.patterns import word_of
 from secateur.support import track
 
@@ -65,11 +67,13 @@ def walk(
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:
     """``{reason: names}`` of the weights whose blocks a walk did not come to."""
-    found = tuple(full for full in job.sparsities if block_of(full, replay.blocks) not in replay.done)
+    found = tuple(full for full in job.targets if block_of(full, replay.blocks) not in replay.done)
     return {NEVER_RUN: found} if found else {}
 
 
-def check_pruned(layers: Sequence[object], left_alone: Mapping[str, Sequence[str]], replay: Replay, job: Job) -> None:
+def check_pruned(
+    layers: Sequence[object], left_alone: Mapping[str, Sequence[str]], replay: Replay, job: MatrixJob
+) -> None:
     """`ValueError` where a whole walk pruned nothing."""
     if layers:
         return
@@ -97,9 +101,18 @@ def _with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], 
 
 
 def _pass_through(replay: Replay, weights: Weights, batches: Sequence[Any], name: str) -> None:
+    if replay.dense is not None:
+        weights.load(name, finished=False)
+        _store_dense(replay, batches, name)
+        weights.unload(name)
     weights.load(name, finished=True)
     store(replay, batches, name)
     weights.unload(name)
+
+
+def _store_dense(replay: Replay, batches: Sequence[Any], name: str) -> None:
+    with replay.of_dense():
+        store(replay, batches, name)
 
 
 def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job) -> Pruned | None:
@@ -109,10 +122,40 @@ def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: J
         return None
     block = replay.blocks[name]
     weights.load(name, finished=False)
-    wanted = {local: p for local, p in block.named_parameters() if f"{name}.{local}" in job.sparsities}
-    new: Mapping[str, Solved] = {}
-    pruned = Pruned(name, (), {})
-    if wanted:
-        new, pruned = solve_block(name, block, wanted, observe(replay, batches, name, wanted, job.words), job)
+    wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
+    new, pruned = _solved(replay, batches, job, name, wanted)
+    if replay.dense is not None and len(replay.done) + 1 < len(replay.blocks):
+        _store_dense(replay, batches, name)  # as long as it has its dense weights
     weights.commit(pruned, new)
     return pruned
+
+
+def _solved(
+    replay: Replay, batches: Sequence[Any], job: Job, name: str, wanted: Mapping[str, nn.Parameter]
+) -> tuple[dict[str, Solved], Pruned]:
+    """The block's new values, stage after stage, and what there is to say of them."""
+    new: dict[str, Solved] = {}
+    pruned = Pruned(name)
+    if not wanted:
+        return new, pruned
+    stages: Sequence[Mapping[str, Tensor]] = [wanted]
+    repeated = False
+    if job.in_stages:
+        stages, repeated = stages_of(replay, batches, name, wanted)
+    for stage in stages:
+        values = {local: solved.values for local, solved in new.items()} if job.in_stages else None
+        differs = bool(new or replay.done)  # before anything is pruned, the two models are one
+        found = observe(
+            replay,
+            batches,
+            name,
+            stage,
+            job.words,
+            new=values,
+            repeated=repeated,
+            beside_dense=job.beside_dense and differs,
+        )
+        more, said = job.solve_stage(name, replay.blocks[name], stage, found)
+        new |= more
+        pruned = pruned.and_then(said)
+    return new, pruned

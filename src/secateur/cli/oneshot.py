@@ -44,6 +44,22 @@ def oneshot(
         ),
     ] = "admm",
     allocate: Annotated[str, ALLOCATE] = "uniform",
+    stages: Annotated[
+        bool | None,
+        typer.Option(
+            "--stages/--no-stages",
+            help="Solve a block's weights in the order in which they compute, each on what the pruned ones before it "
+            "give. If left out: with solvers that mend.",
+        ),
+    ] = None,
+    aim: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION",
+            help="How much of what the dense model would have given a weight makes up for, in [0, 1]. If left out: 0.5 "
+            "in stages, else 0.",
+        ),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")] = 128,
     sequence_length: Annotated[
         int | None,
@@ -88,6 +104,8 @@ def oneshot(
             "pattern": patterns.word_of(chosen) if pattern is None else pattern,
             "solver": solver,
             "allocate": allocate,
+            **({} if stages is None else {"stages" if stages else "no-stages": True}),
+            **({} if aim is None else {"aim": aim}),
             "samples": samples,
             "sequence-length": sequence_length,
             "seed": seed,
@@ -109,6 +127,8 @@ def oneshot(
                 solver=solve,
                 pattern=chosen,
                 allocate=shared,
+                stages=stages,
+                aim=aim,
                 include=include or None,
                 exclude=exclude or None,
                 out=out,

@@ -7,6 +7,7 @@ padding, dilation or groups.
 from __future__ import annotations
 
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.evidence.statistics import STATISTICS, Sums, widest
+from secateur.evidence.unfolding import RecurrentCalls, gates
 from secateur.support import private
 
 __all__ = ["Layer", "layer_of"]
@@ -242,6 +244,38 @@ class _AttentionOutput:
         return self._dense.outputs(vector, shape)
 
 
+@dataclass(frozen=True, eq=False)
+class _Gates:
+    """``weight_ih`` or ``weight_hh`` of a recurrent layer or cell: x or the state before, at each step.
+
+    What reaches them is found by a second run of the module, layer by layer; padding that is packed is not among it.
+    """
+
+    module: Any
+    key: str
+    words: frozenset[str] = _ALL - {"output_norm"}
+
+    @property
+    def kind(self) -> str:
+        return "gates"
+
+    def observe(self, sums: Sums, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, keep: Any) -> None:  # noqa: ARG002
+        def see(func: Any, given: Sequence[Any]) -> None:
+            for name, _, x in gates(func, given):
+                if name == self.key:
+                    sums.add_inputs(_rows(x, keep))
+                    return
+
+        with RecurrentCalls(see):
+            self.module.forward(*args, **kwargs)
+
+    def inputs(self, vector: Tensor, shape: torch.Size) -> Tensor:  # noqa: ARG002
+        return vector[None, :]
+
+    def outputs(self, vector: Tensor, shape: torch.Size) -> Tensor:
+        raise NotImplementedError  # not among the words
+
+
 def _observe_rows(sums: Sums, x: Tensor, y: Tensor, keep: Tensor | None) -> None:
     rows = _rows(x, keep)
     sums.add_inputs(rows)
@@ -273,6 +307,8 @@ def layer_of(module: nn.Module, key: str, parent: nn.Module | None = None) -> La
     if isinstance(module, nn.MultiheadAttention):
         known = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
         return _AttentionInput(module, key) if key in known else None
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        return _Gates(module, key) if key.startswith(("weight_ih", "weight_hh")) else None
     if key != "weight":
         return None
     if isinstance(parent, nn.MultiheadAttention):

@@ -9,6 +9,7 @@ Modules and the functions in them share names; here the name is the function.
 
 from secateur.solvers.adapters import from_criterion
 from secateur.solvers.admm import admm
+from secateur.solvers.aiming import aimed
 from secateur.solvers.alps import alps
 from secateur.solvers.dsnot import dsnot
 from secateur.solvers.gram import SolverWarning, scale_of
@@ -21,6 +22,7 @@ __all__ = [
     "Solver",
     "SolverWarning",
     "admm",
+    "aimed",
     "alps",
     "best_mask",
     "check_pattern",

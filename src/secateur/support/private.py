@@ -37,6 +37,7 @@ __all__ = [
     "experts_in_turn",
     "fake_values",
     "frozen_linear",
+    "flatten_anew",
     "gathered_as",
     "hooks_of",
     "flat_names_of",
@@ -162,6 +163,11 @@ def flat_weights_of(module: nn.Module) -> list[Any]:
     """The list in which a recurrent module has its weights once more; empty for others, and where it is computed."""
     listed = vars(module).get(FLAT_WEIGHTS)
     return listed if isinstance(listed, list) else []
+
+
+def flatten_anew(module: nn.RNNBase) -> None:
+    """A recurrent module has its parameters in a list once more, from which it computes: those that it has now."""
+    module._flat_weights = [getattr(module, name, None) for name in flat_names_of(module)]
 
 
 def gathered_as(record: Any) -> Any:

@@ -1,0 +1,100 @@
+"""What a walk over blocks does at each stage of a block: the seam between walking and solving.
+
+Law: a job sees a stage's weights and what met them, and gives new values; it runs nothing and writes nothing. Where the
+weights are, in memory or in files, it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from secateur.blockwise.products import Met, Piece
+
+__all__ = ["Job", "Layer", "Pruned", "Solved"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What became of one weight.
+
+    ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
+    the pruned model, W being the weight that was aimed at; None where no token did, or where the outputs were all 0
+    and no longer are. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none were sent to, which
+    were pruned by magnitude.
+    """
+
+    name: str
+    block: str
+    shape: tuple[int, ...]
+    sparsity: float
+    error: float | None
+    tokens: int
+    seconds: float
+    without_tokens: tuple[int, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+class Solved(NamedTuple):
+    """A parameter's new values and its mask, True = kept, both of its shape."""
+
+    values: Tensor
+    mask: Tensor
+
+
+class Pruned(NamedTuple):
+    """What there is to say of a block: of each weight that was solved, and ``{reason: names}`` of those that turned out
+    to be none to prune."""
+
+    block: str
+    layers: tuple[Layer, ...] = ()
+    left_alone: Mapping[str, tuple[str, ...]] = {}
+
+    def and_then(self, later: Pruned) -> Pruned:
+        """With what a later stage of the block has to say."""
+        reasons = dict.fromkeys([*self.left_alone, *later.left_alone])
+        left_alone = {why: (*self.left_alone.get(why, ()), *later.left_alone.get(why, ())) for why in reasons}
+        return Pruned(self.block, (*self.layers, *later.layers), left_alone)
+
+
+class Job(Protocol):
+    """What a walk asks at each stage: a pruning of matrices, or one's own, such as of columns that leave as units.
+
+    The walk takes a block's targets in stages, in the order in which they compute, or all at once. For each stage it
+    sums what meets its weights where the stages before have their new values already, asks `solve_stage`, and puts the
+    values that it gives in the weights' places; they are written when the last stage of the block is solved.
+    """
+
+    @property
+    def targets(self) -> Collection[str]:
+        """The parameters whose products are watched, by full name; those of one block are given to it in stages."""
+
+    @property
+    def words(self) -> Collection[str]:
+        """What is summed of the inputs; see `secateur.evidence.VOCABULARY`."""
+
+    @property
+    def in_stages(self) -> bool:
+        """Whether a block's weights are solved in stages; else all at once, from one run of the dense block."""
+
+    @property
+    def beside_dense(self) -> bool:
+        """Whether the dense model is run beside the pruned one, so that each `Met` has what is ``lacking``."""
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        """New values by names in the block, and what there is to say of them.
+
+        Args:
+            block: its name.
+            module: the block, which still has its dense weights.
+            stage: ``{name in the block: parameter}``.
+            found: what met them; nothing where the batches never ran the block so far.
+
+        The values may be of any of the block's parameters, also of earlier stages, such as the rows of a product that
+        nothing reads any more, or of a bias: later stages see them. Nothing is written here.
+        """

@@ -1,0 +1,288 @@
+"""Products of the pruned model beside those of the dense one: what each lacks to restore the dense model.
+
+Law: nothing is held longer than one batch but the sums; tokens that are not the same in both runs are not compared.
+
+A product inside a block lacks ``X Wᵀ - X' Wᵀ``, X the dense model's inputs and X' the pruned one's. One whose output is
+added to something of its shape, such as the residual stream, lacks what the sum lacks; where several products of one
+stage are added up, each lacks its share of that. Which they are is seen as it is computed: an output is followed by its
+memory, through views, what returns it as it is, and the adding of a bias, up to a sum of two tensors of its shape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
+from secateur.blockwise.stages import Marks
+from secateur.evidence import CONVOLUTIONS, RECURRENT, in_range
+
+__all__ = ["Pairs"]
+
+_ADDITIONS = {
+    torch.add,
+    Tensor.add,
+    Tensor.add_,
+    Tensor.__add__,
+    Tensor.__iadd__,
+    Tensor.__radd__,
+}
+
+
+class _Meeting(NamedTuple):
+    """A piece as a pass met it for the n-th time."""
+
+    piece: Piece
+    number: int
+
+
+@dataclass(eq=False)
+class _Inputs:
+    """The inputs of one meeting; ``same`` where another run has these tokens in that order. Only a copy can be looked
+    at later: what is added to in place, such as a residual stream, is no longer what it was."""
+
+    inputs: Inputs
+    index: Tensor | None
+    same: bool
+    copied: bool
+
+
+@dataclass(eq=False)
+class _Sum:
+    """Outputs of this stage's products that were added up: whose, in which order their tokens lie (turned: sequence and
+    batch are the other way round), and the sum with something else, once there is one."""
+
+    members: dict[_Meeting, bool]
+    value: Tensor | None = None
+
+
+@dataclass(eq=False)
+class _Pass:
+    """What one run of a batch showed."""
+
+    inputs: dict[_Meeting, _Inputs] = field(default_factory=dict)
+    known: dict[Any, _Inputs] = field(default_factory=dict)
+    times: dict[Piece, int] = field(default_factory=dict)
+    following: list[tuple[Tensor, _Sum]] = field(default_factory=list)
+
+    def count(self, piece: Piece) -> int:
+        """How often it was met; each time counts."""
+        number = self.times.get(piece, 0)
+        self.times[piece] = number + 1
+        return number
+
+    def sums(self) -> dict[_Meeting, tuple[Tensor, int]]:
+        """Of each meeting the rows of the sum that it ended in, and how many products share that."""
+        found = {}
+        for each in {id(group): group for _, group in self.following}.values():
+            if each.value is not None:
+                for meeting, turned in each.members.items():
+                    rows = each.value.transpose(0, 1) if turned else each.value
+                    found[meeting] = rows.reshape(-1, rows.shape[-1]), len(each.members)
+        return found
+
+
+class Pairs(Products):
+    """Watches a batch twice: first in the dense model, within `of_dense`, then in the pruned one, whose products are
+    summed as `Products` does. The parameters are those of one stage, and the same tensors in both runs.
+
+    The first batch is watched to the end of the block, within `learning`, to learn which products end in a sum.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
+        super().__init__(parameters, words, unfolds=unfolds)
+        self.by_name = dict(parameters)
+        self.before: _Pass | None = None  # of the dense model
+        self.now = _Pass()
+        self.is_dense = False
+        self.count: int | None = -1  # tokens of what the block is given; None where none are sent anywhere
+        self.expected: dict[Piece, int] | None = None  # of those that end in a sum: how many share it
+        self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
+        self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
+        self.just_met: list[_Meeting] = []
+        self.marks = Marks(list(parameters.values()))
+        self.bits = {name: 1 << at for at, name in enumerate(parameters)}
+
+    def beside(self, tokens: Tokens, states: Tensor | None, count: int | None, *, dense: bool) -> Pairs:
+        """For one run; ``count`` is how many tokens the block is given, padding among them, where some of them may be
+        sent somewhere, such as to experts."""
+        self.watching(tokens, states, stops=self.expected is not None)
+        self.is_dense, self.count = dense, count
+        self.before, self.now = (None, _Pass()) if dense else (self.now, _Pass())
+        return self
+
+    @contextlib.contextmanager
+    def learning(self) -> Iterator[None]:
+        """Around the runs of the first batch: sums of a product's output and of what was made of it, as in some
+        activations, are told from others."""
+        with self.marks if self.expected is None else contextlib.nullcontext():
+            yield
+
+    def end_batch(self) -> None:
+        """After both runs: what they differ in is added to the sums."""
+        sums, dense_sums = self.now.sums(), {} if self.before is None else self.before.sums()
+        if self.expected is None:
+            self.expected = {meeting.piece: shared for meeting, (_, shared) in sums.items()}
+        crossed = set()
+        for meeting, here in self.now.inputs.items():
+            there = None if self.before is None else self.before.inputs.get(meeting)
+            if there is None or not (here.same and there.same) or here.inputs.x.shape != there.inputs.x.shape:
+                continue
+            piece = meeting.piece
+            if meeting in sums and meeting in dense_sums and piece in self.expected:
+                (after, shared), (wanted, _) = sums[meeting], dense_sums[meeting]
+                lack = (in_range(wanted) - in_range(after)) / shared
+                lack = lack if here.index is None else lack[here.index]
+                self.added[piece] = _plus(self.added.get(piece), lack, *here.inputs.rows())
+                continue
+            leader = self.shared.get(piece, piece)
+            in_a_sum = piece in self.expected
+            if not there.copied or (not in_a_sum and (leader, meeting.number) in crossed):
+                continue
+            crossed.add((leader, meeting.number))
+            for wanted, rows in zip(there.inputs.rows(), here.inputs.rows(), strict=True):
+                lack = in_range(wanted) - in_range(rows)
+                if in_a_sum:
+                    weight = piece.of(self.by_name[piece.name]).to(lack.dtype)
+                    self.added[piece] = _plus(self.added.get(piece), lack @ weight.T, rows)
+                else:
+                    self.crossed[leader] = _plus(self.crossed.get(leader), lack, rows)
+        self.before, self.now = None, _Pass()
+
+    def found(self) -> dict[Piece, Met]:
+        """As of `Products`, each with what it lacks; sums that matrices share are one object still."""
+        return {piece: replace(met, lacking=self._lacking(piece)) for piece, met in super().found().items()}
+
+    def _lacking(self, piece: Piece) -> Tensor | None:
+        crossed = self.crossed.get(self.shared.get(piece, piece))
+        if piece in self.added or crossed is None or (self.expected and piece in self.expected):
+            return self.added.get(piece)
+        return piece.of(self.by_name[piece.name]).to(crossed.dtype) @ crossed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.just_met = []
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func in _ADDITIONS:
+            self._follow_addition(args, kwargs or {}, output)
+        elif (meeting := self._whose(func, args, kwargs or {})) is not None:
+            value = output[0] if isinstance(output, tuple) else output
+            ends = self.expected is None or meeting.piece in self.expected
+            if ends and value.shape[-1] == meeting.piece.shape[0]:
+                self.now.following.append((value, _Sum({meeting: False})))
+        if self.stops and self._has_met_all() and self._sums_are_there():
+            raise AllMetError
+        return output
+
+    def _has_seen_all(self) -> bool:
+        return not self.expected and self._has_met_all()
+
+    def _sums_are_there(self) -> bool:
+        found = self.now.sums()
+        last = {meeting.piece: shared for meeting, (_, shared) in found.items()}
+        return all(last.get(piece) == shared for piece, shared in (self.expected or {}).items())
+
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:
+        if self.is_dense:
+            self.seen.setdefault(key, (inputs.x, piece))
+        else:
+            super()._add(piece, inputs, key)
+        meeting = _Meeting(piece, self.now.count(piece))
+        self.just_met.append(meeting)
+        if key not in self.now.known:
+            # tokens that were sent somewhere, such as to experts, are not the same ones in both runs
+            x, index = inputs.x, inputs.index if isinstance(inputs, Rows) else None
+            same = self.count is None or x.dim() >= 3 or x.shape[:-1].numel() == self.count
+            copied = not (self.is_dense and self.expected and piece in self.expected)
+            self.now.known[key] = _Inputs(inputs.copied() if copied else inputs, index, same, copied)
+        self.now.inputs[meeting] = self.now.known[key]
+
+    def _whose(self, func: Any, args: Any, kwargs: Any) -> _Meeting | None:
+        """The product that a call's output is the output of, tokens first."""
+        if func is functional.multi_head_attention_forward:
+            weight = inspect.signature(func).bind(*args, **kwargs).arguments["out_proj_weight"]
+            owner = self.parameters.get(weight.untyped_storage().data_ptr())
+            named = [each for each in self.just_met if owner is not None and each.piece.name == owner[0]]
+            return named[-1] if len(named) == 1 else None
+        if len(self.just_met) != 1 or func in CONVOLUTIONS or func in RECURRENT:
+            return None  # none, or experts side by side, or no rows of outputs
+        first = args[0] if args else kwargs.get("input")
+        tokens_are_columns = (
+            isinstance(first, Tensor) and first.untyped_storage().data_ptr() in self.parameters
+        ) and func is not functional.linear
+        return None if tokens_are_columns else self.just_met[0]
+
+    def _follow_addition(self, args: Any, kwargs: Any, output: Any) -> None:
+        operands = [*args, *(kwargs[name] for name in ("input", "other") if name in kwargs)]
+        if kwargs.get("alpha", 1) != 1 or len(operands) != 2 or not isinstance(output, Tensor):
+            return
+        if not all(isinstance(each, Tensor) for each in operands):
+            return
+        tracked = [self._followed(each) for each in operands]
+        if tracked[0] is None and tracked[1] is None:
+            return
+        one, other = tracked
+        if one is not None and other is not None:  # two of this stage's: they share what the sum lacks
+            if one is other:
+                return
+            one.members.update(other.members)
+            if one.value is not None or other.value is not None:
+                one.value = output.detach().clone()
+            self.now.following = [(tensor, one if group is other else group) for tensor, group in self.now.following]
+            self.now.following.append((output, one))
+            return
+        at = 0 if one is not None else 1
+        group = one if one is not None else other
+        assert group is not None
+        if group.value is not None or operands[at].shape != output.shape:
+            return  # it has ended already
+        if self.expected is None:
+            own = sum({self.bits[meeting.piece.name] for meeting in group.members})
+            if self.marks.of(operands[1 - at]) & own:
+                return  # what is added was made of the output itself
+        if operands[1 - at].shape == output.shape:
+            group.value = output.detach().clone()
+        self.now.following.append((output, group))
+
+    def _followed(self, operand: Tensor) -> _Sum | None:
+        """The sum that a tensor is, by its memory; the order of its tokens is that of this tensor from now on."""
+        for tensor, group in reversed(self.now.following):
+            if tensor.untyped_storage().data_ptr() == operand.untyped_storage().data_ptr():
+                turned = _is_turned(tensor, operand)
+                if turned is None:
+                    return None
+                if turned:
+                    group.members.update({meeting: not before for meeting, before in group.members.items()})
+                return group
+        return None
+
+
+def _is_turned(tensor: Tensor, view: Tensor) -> bool | None:
+    """Whether a view has the first two dimensions the other way round; None where tokens lie in it some other way."""
+    if view.numel() != tensor.numel() or not view.dim() or view.shape[-1] != tensor.shape[-1]:
+        return None
+    if view.is_contiguous() and tensor.is_contiguous():
+        return False
+    if view.shape == tensor.shape and view.stride() == tensor.stride():
+        return False
+    if tensor.dim() == 3:
+        other = tensor.transpose(0, 1)
+        if view.shape == other.shape and view.stride() == other.stride():
+            return True
+    return None
+
+
+def _plus(total: Tensor | None, lack: Tensor, rows: Tensor) -> Tensor:
+    """Adds ``lack' rows``, in float32 or wider."""
+    wide = in_range(rows)
+    both = torch.promote_types(lack.dtype, wide.dtype)
+    both = both if total is None else torch.promote_types(both, total.dtype)
+    with torch.autocast(rows.device.type, enabled=False):
+        more = lack.to(both).T @ wide.to(both)
+        return more if total is None else total.to(both).add_(more)

@@ -1,0 +1,115 @@
+"""The stages of a block: weights whose inputs do not depend on one another's outputs are solved together.
+
+Law: no names. A run of one batch is followed operation by operation: what a weight went into carries its mark, and the
+marks of what a weight is first multiplied with say after which others it comes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from secateur.blockwise.processes import gathered
+from secateur.blockwise.products import Inputs, Piece, Products
+from secateur.support import private
+
+__all__ = ["Marks", "Order"]
+
+# what they return has the shape of what they are given, and nothing else of it
+_SHAPE_ONLY = re.compile(r"aten::(empty|zeros|ones|full|rand|randn|randint)_like|aten::new_(empty|zeros|ones|full)")
+
+
+class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
+    """For each memory the weights whose outputs it holds something of, as the bits of a number."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.own = {_memory(weight): 1 << at for at, weight in enumerate(weights)}
+        self.of_memory: dict[int, int] = {}
+
+    def of(self, tensor: Tensor) -> int:
+        memory = _memory(tensor)
+        return self.own.get(memory, 0) | self.of_memory.get(memory, 0)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given = [each for each in private.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        made = [each for each in private.tree_leaves(output) if isinstance(each, Tensor)]
+        marks = 0
+        if not _SHAPE_ONLY.match(str(func.name())):
+            for each in given:
+                marks |= self.of(each)
+        aliases = {_memory(each) for each in given}
+        for each in made:
+            memory = _memory(each)
+            # memory that is new may have been another's before
+            self.of_memory[memory] = marks | (self.of_memory.get(memory, 0) if memory in aliases else 0)
+        for argument, each in zip(func._schema.arguments, args, strict=False):
+            if isinstance(each, Tensor) and argument.alias_info is not None and argument.alias_info.is_write:
+                self.of_memory[_memory(each)] = self.of_memory.get(_memory(each), 0) | marks
+        self.of_memory.pop(0, None)  # of tensors without entries
+        return output
+
+
+def _memory(tensor: Tensor) -> int:
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse ones, say, have none
+        return 0
+
+
+class Order(Products):
+    """Watches one run through a block; `stages` then says which of its weights are solved together.
+
+    >>> import torch
+    >>> from secateur.blockwise.products import Tokens
+    >>> up, gate, down = torch.nn.Linear(4, 8), torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)
+    >>> order = Order({"up": up.weight, "gate": gate.weight, "down": down.weight})
+    >>> with torch.no_grad(), order.watching(Tokens()), order.marks:
+    ...     x = torch.randn(3, 4)
+    ...     _ = x + down(up(x) * gate(x).sigmoid())
+    >>> [list(stage) for stage in order.stages()]
+    [['up', 'gate'], ['down']]
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], *, unfolds: bool = False) -> None:
+        super().__init__(parameters, frozenset(), unfolds=unfolds)
+        self.by_name = dict(parameters)
+        self.marks = Marks(list(parameters.values()))
+        self.after: dict[str, int] = {}
+
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:  # noqa: ARG002
+        self.after.setdefault(piece.name, self.marks.of(inputs.x))
+
+    def joined(self) -> Order:
+        """With what all processes saw, so that each comes to the same stages; the first one's word counts."""
+        everyone = gathered((self.after, self.repeated))
+        self.after = {}
+        for after, repeated in everyone:
+            self.repeated = self.repeated or repeated
+            for name, marks in after.items():
+                self.after.setdefault(name, marks)
+        return self
+
+    def stages(self) -> list[dict[str, Tensor]]:
+        """The weights in stages, first to last. One that the run did not meet, such as an expert's that no token was
+        sent to, goes with those of its shape and its name but for numbers, else with the last."""
+        names, level = list(self.by_name), dict[str, int]()
+        for name, marks in self.after.items():  # in the order in which they ran
+            before = [level[other] for at, other in enumerate(names) if marks >> at & 1 and other in level]
+            level[name] = 1 + max(before, default=-1)
+        last = max(level.values(), default=0)
+        alike = {_kind(name, self.by_name[name]): at for name, at in level.items()}
+        for name, weight in self.by_name.items():
+            level.setdefault(name, alike.get(_kind(name, weight), last))
+        found: list[dict[str, Tensor]] = [{} for _ in range(last + 1)]
+        for name, weight in self.by_name.items():
+            found[level[name]][name] = weight
+        return [stage for stage in found if stage]
+
+
+def _kind(name: str, weight: Tensor) -> tuple[str, tuple[int, ...]]:
+    return re.sub(r"\d+", "*", name), tuple(weight.shape)
