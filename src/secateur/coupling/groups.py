@@ -169,14 +169,21 @@ class Coupling:
         """How many entries a tensor has when so many stay of each axis."""
         return math.prod(_count(dim, counts) for dim in self._dims[name])
 
+    def contractions(self) -> list[tuple[Sequence[Expression], int]]:
+        """Of each contraction of the passes that were watched the dimensions whose sizes multiply to its work, and 1."""
+        return [(dims, 1) for dims in self._trace.products]
+
+    def held(self) -> list[tuple[Sequence[Expression], int]]:
+        """The dimensions of parameters, buffers and all results of the first pass, and the bytes of an entry."""
+        return [*((self._dims[name], each.element_size()) for name, each in self._tensors.items()), *self._trace.made]
+
     def multiply_adds(self, counts: Mapping[Axis, int]) -> int:
         """Multiply-adds of the passes that were watched, when so many stay of each axis; only those of contractions."""
-        return sum(math.prod(_count(dim, counts) for dim in dims) for dims in self._trace.products)
+        return _total(self.contractions(), counts)
 
     def memory(self, counts: Mapping[Axis, int]) -> int:
         """Bytes of parameters, buffers and all results of the first pass, as training holds them."""
-        held = sum(self.size(name, counts) * tensor.element_size() for name, tensor in self._tensors.items())
-        return held + sum(math.prod(_count(dim, counts) for dim in dims) * size for dims, size in self._trace.made)
+        return _total(self.held(), counts)
 
     def statistics(self, groups: Iterable[Group]) -> dict[Any, set[tuple[str, int]]]:
         """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes."""
@@ -232,6 +239,10 @@ class Coupling:
         name = (outputs or [name for name, _ in places])[0]
         taken[name] += 1
         return name if taken[name] == 1 else f"{name}:{taken[name]}"
+
+
+def _total(terms: Iterable[tuple[Sequence[Expression], int]], counts: Mapping[Axis, int]) -> int:
+    return sum(times * math.prod(_count(dim, counts) for dim in dims) for dims, times in terms)
 
 
 def _count(dim: Expression, counts: Mapping[Axis, int]) -> int:

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from secateur.allocation import Counts, everywhere
 from secateur.coupling import Axis, Coupling
 from secateur.patterns import Pattern
+from secateur.shrinking.amounts import Amount
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.ties import Tied
 from secateur.support import alternating, ratio, run_example
 
-__all__ = ["TARGETS", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
+__all__ = ["TARGETS", "amount_of", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
 
 TARGETS = ("params", "macs", "memory", "latency", "units")
 
@@ -43,15 +44,30 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
     return everywhere(scores, sparsity, pattern)
 
 
-def prices_of(cost: Callable[[Mapping[Axis, int]], float], tied: Sequence[Tied]) -> dict[Axis, float]:
+def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
     """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
     found: dict[Axis, float] = {}
-    for each in tied:
+    whole = [each.parts for each in tied]
+    for at, each in enumerate(tied):
         fewer = each.counts(each.parts - each.step)
         units = sum(group.size - fewer[group.axis] for group in each.groups)
-        price = (cost({}) - cost(fewer)) / units if units else 0.0
+        price = -float(amount.changes(whole, at, [each.mean(fewer)])[0]) / units if units else 0.0
         found |= {group.axis: price or 1.0 for group in each.groups}
     return found
+
+
+def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[Tied]) -> Amount:
+    """What the target is when ties keep so many of their parts.
+
+    Of "latency", which has to be measured, what stands for it: multiply-adds, or parameters where there are none.
+    """
+    if target == "units":
+        return Amount([([group.axis], 1) for each in tied for group in each.groups], tied)
+    if target == "memory":
+        return Amount(coupling.held(), tied)
+    if target == "params" or (target == "latency" and not coupling.contractions()):
+        return Amount([(coupling.dims(name), 1) for name, _ in model.named_parameters()], tied)
+    return Amount(coupling.contractions(), tied)
 
 
 def cost_of(

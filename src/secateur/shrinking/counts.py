@@ -1,26 +1,24 @@
-"""How many units of each group stay, so that what was asked is met.
+"""Which units of each group stay, so that what was asked is what leaves.
 
-Law: groups that are tied keep the same share, what there are objections to is frozen, and no count goes below what the
-code compares sizes with.
+Law: what there are objections to is frozen, and the rest is counted again; no count goes below what the code compares
+sizes with.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
-from secateur.allocation import uniform
-from secateur.coupling import Axis, Coupling, Expression, Group, Kept, Product, leaves, resolved
-from secateur.pipeline import make_masks
+from secateur.coupling import Axis, Group, Kept
 from secateur.selection import keep_largest
-from secateur.shrinking.costs import by_cost, cost_of, prices_of
+from secateur.shrinking.costs import cost_of
+from secateur.shrinking.counting import counted
 from secateur.shrinking.fields import Place
+from secateur.shrinking.losses import Loss
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import Request
 from secateur.shrinking.roles import role_of
@@ -32,8 +30,6 @@ from secateur.support import track
 
 __all__ = ["Choice", "choose"]
 
-_TRIES = 64  # of counts that a configuration may allow
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -44,6 +40,7 @@ class Choice:
         plan: what that comes to: slices of tensors, numbers of modules.
         fields: what becomes of fields of the configuration, if it is to say what is left.
         left: how much of the target stays, as a share of what the subject has.
+        beside: the same of the two nearest to what was asked that exist; this is one of them, the larger comes first.
         refused: why groups had to stay that were to leave, by what they do (`role_of`).
     """
 
@@ -51,13 +48,15 @@ class Choice:
     plan: Plan
     fields: dict[Place, int]
     left: float
+    beside: tuple[float, float]
     refused: Mapping[Any, str]
 
 
-def choose(subject: Subject, asked: Request, known: Collection[str] = ()) -> Choice:
+def choose(subject: Subject, asked: Request, known: Collection[str] = (), loss: Loss | None = None) -> Choice:
     """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
 
-    ``known`` are names that globs may match beside those of the coupling.
+    ``known`` are names that globs may match beside those of the coupling; ``loss`` is what it costs the model that ties
+    keep fewer of their parts, by default that of `even`.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked.
@@ -69,7 +68,16 @@ def choose(subject: Subject, asked: Request, known: Collection[str] = ()) -> Cho
     groups = groups_in_scope(coupling, asked)
     scores = None if asked.sparsity is None else scores_of(subject, groups, asked)
     while True:
-        kept = _dead(subject, groups) if scores is None else _ranked(subject, groups, asked, scores, minimum)
+        if scores is None:
+            kept = _dead(subject, groups)
+            beside = _counts(kept), _counts(kept)
+        else:
+            found = counted(subject, groups, asked, scores=scores, minimum=minimum, loss=loss)
+            kept = {
+                axis: keep_largest(scores[axis].reshape(1, -1), count)[0].numpy()
+                for axis, count in found.counts.items()
+            }
+            beside = found.less, found.more
         if turned := coupling.contradicted(_counts(kept)):
             minimum |= {group.axis: int(kept[group.axis].sum()) + 1 for group in turned if group.axis in kept}
             whole = [group for group in turned if minimum.get(group.axis, group.size) >= group.size]
@@ -82,138 +90,33 @@ def choose(subject: Subject, asked: Request, known: Collection[str] = ()) -> Cho
             coupling.freeze(wrong, why)
         groups = groups_in_scope(coupling, asked)
     fields = {} if subject.configured is None else subject.configured.fields(_counts(kept)) or {}
-    return Choice(kept, plan_of(subject.model, coupling, kept), fields, _left(subject, kept, asked.target), refused)
+    return Choice(
+        kept,
+        plan_of(subject.model, coupling, kept),
+        fields,
+        *_left(subject, _counts(kept), beside, asked.target),
+        refused,
+    )
 
 
 def _counts(kept: Kept) -> dict[Axis, int]:
     return {axis: int(mask.sum()) for axis, mask in kept.items()}
 
 
-def _left(subject: Subject, kept: Kept, target: str) -> float:
-    if target == "units":
-        return sum(_counts(kept).values()) / sum(axis.size for axis in kept)
-    cost = cost_of(subject.model, subject.coupling, subject.inputs[0], target)
-    whole = cost({})
-    return cost(_counts(kept)) / whole if whole else 1.0
+def _left(
+    subject: Subject, counts: Mapping[Axis, int], beside: Sequence[Mapping[Axis, int]], target: str
+) -> tuple[float, tuple[float, float]]:
+    """The share of the target that stays of a subject, and with the counts beside."""
 
+    def units(counts: Mapping[Axis, int]) -> float:
+        return sum(counts.values())
 
-def _ranked(
-    subject: Subject,
-    groups: Sequence[Group],
-    asked: Request,
-    every: Mapping[Axis, Tensor],
-    minimum: Mapping[Axis, int],
-) -> dict[Axis, npt.NDArray[np.bool_]]:
-    """The best units of each group, as few as leave what was asked of the target."""
-    target, sparsity = asked.target, asked.sparsity
-    assert sparsity is not None  # otherwise what is zero leaves
-    scores = {group.name: every[group.axis] for group in groups}
-    tied = [Tied(each, asked.round_to, minimum) for each in by_tie(groups)]
-    outer = _outer(subject.coupling, groups) if asked.allocate is None and target != "units" else set()
-    whole = {group.name for group in groups if group.tied in outer}
-
-    def counts_at(share: float) -> dict[Axis, int]:
-        ranked = {name: each for name, each in scores.items() if name not in whole}
-        masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=asked.allocate or uniform)
-        counts = {group.axis: int(masks[group.name].sum()) if group.name in masks else group.size for group in groups}
-        found: dict[Axis, int] = {}
-        for each in tied:
-            mean = each.mean(counts)
-            multiple = round(mean / each.step) if target == "units" else math.ceil(round(mean) / each.step)
-            found |= each.counts(multiple * each.step)
-        return found if subject.is_possible(found) else _made_possible(found, tied, subject.is_possible)
-
-    if target == "units":
-        counts = counts_at(sparsity)
-    else:
-        cost = cost_of(subject.model, subject.coupling, subject.inputs[0], target)
-        if asked.allocate is by_cost and target != "latency":
-            prices = prices_of(cost, tied)
-            scores = {group.name: scores[group.name] / prices[group.axis] for group in groups}
-        goal = (1 - sparsity) * cost({})
-        low, high = 0.0, 1.0
-        if cost(counts_at(high)) > goal:
-            whole = set()  # heads have to leave, too
-        if cost(counts_at(high)) > goal:
-            most = max(0.0, 1 - cost(counts_at(high)) / cost({}))
-            raise ValueError(
-                f"at most {most:.1%} of the {target} can leave, not {sparsity:.1%}: the rest is frozen or kept."
-            )
-        for _ in track(range(8 if target == "latency" else 24), "looking for the counts"):
-            middle = (low + high) / 2
-            if cost(counts_at(middle)) > goal:
-                low = middle
-            else:
-                high = middle
-        counts = counts_at(high)
-        if target != "latency":
-            counts = _handed_back(counts, tied, lambda more: cost(more) <= goal and subject.is_possible(more))
-    kept = {}
-    for group in groups:
-        mask = keep_largest(scores[group.name].reshape(1, -1), counts[group.axis])
-        kept[group.axis] = mask.reshape(-1).numpy()
-    return kept
-
-
-def _made_possible(
-    counts: dict[Axis, int], tied: Sequence[Tied], possible: Callable[[Mapping[Axis, int]], bool]
-) -> dict[Axis, int]:
-    """The counts with one of the sets raised by as little as makes them possible; as they are where nothing does."""
-    for more in range(1, _TRIES):
-        for each in tied:
-            raised = counts | each.counts(round(each.mean(counts)) + more * each.step)
-            if raised != counts and possible(raised):
-                return raised
-    return counts
-
-
-def _outer(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
-    """Which groups have, wherever they are, another that leaves within them: heads around the widths of heads.
-
-    Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left
-    with all heads was right more often (`benchmarks/shrinking/RESULTS.md`).
-    """
-    free = {group.axis for group in groups}
-    alone: set[Axis] = set()
-
-    def look(expression: Expression, *, around: bool) -> None:
-        dim = resolved(expression)
-        if isinstance(dim, Axis):
-            if not around:
-                alone.add(dim)
-        elif isinstance(dim, Product):
-            for at, factor in enumerate(dim.factors):
-                within = (axis for each in dim.factors[at + 1 :] for axis in leaves(each))
-                look(factor, around=around or not free.isdisjoint(within))
-        else:
-            for segment in dim.segments:
-                look(segment, around=around)
-
-    for group in groups:
-        for name, at in group.members:
-            look(coupling.dims(name)[at], around=False)
-    return {group.tied for group in groups} - {group.tied for group in groups if group.axis in alone}
-
-
-def _handed_back(
-    counts: dict[Axis, int], tied: Sequence[Tied], affordable: Callable[[dict[Axis, int]], bool]
-) -> dict[Axis, int]:
-    """The counts, and as many more as the goal allows: one share for all groups is rarely exact.
-
-    Groups that keep equally many of equally many stay so, as the layers of a transformer.
-    """
-    alike: dict[tuple[Any, ...], list[Tied]] = {}
-    for each in tied:
-        sizes = tuple(sorted({group.size for group in each.groups}))
-        alike.setdefault((round(each.mean(counts)) / each.parts, sizes, each.step), []).append(each)
-    # those come first that lost most by rounding
-    for key in track(sorted(alike, key=lambda each: each[0]), "handing back"):
-        more = dict(counts)
-        for each in alike[key]:
-            more |= each.counts(round(each.mean(counts)) + each.step)
-        if more != counts and affordable(more):
-            counts = more
-    return counts
+    cost = units if target == "units" else cost_of(subject.model, subject.coupling, subject.inputs[0], target)
+    whole = cost({axis: axis.size for axis in counts})
+    if not whole:
+        return 1.0, (1.0, 1.0)
+    left, less, more = (cost(each) / whole for each in (counts, *beside))
+    return left, (less, more)
 
 
 def _dead(subject: Subject, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[np.bool_]]:

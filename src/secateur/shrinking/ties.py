@@ -8,9 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from secateur.coupling import Axis, Group
 
-__all__ = ["Tied", "by_tie"]
+__all__ = ["ROUNDED", "Tied", "by_tie"]
+
+ROUNDED = 16  # kernels run other counts no faster
 
 
 def by_tie(groups: Iterable[Group]) -> list[list[Group]]:
@@ -21,16 +26,30 @@ def by_tie(groups: Iterable[Group]) -> list[list[Group]]:
 
 
 class Tied:
-    """Groups that keep the same share: of a group of 36 and one of 3 together a number of thirds."""
+    """Groups that keep the same share: of a group of 36 and one of 3 together a number of thirds.
 
-    def __init__(self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[Axis, int]) -> None:
+    Args:
+        groups: all that are tied to each other.
+        round_to: counts are multiples of this; None: of ``rounded`` in groups of 64 or more.
+        minimum: fewer may not stay.
+    """
+
+    def __init__(
+        self, groups: Sequence[Group], round_to: int | None, minimum: Mapping[Axis, int], rounded: int = ROUNDED
+    ) -> None:
         self.groups = groups
         self.parts = math.gcd(*(group.size for group in groups))
         self.step, self.least = 1, 1
         for group in groups:
-            step = (16 if group.size >= 64 else 1) if round_to is None else round_to
+            step = (rounded if group.size >= 64 else 1) if round_to is None else round_to
             self.step = math.lcm(self.step, step // math.gcd(step, group.size // self.parts))
             self.least = max(self.least, -(-minimum.get(group.axis, 1) * self.parts // group.size))
+
+    def choices(self) -> npt.NDArray[np.int64]:
+        """Of how many parts the groups can keep, all first; what is no multiple comes only as all."""
+        least = -(-self.least // self.step) * self.step
+        fewer = np.arange((self.parts - 1) // self.step * self.step, least - 1, -self.step)
+        return np.concatenate([[self.parts], fewer])
 
     def mean(self, counts: Mapping[Axis, int]) -> float:
         """Of how many of the parts the groups keep."""

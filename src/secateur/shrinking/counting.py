@@ -1,0 +1,171 @@
+"""How many units of each group stay, so that what was asked is what leaves.
+
+Law: no single step leads nearer to what was asked, so it is off by at most half of the smallest. Only where steps are
+coarse the smaller model of the two that are nearest is taken. Groups that are tied keep the same share.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from secateur.coupling import Axis, Group
+from secateur.pipeline import make_masks
+from secateur.shrinking.amounts import Amount
+from secateur.shrinking.costs import amount_of, by_cost, cost_of, prices_of
+from secateur.shrinking.losses import Loss, even, late
+from secateur.shrinking.request import Request
+from secateur.shrinking.steps import Integers, Steps, path_by_loss, path_by_share
+from secateur.shrinking.subject import Subject
+from secateur.shrinking.ties import ROUNDED, Tied, by_tie
+from secateur.support import track
+
+__all__ = ["Counted", "counted"]
+
+_FINE = 0.01  # of the target: the smallest step of counts that are rounded unasked is worth no more
+_COARSE = 0.1  # of the target: what lies between two models that are further apart is near to neither
+_MEASURED = 8  # times a model is built to find out its time
+
+
+@dataclass(frozen=True)
+class Counted:
+    """How many units stay of each group, ``{axis: count}``.
+
+    Attributes:
+        counts: those that were chosen.
+        less, more: the nearest of which less leaves than was asked, and more; one of the two was chosen.
+    """
+
+    counts: dict[Axis, int]
+    less: dict[Axis, int]
+    more: dict[Axis, int]
+
+
+def counted(
+    subject: Subject,
+    groups: Sequence[Group],
+    asked: Request,
+    *,
+    scores: Mapping[Axis, Tensor] | None = None,
+    minimum: Mapping[Axis, int] | None = None,
+    loss: Loss | None = None,
+) -> Counted:
+    """The counts of least loss that come nearest to what was asked, of groups that may leave.
+
+    ``scores`` are asked for by an allocation alone, and ``minimum`` says fewer of which may not stay.
+
+    Raises:
+        ValueError: more than half of a step is missing when nothing more can leave.
+    """
+    assert asked.sparsity is not None  # otherwise what is zero leaves
+    tied = _rounded(subject, groups, asked, minimum or {})
+    amount = amount_of(subject.model, subject.coupling, asked.target, tied)
+    whole = amount([each.parts for each in tied])
+    goal = (1 - asked.sparsity) * whole
+
+    def counts(parts: Integers) -> dict[Axis, int]:
+        return {axis: count for each, its in zip(tied, parts, strict=True) for axis, count in each.counts(its).items()}
+
+    steps = Steps(tied, amount, goal, lambda parts: subject.is_possible(counts(parts)))
+    if asked.allocate is None:
+        behind = late(subject.coupling, groups) if asked.target != "units" else {}
+        path = path_by_loss(loss or even(amount, tied, behind), tied, amount)
+        if asked.target == "latency":
+            return _measured(
+                subject, asked, lambda share: counts(steps.near(path.after(round(share * len(path.ties)))))
+            )
+    else:
+        assert scores is not None
+        parts_at = _allocation(groups, asked, scores, tied, amount)
+        if asked.target == "latency":
+            return _measured(
+                subject, asked, lambda share: counts(steps.near(path_by_share(parts_at(share), tied).start))
+            )
+        if asked.target == "units":
+            ideal = parts_at(asked.sparsity)
+            steps.goal = amount(ideal)  # it has said how many: only what rounding adds is evened out
+        else:
+            ideal = _where_met(parts_at, asked, amount, goal, steps)
+        path = path_by_share(ideal, tied)
+    found = steps.nearest(steps.walked(path))
+    less, more = steps.beside(found)
+    missing = steps.missing(found)
+    if missing > 0 and more is found and missing > steps.smallest(found) / 2:
+        raise _unattainable(asked, 1 - amount(found) / whole)
+    if found is less and amount(less) - amount(more) > _COARSE * whole:
+        found = more
+    return Counted(counts(found), counts(less), counts(more))
+
+
+def _rounded(subject: Subject, groups: Sequence[Group], asked: Request, minimum: Mapping[Axis, int]) -> list[Tied]:
+    """The ties. A multiple that nobody asked for is halved until the smallest step is hardly seen in what leaves."""
+    rounded = ROUNDED
+    while True:
+        tied = [Tied(each, asked.round_to, minimum, rounded) for each in by_tie(groups)]
+        if asked.round_to is not None or rounded == 1:
+            return tied
+        amount = amount_of(subject.model, subject.coupling, asked.target, tied)
+        whole = [each.parts for each in tied]
+        steps = (-amount.changes(whole, at, [max(0, each.parts - each.step)])[0] for at, each in enumerate(tied))
+        if min((step for step in steps if step > 0), default=0.0) <= _FINE * amount(whole):
+            return tied
+        rounded //= 2
+
+
+def _allocation(
+    groups: Sequence[Group], asked: Request, scores: Mapping[Axis, Tensor], tied: Sequence[Tied], amount: Amount
+) -> Callable[[float], list[float]]:
+    """How many parts an allocation gives each tie when such a share leaves."""
+    assert asked.allocate is not None
+    allocate = asked.allocate
+    ranked = {group.name: scores[group.axis] for group in groups}
+    if allocate is by_cost and asked.target not in ("latency", "units"):
+        prices = prices_of(amount, tied)
+        ranked = {group.name: scores[group.axis] / prices[group.axis] for group in groups}
+
+    def parts_at(share: float) -> list[float]:
+        masks = make_masks(ranked, share, criterion=lambda weight: weight, allocate=allocate)
+        counts = {group.axis: int(masks[group.name].sum()) for group in groups}
+        return [max(each.mean(counts), int(each.choices()[-1])) for each in tied]
+
+    return parts_at
+
+
+def _where_met(
+    parts_at: Callable[[float], list[float]], asked: Request, amount: Amount, goal: float, steps: Steps
+) -> list[float]:
+    """What the allocation gives each tie at the share at which what was asked has left."""
+    most = parts_at(1.0)
+    whole = steps.amount(steps.whole)
+    if amount(most) - goal > max(steps.smallest(steps.least) / 2, 1e-9 * whole):
+        raise _unattainable(asked, 1 - amount(most) / whole)
+    low, high = 0.0, 1.0
+    for _ in track(range(24), "looking for the counts"):
+        middle = (low + high) / 2
+        low, high = (middle, high) if amount(parts_at(middle)) > goal else (low, middle)
+    return parts_at(high)
+
+
+def _measured(subject: Subject, asked: Request, counts_at: Callable[[float], dict[Axis, int]]) -> Counted:
+    """The most that stays of which the time was measured to be as short as asked."""
+    assert asked.sparsity is not None
+    time = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target)
+    whole, shortest = time({}), time(counts_at(1.0))
+    if shortest > (1 - asked.sparsity) * whole:
+        raise _unattainable(asked, max(0.0, 1 - shortest / whole))
+    low, high = 0.0, 1.0
+    for _ in track(range(_MEASURED), "looking for the counts"):
+        middle = (low + high) / 2
+        low, high = (middle, high) if time(counts_at(middle)) > (1 - asked.sparsity) * whole else (low, middle)
+    found = counts_at(high)
+    return Counted(found, found, found)
+
+
+def _unattainable(asked: Request, most: float) -> ValueError:
+    assert asked.sparsity is not None
+    attainable = math.floor(1e4 * most + 1e-6) / 1e4  # what is said can be asked for
+    what = f"at most {attainable:.2%} of the {asked.target} can leave, not {asked.sparsity:.1%}"
+    return ValueError(f"{what}: the rest is frozen or kept.")
