@@ -87,6 +87,7 @@ def observe(
     new: Mapping[str, Tensor] | None = None,
     repeated: bool = False,
     beside_dense: bool = False,
+    around: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it.
 
@@ -95,12 +96,13 @@ def observe(
             all are wanted.
         repeated: with ``new``, whether a weight of the block is used twice.
         beside_dense: each batch is run through the dense block first, which gives what each product lacks.
+        around: what the products' outputs are added up to is summed, too.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
-    pairs = Pairs(wanted, frozenset(words)) if beside_dense else None
+    pairs = Pairs(wanted, frozenset(words)) if beside_dense or around else None
     products = Products(wanted, frozenset(words)) if pairs is None else pairs
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
@@ -126,7 +128,7 @@ def observe(
     owners = experts_owners(block)
     for number, batch in enumerate(track(batches, f"calibrating {name}")):
         tokens = Tokens.of(batch)
-        if pairs is not None:
+        if beside_dense:
             dense = True
             with replay.of_dense():
                 replay.run(number, batch, watch)

@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens
-from secateur.evidence import in_range
+from secateur.evidence import Sums, in_range
 
 __all__ = ["Pairs"]
 
+_AROUND = frozenset(["input_mean", "input_var"])
 _ADDITIONS = {
     torch.add,
     Tensor.add,
@@ -97,6 +98,7 @@ class Pairs(Products):
         self.count = -1  # tokens of what the block is given
         self.expected: dict[Piece, int] | None = None  # of those that end in a sum: how many share it
         self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
+        self.around: dict[Piece, Sums] = {}  # of the sums themselves
         self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
         self.just_met: list[_Meeting] = []
 
@@ -114,6 +116,11 @@ class Pairs(Products):
             self.expected = {meeting.piece: shared for meeting, (_, shared) in sums.items()}
         crossed = set()
         for meeting, here in self.now.inputs.items():
+            if meeting in sums:
+                rows = sums[meeting][0]
+                if here.index is not None and len(here.index) == len(rows):
+                    rows = rows[here.index]
+                self.around.setdefault(meeting.piece, Sums(_AROUND)).add_inputs(rows)
             there = None if self.before is None else self.before.inputs.get(meeting)
             if there is None or not (here.same and there.same) or here.rows.shape != there.rows.shape:
                 continue
@@ -139,7 +146,7 @@ class Pairs(Products):
 
     def found(self) -> dict[Piece, Met]:
         """As of `Products`, each with what it lacks; sums that matrices share are one object still."""
-        return {piece: replace(met, lacking=self._lacking(piece)) for piece, met in super().found().items()}
+        return {piece: replace(met, lacking=self._lacking(piece), around=self.around.get(piece)) for piece, met in super().found().items()}
 
     def _lacking(self, piece: Piece) -> Tensor | None:
         crossed = self.crossed.get(self.shared.get(piece, piece))
