@@ -21,10 +21,11 @@ from secateur.shrinking.consumers import Columns, columns_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["Curve", "Measured", "Measuring", "chunk_of"]
+__all__ = ["Curve", "Measured", "Measuring", "chunk_of", "counts_of"]
 
 WORDS = ("gram", "input_mean")
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
+_LEAST = 1e-3  # of the median output: what varies less counts no more
 _UNMEASURED = 1e6  # the loss of a group of which nothing is known, beside shares of variances: it leaves last
 
 
@@ -85,7 +86,7 @@ class Measuring:
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:
-        layers: dict[Axis, list[tuple[Elimination, Columns, float]]] = {}
+        layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
         inside = {f"{block}.{name}" for name, _ in module.named_parameters()}
         for piece, met in found.items():
             name, parameter = f"{block}.{piece.name}", stage[piece.name]
@@ -93,23 +94,22 @@ class Measuring:
             if not columns or not met.tokens:
                 continue
             matrix = piece.of(parameter)
-            spread = variance(matrix, met)
-            layer = Elimination(matrix, met.sums.gram, damping=self.damping)
+            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met))
             for axis, units in columns.items():
-                layers.setdefault(axis, []).append((layer, units, 1 / spread if spread else 0.0))
+                layers.setdefault(axis, []).append((layer, units))
                 self._consumers.setdefault(axis, set()).add(name)
         for group in self.groups:
             if group.axis not in layers:
                 continue
             its = layers[group.axis]
             if all(name in inside for name, _ in group.members):
-                self._measure(group, [(layer.copy(), units, counts) for layer, units, counts in its])
+                self._measure(group, [(layer.copy(), units) for layer, units in its])
             else:
-                costs = sum(layer.costs(units) * counts for layer, units, counts in its)
+                costs = sum(layer.costs(units) for layer, units in its)
                 self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs.numpy()
         return {}, Pruned(block)
 
-    def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns, float]]) -> None:
+    def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:
         left, curve = eliminated(layers, 1, chunk_of(group.size))
         order = [*left, *sorted(set(range(group.size)) - set(left))]
         self._scores[group.axis] = _ranks(order)
@@ -135,16 +135,25 @@ def chunk_of(count: int) -> int:
     return math.ceil(count / _TIMES)
 
 
-def variance(matrix: Tensor, met: Met) -> float:
-    """The summed squares of what a matrix' outputs become part of, about its mean: the residual stream that they are
-    added to, or themselves."""
-    sums = met.sums
-    if met.around is not None and met.around.squares is not None and met.around.totals is not None:
-        return float((met.around.squares - met.around.totals.square() / met.around.tokens).sum())
-    weight = matrix.to(sums.gram.dtype)
-    whole = float((weight @ sums.gram * weight).sum())
-    mean = weight.double() @ sums.totals.double()
-    return max(whole - float(mean.square().sum()) / int(sums.tokens), 0.0)
+def counts_of(matrix: Tensor, met: Met) -> Tensor:
+    """What the squared loss of each output counts: one over the variance of what it becomes part of, the residual
+    stream that it is added to, or itself; and over the number of outputs.
+
+    So a loss is a share of the variance, in the mean over outputs. A few outputs of most streams are larger than all
+    others by orders of magnitude, and normalizations make up for that.
+    """
+    sums = met.around or met.sums
+    mean = sums.totals.double() / int(sums.tokens)
+    if met.around is None:
+        weight = matrix.double()
+        squares = (weight @ sums.gram.double() * weight).sum(1)
+        mean = weight @ mean
+    else:
+        squares = sums.squares
+    spread = (squares / int(sums.tokens) - mean.square()).clamp_min(0)
+    typical = spread[spread > 0]
+    least = _LEAST * float(typical.median()) if len(typical) else 1.0
+    return 1 / (spread.clamp_min(least) * len(spread) * int(sums.tokens))
 
 
 def _ranks(order: Sequence[int]) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from secateur.blockwise import Met, Piece, Pruned, Solved
 from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.shrinking.consumers import Columns, columns_of
-from secateur.shrinking.measuring import Measured, chunk_of, variance
+from secateur.shrinking.measuring import Measured, chunk_of, counts_of
 from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing"]
@@ -67,20 +67,21 @@ class Repairing:
     ) -> tuple[Mapping[str, Solved], Pruned]:
         layers: dict[Piece, Elimination] = {}
         columns: dict[Piece, Mapping[Axis, Columns]] = {}
-        weights: dict[Piece, float] = {}
         for piece, met in found.items():
             its = columns_of(self.coupling, self.groups, f"{block}.{piece.name}", piece, stage[piece.name])
             if its:
                 matrix, columns[piece] = piece.of(stage[piece.name]), its
-                spread = variance(matrix, met)
-                weights[piece] = 1 / spread if spread else 0.0
-                aim = self.aim if self.repair else 0.0
                 layers[piece] = Elimination(
-                    matrix, met.sums.gram, lacking=met.lacking, aim=aim, damping=self.damping
+                    matrix,
+                    met.sums.gram,
+                    lacking=met.lacking,
+                    aim=self.aim if self.repair else 0.0,
+                    damping=self.damping,
+                    counts=counts_of(matrix, met),
                 )
         here = {f"{block}.{name}" for name in stage}
         for group in self.groups:  # heads before what is within them
-            its = [(layers[each], columns[each][group.axis], weights[each]) for each in layers if group.axis in columns[each]]
+            its = [(layer, columns[each][group.axis]) for each, layer in layers.items() if group.axis in columns[each]]
             if its:
                 self._remove(group, its, anew=self.measured.consumers[group.axis] <= here)
         new: dict[str, Solved] = {}
@@ -98,17 +99,17 @@ class Repairing:
             piece.of(solved.values).copy_(values)
             piece.of(solved.mask).copy_(mask.expand(piece.shape))
             name = f"{block}.{piece.name}"
-            self.errors[name] = self.errors.get(name, 0.0) + layer.loss * weights[piece]
+            self.errors[name] = self.errors.get(name, 0.0) + layer.loss
         return new, Pruned(block)
 
-    def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns, float]], *, anew: bool) -> None:
+    def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:
         count = int(self.chosen[group.axis].sum())
         if anew:
             left, _ = eliminated(layers, count, chunk_of(group.size))
             self.kept[group.axis] = np.ones(group.size, dtype=bool)
             self.kept[group.axis][left] = False
             return
-        for layer, units, _ in layers:
+        for layer, units in layers:
             layer.remove([column for at in np.flatnonzero(~self.kept[group.axis]) for column in units[at]])
 
     def _better(self, matrix: Tensor, layer: Elimination, met: Met, mask: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ class Elimination:
         lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None where nothing lacks.
         aim: a, from 0 to 1.
         damping: λ as a fraction of the mean diagonal entry, in (0, 1].
+        counts: what the squares of each output count, (outputs,); by default 1.
 
     Attributes:
         weight: (outputs, inputs), float64: the solution; 0 in the columns that left.
@@ -57,6 +58,7 @@ class Elimination:
         lacking: Tensor | None = None,
         aim: float = 0.0,
         damping: float = 0.01,
+        counts: Tensor | None = None,
     ) -> None:
         self.weight = checked(weight, gram).double()
         if self.weight is weight:
@@ -73,16 +75,19 @@ class Elimination:
         self._inverse = torch.cholesky_inverse(lower)
         if lacking is not None and aim:
             self.weight += aim * (lacking.double() / self._scale) @ self._inverse
+        self._counts = None if counts is None else counts.double().sqrt()[:, None]
+        self._gone: set[int] = set()
         self.loss = 0.0
 
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
         found = copy.copy(self)
-        found.weight, found._inverse = self.weight.clone(), self._inverse.clone()
+        found.weight, found._inverse, found._gone = self.weight.clone(), self._inverse.clone(), set(self._gone)
         return found
 
     def costs(self, units: Sequence[Sequence[int]]) -> Tensor:
-        """What the outputs would lose with each of these sets of columns, none of which has left; float64."""
+        """What the outputs would lose with each of these sets of columns, as far as they are there; float64."""
+        units = [[column for column in unit if column not in self._gone] for unit in units]
         if len({len(unit) for unit in units}) > 1:
             return torch.cat([self.costs([unit]) for unit in units])
         at = torch.as_tensor(units, device=self.weight.device)  # (units, columns of each)
@@ -90,20 +95,22 @@ class Elimination:
             return self.weight.new_zeros(len(units))
         if at.shape[1] == 1:
             columns = at[:, 0]
-            return self._scale * self.weight[:, columns].square().sum(0) / self._inverse.diagonal()[columns]
+            return self._scale * self._counted(self.weight[:, columns]).square().sum(0) / self._inverse.diagonal()[columns]
         corners = self._inverse[at[:, :, None], at[:, None, :]]
-        parts = self.weight.T[at]  # (units, columns, outputs)
+        parts = self._counted(self.weight).T[at]  # (units, columns, outputs)
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(corners), parts, upper=False)
         return self._scale * half.square().sum((1, 2))
 
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""
-        at = torch.as_tensor(columns, device=self.weight.device)
-        if not at.numel():
+        columns = [column for column in columns if column not in self._gone]
+        self._gone.update(columns)
+        if not columns:
             return
+        at = torch.as_tensor(columns, device=self.weight.device)
         lower = torch.linalg.cholesky(self._inverse[at[:, None], at])
         gone = self.weight[:, at]
-        self.loss += float(self._scale * torch.linalg.solve_triangular(lower, gone.T, upper=False).square().sum())
+        self.loss += float(self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum())
         rows = self._inverse[at]
         share = torch.cholesky_solve(rows, lower)
         self.weight -= gone @ share
@@ -112,14 +119,17 @@ class Elimination:
         self._inverse[at] = 0
         self._inverse[:, at] = 0
 
+    def _counted(self, rows: Tensor) -> Tensor:
+        return rows if self._counts is None else rows * self._counts
+
 
 def eliminated(
-    layers: Sequence[tuple[Elimination, Sequence[Sequence[int]], float]], keep: int, chunk: int = 1
+    layers: Sequence[tuple[Elimination, Sequence[Sequence[int]]]], keep: int, chunk: int = 1
 ) -> tuple[list[int], list[tuple[int, float]]]:
     """Units leave all layers, so many at a time, those first that cost least, until so many are left.
 
     Args:
-        layers: ``(layer, columns of each unit, what its loss counts)``; unit n is the same of all layers.
+        layers: ``(layer, columns of each unit)``; unit n is the same of all layers.
         keep: how many units stay.
         chunk: how many leave before what the others cost is computed anew.
 
@@ -129,22 +139,22 @@ def eliminated(
 
     >>> x = torch.randn(64, 3) * torch.tensor([3.0, 0.1, 1.0])
     >>> layer = Elimination(torch.ones(2, 3), x.T @ x)
-    >>> eliminated([(layer, [[0], [1], [2]], 1.0)], 1)[0]
+    >>> eliminated([(layer, [[0], [1], [2]])], 1)[0]
     [1, 2]
     """
     alive = list(range(len(layers[0][1])))
 
     def lost() -> float:
-        return sum(layer.loss * counts for layer, _, counts in layers)
+        return sum(layer.loss for layer, _ in layers)
 
     left: list[int] = []
     curve = [(len(alive), lost())]
     while len(alive) > keep:
-        costs = sum(layer.costs([units[at] for at in alive]) * counts for layer, units, counts in layers)
+        costs = sum(layer.costs([units[at] for at in alive]) for layer, units in layers)
         assert isinstance(costs, Tensor)
         first = costs.argsort(stable=True)[: min(chunk, len(alive) - keep)].tolist()
         leaving = sorted(alive[at] for at in first)
-        for layer, units, _ in layers:
+        for layer, units in layers:
             layer.remove([column for at in leaving for column in units[at]])
         left += [alive[at] for at in first]
         gone = set(leaving)
