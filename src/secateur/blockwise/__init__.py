@@ -9,6 +9,8 @@ from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of
 from secateur.blockwise.jobs import Layer, Pruned, Solved
 from secateur.blockwise.products import Met, Piece
 
+from secateur.blockwise.slopes import slopes
+
 __all__ = [
     "Layer",
     "Met",
@@ -23,5 +25,6 @@ __all__ = [
     "oneshot",
     "parameters_counted",
     "read_calibration",
+    "slopes",
     "walk_model",
 ]

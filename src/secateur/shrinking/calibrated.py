@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from secateur.blockwise import walk_model
+from secateur.blockwise import slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.plan import plan_of
@@ -23,6 +23,8 @@ from secateur.shrinking.subject import Subject
 from secateur.support import Forward, Undo
 
 __all__ = ["chosen_by_data"]
+
+_SLOPES = 4  # batches that slopes are measured on: means over their tokens
 
 
 def chosen_by_data(
@@ -39,6 +41,7 @@ def chosen_by_data(
     model, coupling = subject.model, subject.coupling
     batches = batches if isinstance(batches, list | tuple) else list(batches)
     measuring = Measuring(coupling, groups_in_scope(coupling, asked))
+    measuring.slopes.update(slopes(model, batches[:_SLOPES], measuring.targets, forward=forward))
     walk_model(model, batches, measuring, forward=forward)
     measured = measuring.measured
     choice = choose(subject, asked, known, measured)

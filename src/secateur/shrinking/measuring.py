@@ -48,11 +48,13 @@ class Measured:
         scores: of the units of each group, higher = keep: the later a unit leaves, the higher.
         curves: what each group's consumers lose.
         consumers: the parameters that multiply a group's units, by their names.
+        slopes: of the model's outputs along those of the consumers, where they were measured.
     """
 
     scores: Mapping[Axis, Tensor]
     curves: Mapping[Axis, Curve]
     consumers: Mapping[Axis, frozenset[str]]
+    slopes: Mapping[Piece, Tensor] = field(default_factory=dict, repr=False)
 
     def loss(self, tied: Tied, parts: int) -> float:
         """What a tie costs when so many of its parts stay; see `secateur.shrinking.losses.Loss`."""
@@ -69,6 +71,7 @@ class Measuring:
 
     coupling: Coupling
     groups: Sequence[Group]
+    slopes: dict[Piece, Tensor] = field(default_factory=dict)
     damping: float = 0.01
     in_stages: bool = False
     beside_dense: bool = False
@@ -94,7 +97,7 @@ class Measuring:
             if not columns or not met.tokens:
                 continue
             matrix = piece.of(parameter)
-            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met))
+            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met, self.slopes.get(piece._replace(name=name))))
             for axis, units in columns.items():
                 layers.setdefault(axis, []).append((layer, units))
                 self._consumers.setdefault(axis, set()).add(name)
@@ -127,7 +130,7 @@ class Measuring:
             losses = np.concatenate([[0.0], np.cumsum(costs[order])])
             curves[axis] = Curve(np.arange(axis.size + 1), losses[::-1])
         consumers = {axis: frozenset(names) for axis, names in self._consumers.items()}
-        return Measured(scores, curves, consumers)
+        return Measured(scores, curves, consumers, self.slopes)
 
 
 def chunk_of(count: int) -> int:
@@ -135,13 +138,17 @@ def chunk_of(count: int) -> int:
     return math.ceil(count / _TIMES)
 
 
-def counts_of(matrix: Tensor, met: Met) -> Tensor:
-    """What the squared loss of each output counts: one over the variance of what it becomes part of, the residual
-    stream that it is added to, or itself; and over the number of outputs.
+def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
+    """What the squared loss of each output counts: half its squared slope, where that is known (`slopes`), so that a
+    loss is a divergence of the model's outputs.
 
-    So a loss is a share of the variance, in the mean over outputs. A few outputs of most streams are larger than all
+    Else one over the variance of what it becomes part of, the residual
+    stream that it is added to, or itself; and over the number of outputs. So a loss is a share of the variance, in the
+    mean over outputs. A few outputs of most streams are larger than all
     others by orders of magnitude, and normalizations make up for that.
     """
+    if slopes is not None:
+        return slopes.double() / (2 * int(met.sums.tokens))
     sums = met.around or met.sums
     mean = sums.totals.double() / int(sums.tokens)
     if met.around is None:
