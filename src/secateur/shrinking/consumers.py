@@ -1,4 +1,5 @@
-"""Which columns of which matrices the units of a group are: what multiplies what they give.
+"""Which columns of which matrices the units of a group are, what multiplies what they give; and which rows, what makes
+it.
 
 Law: told by where a matrix lies in its parameter, never by names; a column belongs to one unit of a group at most.
 """
@@ -6,7 +7,6 @@ Law: told by where a matrix lies in its parameter, never by names; a column belo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -14,15 +14,9 @@ from torch import Tensor
 from secateur.blockwise import Piece
 from secateur.coupling import Axis, Coupling, Group
 
-__all__ = ["Columns", "columns_of"]
+__all__ = ["Columns", "columns_of", "rows_of"]
 
 Columns = list[list[int]]  # of each unit
-
-
-@dataclass(frozen=True)
-class _Member:
-    group: Group
-    at: int  # dimension of the parameter
 
 
 def columns_of(
@@ -34,24 +28,33 @@ def columns_of(
         name: of the parameter, in the model.
         piece: where the matrix (outputs, inputs) lies in it.
     """
-    members = [_Member(group, at) for group in groups for name_of, at in group.members if name_of == name]
-    if not members:
-        return {}
-    rows, width = piece.shape
-    offsets = piece.offset + np.arange(width) * piece.strides[1]
-    down = piece.offset + np.arange(rows) * piece.strides[0]
-    sizes, strides = parameter.shape, parameter.stride()
+    return _along(coupling, groups, name, piece, parameter, outputs=False)
+
+
+def rows_of(
+    coupling: Coupling, groups: Iterable[Group], name: str, piece: Piece, parameter: Tensor
+) -> Mapping[Axis, Columns]:
+    """The same of the groups whose units the outputs of a matrix are: the rows of each unit."""
+    return _along(coupling, groups, name, piece, parameter, outputs=True)
+
+
+def _along(
+    coupling: Coupling, groups: Iterable[Group], name: str, piece: Piece, parameter: Tensor, *, outputs: bool
+) -> dict[Axis, Columns]:
+    strides = parameter.stride()
+    along, across = (
+        piece.offset + np.arange(piece.shape[dim]) * piece.strides[dim] for dim in ((0, 1) if outputs else (1, 0))
+    )
     found: dict[Axis, Columns] = {}
-    for member in members:
-        places = offsets // strides[member.at] % sizes[member.at] if strides[member.at] else offsets * 0
-        others = down // strides[member.at] % sizes[member.at]
-        units = coupling.indices(member.group, name, member.at)[places]
-        if (units[0] == units).all() or not (others == others[0]).all():
-            continue  # it runs along the outputs, or not within this matrix
-        columns: Columns = [[] for _ in range(member.group.size)]
-        for column, unit in enumerate(units.tolist()):
-            if unit >= 0:
-                columns[unit].append(column)
-        if any(columns):
-            found[member.group.axis] = columns
+    for group in groups:
+        for at in [at for member, at in group.members if member == name and strides[at]]:
+            places, others = (each // strides[at] % parameter.shape[at] for each in (along, across))
+            units = coupling.indices(group, name, at)[places]
+            if (units[0] == units).all() or not (others == others[0]).all():
+                continue  # it runs the other way, or not within this matrix
+            members: Columns = [[] for _ in range(group.size)]
+            for position, unit in enumerate(units.tolist()):
+                if unit >= 0:
+                    members[unit].append(position)
+            found[group.axis] = members
     return found

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Met, Piece, Pruned, Solved
 from secateur.coupling import Axis, Coupling, Group
-from secateur.shrinking.consumers import Columns, columns_of
+from secateur.shrinking.consumers import Columns, columns_of, rows_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
 
@@ -90,19 +90,29 @@ class Measuring:
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:
         layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
+        given: dict[Axis, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
         inside = {f"{block}.{name}" for name, _ in module.named_parameters()}
         for piece, met in found.items():
             name, parameter = f"{block}.{piece.name}", stage[piece.name]
             columns = columns_of(self.coupling, self.groups, name, piece, parameter)
-            if not columns or not met.tokens:
+            matrix, slopes = piece.of(parameter), self.slopes.get(piece._replace(name=name))
+            if not met.tokens:
                 continue
-            matrix = piece.of(parameter)
-            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met, self.slopes.get(piece._replace(name=name))))
+            if slopes is not None:
+                for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
+                    energy = _energy(matrix, met, slopes)
+                    costs = np.array([energy[its].sum() for its in rows])
+                    given[axis] = np.maximum(given.get(axis, 0.0), costs)
+            if not columns:
+                continue
+            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met, slopes))
             for axis, units in columns.items():
                 layers.setdefault(axis, []).append((layer, units))
                 self._consumers.setdefault(axis, set()).add(name)
         for group in self.groups:
             if group.axis not in layers:
+                if group.axis in given and all(name in inside for name, _ in group.members):
+                    self._costs[group.axis] = given[group.axis]
                 continue
             its = layers[group.axis]
             if all(name in inside for name, _ in group.members):
@@ -122,7 +132,8 @@ class Measuring:
     @property
     def measured(self) -> Measured:
         """After the walk. Of a group with members in several blocks, such as a residual stream, each unit costs what
-        it does alone: nothing holds all its consumers at once."""
+        it does alone: nothing holds all its consumers at once. Nor is there a matrix that could make up for a unit of
+        a group without consumers, such as the width of queries and keys: that costs what its outputs are."""
         scores, curves = dict(self._scores), dict(self._curves)
         for axis, costs in self._costs.items():
             order = np.argsort(costs, kind="stable")
@@ -161,6 +172,14 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     typical = spread[spread > 0]
     least = _LEAST * float(typical.median()) if len(typical) else 1.0
     return 1 / (spread.clamp_min(least) * len(spread) * int(sums.tokens))
+
+
+def _energy(matrix: Tensor, met: Met, slopes: Tensor) -> npt.NDArray[np.float64]:
+    """What it costs that an output is 0, for each of them."""
+    weight = matrix.double()
+    squares = (weight @ met.sums.gram.double() * weight).sum(1)
+    found: npt.NDArray[np.float64] = (squares * slopes / (2 * int(met.sums.tokens))).cpu().numpy()
+    return found
 
 
 def _ranks(order: Sequence[int]) -> Tensor:
