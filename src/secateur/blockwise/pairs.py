@@ -22,7 +22,7 @@ from torch.nn import functional
 from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens
 from secateur.evidence import Sums, in_range
 
-__all__ = ["Pairs"]
+__all__ = ["Meeting", "Pairs"]
 
 _AROUND = frozenset(["input_mean", "input_var"])
 _ADDITIONS = {
@@ -35,7 +35,7 @@ _ADDITIONS = {
 }
 
 
-class _Meeting(NamedTuple):
+class Meeting(NamedTuple):
     """A piece as a pass met it for the n-th time."""
 
     piece: Piece
@@ -59,7 +59,7 @@ class _Sum:
     """Outputs of this stage's products that were added up: whose, in which order their tokens lie (turned: sequence and
     batch are the other way round), and the sum with something else, once there is one."""
 
-    members: dict[_Meeting, bool]
+    members: dict[Meeting, bool]
     value: Tensor | None = None
 
 
@@ -67,11 +67,11 @@ class _Sum:
 class _Pass:
     """What one run of a batch showed."""
 
-    inputs: dict[_Meeting, _Inputs] = field(default_factory=dict)
+    inputs: dict[Meeting, _Inputs] = field(default_factory=dict)
     known: dict[Any, _Inputs] = field(default_factory=dict)
     following: list[tuple[Tensor, _Sum]] = field(default_factory=list)
 
-    def sums(self) -> dict[_Meeting, tuple[Tensor, int]]:
+    def sums(self) -> dict[Meeting, tuple[Tensor, int]]:
         """Of each meeting the rows of the sum that it ended in, and how many products share that."""
         found = {}
         for each in {id(group): group for _, group in self.following}.values():
@@ -100,7 +100,7 @@ class Pairs(Products):
         self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
         self.around: dict[Piece, Sums] = {}  # of the sums themselves
         self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
-        self.just_met: list[_Meeting] = []
+        self.just_met: list[Meeting] = []
 
     def beside(self, tokens: Tokens, states: Tensor | None, count: int, *, dense: bool) -> Pairs:
         """For one run; ``count`` is how many tokens the block is given, padding among them."""
@@ -180,7 +180,7 @@ class Pairs(Products):
             self.seen.setdefault(key, (x, piece))
         else:
             super()._add(piece, x, key, sequence_first)
-        meeting = _Meeting(piece, sum(meeting.piece == piece for meeting in self.now.inputs))
+        meeting = Meeting(piece, sum(meeting.piece == piece for meeting in self.now.inputs))
         self.just_met.append(meeting)
         if key not in self.now.known:
             rows = x.detach().reshape(-1, x.shape[-1])
@@ -192,7 +192,7 @@ class Pairs(Products):
             self.now.known[key] = _Inputs(kept.clone() if copied and index is None else kept, index, same, copied)
         self.now.inputs[meeting] = self.now.known[key]
 
-    def _whose(self, func: Any, args: Any, kwargs: Any) -> _Meeting | None:
+    def _whose(self, func: Any, args: Any, kwargs: Any) -> Meeting | None:
         """The product that a call's output is the output of, tokens first."""
         if func is functional.multi_head_attention_forward:
             weight = inspect.signature(func).bind(*args, **kwargs).arguments["out_proj_weight"]

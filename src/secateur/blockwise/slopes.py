@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise.observation import prepared
-from secateur.blockwise.pairs import Pairs
+from secateur.blockwise.pairs import Meeting, Pairs
 from secateur.blockwise.products import Piece, Tokens
 from secateur.support import Forward, device_of, moved, run_batch, seeded, tensors_in, track, unchanged, unwrapped
 
@@ -42,6 +42,9 @@ class _Slopes(Pairs):
                 value.requires_grad_()  # no parameter asks for a gradient: the graph begins here
             value.register_hook(lambda grad, piece=meeting.piece: self._see(piece, grad))
         return output
+
+    def _add(self, piece: Piece, *_: Any) -> None:
+        self.just_met.append(Meeting(piece, 0))
 
     def _see(self, piece: Piece, grad: Tensor) -> None:
         rows = grad.detach().reshape(-1, grad.shape[-1])
