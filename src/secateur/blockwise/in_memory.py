@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.support import Forward, device_of, moved, run_batch, unchanged, unwrapped
 
-__all__ = ["InMemory", "prune_in_memory"]
+__all__ = ["InMemory", "prune_in_memory", "walk_model"]
 
 
 def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:
@@ -59,6 +60,38 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
             tally.leave_alone(never_run(replay, job))
             check_pruned(tally.layers, tally.left_alone, replay, job)
     return tally.outcome(time.monotonic() - started)
+
+
+def walk_model(
+    model: nn.Module,
+    batches: Iterable[Any],
+    job: Job,
+    *,
+    forward: Forward | None = None,
+    activations: Path | None = None,
+) -> list[Pruned]:
+    """A walk over the blocks of a model in memory that does a job of one's own; what it said of each block.
+
+    Raises:
+        ValueError: the model has no blocks, or runs one of them more than once in a forward pass.
+    """
+    _, held = held_batches(batches)
+    inner = unwrapped(model)
+    with unchanged(inner), prepared(inner), torch.no_grad():
+        blocks = find_blocks(inner)
+        _refuse_repeated(inner, blocks, held[0], forward)
+        replay = Replay(
+            inner,
+            blocks,
+            outputs=Outputs(activations),
+            dense=Outputs(activations, "dense") if job.beside_dense else None,
+            forward=forward,
+            device=device_of(inner),
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(replay.clear)
+            stack.enter_context(replay.installed())
+            return list(walk(replay, InMemory(blocks), held, job))
 
 
 class InMemory:

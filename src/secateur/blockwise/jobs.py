@@ -84,6 +84,10 @@ class Job(Protocol):
     def beside_dense(self) -> bool:
         """Whether the dense model is run beside the pruned one, so that each `Met` has what is ``lacking``."""
 
+    @property
+    def around(self) -> bool:
+        """Whether each `Met` has sums of what its outputs are added up to, such as the residual stream."""
+
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:

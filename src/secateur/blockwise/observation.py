@@ -89,6 +89,7 @@ def observe(
     new: Mapping[str, Tensor] | None = None,
     repeated: bool = False,
     beside_dense: bool = False,
+    around: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
     one without a share of its own adds nothing.
@@ -98,13 +99,14 @@ def observe(
             all are wanted.
         repeated: with ``new``, whether a weight of the block is used twice.
         beside_dense: each batch is run through the dense block first, which gives what each product lacks.
+        around: what the products' outputs are added up to is summed, too.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
     owners, whole = experts_owners(block), name == WHOLE
-    pairs = Pairs(wanted, frozenset(words), unfolds=whole) if beside_dense else None
+    pairs = Pairs(wanted, frozenset(words), unfolds=whole) if beside_dense or around else None
     products = Products(wanted, frozenset(words), unfolds=whole) if pairs is None else pairs
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
@@ -133,7 +135,7 @@ def observe(
 
     for number, batch in enumerate(track(batches, f"calibrating {name or 'the model'}")):
         tokens = Tokens.of(batch)
-        if pairs is not None:
+        if beside_dense:
             dense = True
             with replay.of_dense():
                 replay.run(number, batch, watch)

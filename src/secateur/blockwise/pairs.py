@@ -22,10 +22,11 @@ from torch.nn import functional
 
 from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
 from secateur.blockwise.stages import Marks
-from secateur.evidence import CONVOLUTIONS, RECURRENT, in_range
+from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, in_range
 
-__all__ = ["Pairs"]
+__all__ = ["Meeting", "Pairs"]
 
+_AROUND = frozenset(["input_mean", "input_var"])
 _ADDITIONS = {
     torch.add,
     Tensor.add,
@@ -36,7 +37,7 @@ _ADDITIONS = {
 }
 
 
-class _Meeting(NamedTuple):
+class Meeting(NamedTuple):
     """A piece as a pass met it for the n-th time."""
 
     piece: Piece
@@ -59,7 +60,7 @@ class _Sum:
     """Outputs of this stage's products that were added up: whose, in which order their tokens lie (turned: sequence and
     batch are the other way round), and the sum with something else, once there is one."""
 
-    members: dict[_Meeting, bool]
+    members: dict[Meeting, bool]
     value: Tensor | None = None
 
 
@@ -67,7 +68,7 @@ class _Sum:
 class _Pass:
     """What one run of a batch showed."""
 
-    inputs: dict[_Meeting, _Inputs] = field(default_factory=dict)
+    inputs: dict[Meeting, _Inputs] = field(default_factory=dict)
     known: dict[Any, _Inputs] = field(default_factory=dict)
     times: dict[Piece, int] = field(default_factory=dict)
     following: list[tuple[Tensor, _Sum]] = field(default_factory=list)
@@ -78,7 +79,7 @@ class _Pass:
         self.times[piece] = number + 1
         return number
 
-    def sums(self) -> dict[_Meeting, tuple[Tensor, int]]:
+    def sums(self) -> dict[Meeting, tuple[Tensor, int]]:
         """Of each meeting the rows of the sum that it ended in, and how many products share that."""
         found = {}
         for each in {id(group): group for _, group in self.following}.values():
@@ -105,8 +106,9 @@ class Pairs(Products):
         self.count: int | None = -1  # tokens of what the block is given; None where none are sent anywhere
         self.expected: dict[Piece, int] | None = None  # of those that end in a sum: how many share it
         self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
+        self.around: dict[Piece, Sums] = {}  # of the sums themselves
         self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
-        self.just_met: list[_Meeting] = []
+        self.just_met: list[Meeting] = []
         self.marks = Marks(list(parameters.values()))
         self.bits = {name: 1 << at for at, name in enumerate(parameters)}
 
@@ -132,6 +134,11 @@ class Pairs(Products):
             self.expected = {meeting.piece: shared for meeting, (_, shared) in sums.items()}
         crossed = set()
         for meeting, here in self.now.inputs.items():
+            if meeting in sums:
+                rows = sums[meeting][0]
+                if here.index is not None and len(here.index) == len(rows):
+                    rows = rows[here.index]
+                self.around.setdefault(meeting.piece, Sums(_AROUND)).add_inputs(rows)
             there = None if self.before is None else self.before.inputs.get(meeting)
             if there is None or not (here.same and there.same) or here.inputs.x.shape != there.inputs.x.shape:
                 continue
@@ -158,7 +165,7 @@ class Pairs(Products):
 
     def found(self) -> dict[Piece, Met]:
         """As of `Products`, each with what it lacks; sums that matrices share are one object still."""
-        return {piece: replace(met, lacking=self._lacking(piece)) for piece, met in super().found().items()}
+        return {piece: replace(met, lacking=self._lacking(piece), around=self.around.get(piece)) for piece, met in super().found().items()}
 
     def _lacking(self, piece: Piece) -> Tensor | None:
         crossed = self.crossed.get(self.shared.get(piece, piece))
@@ -193,7 +200,7 @@ class Pairs(Products):
             self.seen.setdefault(key, (inputs.x, piece))
         else:
             super()._add(piece, inputs, key)
-        meeting = _Meeting(piece, self.now.count(piece))
+        meeting = Meeting(piece, self.now.count(piece))
         self.just_met.append(meeting)
         if key not in self.now.known:
             # tokens that were sent somewhere, such as to experts, are not the same ones in both runs
@@ -203,7 +210,7 @@ class Pairs(Products):
             self.now.known[key] = _Inputs(inputs.copied() if copied else inputs, index, same, copied)
         self.now.inputs[meeting] = self.now.known[key]
 
-    def _whose(self, func: Any, args: Any, kwargs: Any) -> _Meeting | None:
+    def _whose(self, func: Any, args: Any, kwargs: Any) -> Meeting | None:
         """The product that a call's output is the output of, tokens first."""
         if func is functional.multi_head_attention_forward:
             weight = inspect.signature(func).bind(*args, **kwargs).arguments["out_proj_weight"]

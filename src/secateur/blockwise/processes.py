@@ -82,7 +82,16 @@ def reduced(products: Products) -> dict[Piece, Met]:
         met.sample = _first(met.sample, device)
     sum_over_ranks({leader: met.sums for leader, met in total.items()}, None, device)
     lacking = _added({piece: met.lacking for piece, met in here.items() if met.lacking is not None}, device)
-    return {piece: replace(total[leader], lacking=lacking.get(piece)) for piece, leader in sorted(leaders.items())}
+    around = {piece: copy.copy(met.around) for piece, met in here.items() if met.around is not None}
+    words = {piece: sums.words for piece, sums in around.items()}
+    for piece, its in sorted(((piece, its) for other in gathered(words) for piece, its in other.items())):
+        around.setdefault(piece, Sums(its))
+    if around:
+        sum_over_ranks({piece: around[piece] for piece in sorted(around)}, None, device)
+    return {
+        piece: replace(total[leader], lacking=lacking.get(piece), around=around.get(piece))
+        for piece, leader in sorted(leaders.items())
+    }
 
 
 def _added(here: Mapping[Piece, Tensor], device: torch.device) -> dict[Piece, Tensor]:

@@ -60,7 +60,8 @@ class Met:
     of them where the sums hold no Gram matrix.
 
     ``lacking`` is of one matrix, and there where the dense model ran beside the pruned one: ``(T - X Wᵀ)ᵀ X``,
-    (outputs, inputs), where T is what the product would have to give to restore the dense model.
+    (outputs, inputs), where T is what the product would have to give to restore the dense model. ``around`` sums what
+    the outputs were added up to, such as the residual stream, where they were.
 
     >>> met = Met(Sums(frozenset(["gram"])))
     >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
@@ -72,6 +73,7 @@ class Met:
     sums: Sums
     sample: list[Tensor] = field(default_factory=list)
     lacking: Tensor | None = None
+    around: Sums | None = None
 
     @property
     def tokens(self) -> int:

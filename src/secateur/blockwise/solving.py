@@ -47,6 +47,7 @@ class MatrixJob:
     on_layer: Callable[[Layer], None] | None = None
     in_stages: bool = False
     aim: float = 0.0
+    around: bool = False
 
     @property
     def targets(self) -> Collection[str]:

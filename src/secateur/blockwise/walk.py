@@ -154,6 +154,7 @@ def _solved(
             new=values,
             repeated=repeated,
             beside_dense=job.beside_dense and differs,
+            around=job.around,
         )
         more, said = job.solve_stage(name, replay.blocks[name], stage, found)
         new |= more

@@ -18,7 +18,7 @@ from secateur.selection import keep_largest
 from secateur.shrinking.costs import cost_of
 from secateur.shrinking.counting import counted
 from secateur.shrinking.fields import Place
-from secateur.shrinking.losses import Loss
+from secateur.shrinking.measuring import Measured
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import Request
 from secateur.shrinking.roles import role_of
@@ -52,11 +52,13 @@ class Choice:
     refused: Mapping[Any, str]
 
 
-def choose(subject: Subject, asked: Request, known: Collection[str] = (), loss: Loss | None = None) -> Choice:
+def choose(
+    subject: Subject, asked: Request, known: Collection[str] = (), measured: Measured | None = None
+) -> Choice:
     """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
 
-    ``known`` are names that globs may match beside those of the coupling; ``loss`` is what it costs the model that ties
-    keep fewer of their parts, by default that of `even`.
+    ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
+    by default their magnitude counts, and `even` losses.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked.
@@ -66,13 +68,16 @@ def choose(subject: Subject, asked: Request, known: Collection[str] = (), loss: 
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
     refused: dict[Any, str] = {}
     groups = groups_in_scope(coupling, asked)
-    scores = None if asked.sparsity is None else scores_of(subject, groups, asked)
+    scores = None
+    if asked.sparsity is not None:
+        unmeasured = [group for group in groups if measured is None or group.axis not in measured.scores]
+        scores = scores_of(subject, unmeasured, asked) | (dict(measured.scores) if measured else {})
     while True:
         if scores is None:
             kept = _dead(subject, groups)
             beside = _counts(kept), _counts(kept)
         else:
-            found = counted(subject, groups, asked, scores=scores, minimum=minimum, loss=loss)
+            found = counted(subject, groups, asked, scores=scores, minimum=minimum, loss=None if measured is None else measured.loss)
             kept = {
                 axis: keep_largest(scores[axis].reshape(1, -1), count)[0].numpy()
                 for axis, count in found.counts.items()

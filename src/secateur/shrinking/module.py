@@ -23,6 +23,7 @@ from secateur.criteria import magnitude
 from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
+from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import Plan, plan_without
@@ -31,7 +32,7 @@ from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts, text_of_parts
-from secateur.support import Undo, private, tensors_of, track
+from secateur.support import Forward, Undo, private, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -84,6 +85,9 @@ def shrink(
     round_to: int | None = None,
     target: str = "params",
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+    batches: Iterable[Any] | None = None,
+    repair: bool = True,
+    forward: Forward | None = None,
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
     branches: float = 0.0,
@@ -208,7 +212,10 @@ def shrink(
             tie_roles(coupling)
         if rest.sparsity or not branches:
             subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
-            choice = choose(subject, rest, known)
+            if batches is None:
+                choice = choose(subject, rest, known)
+            else:
+                choice = chosen_by_data(subject, rest, known, batches, repair=repair, forward=forward, undo=undo)
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer))
             if configured is not None:

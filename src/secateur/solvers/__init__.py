@@ -12,6 +12,7 @@ from secateur.solvers.admm import admm
 from secateur.solvers.aiming import aimed
 from secateur.solvers.alps import alps
 from secateur.solvers.dsnot import dsnot
+from secateur.solvers.elimination import Elimination, eliminated
 from secateur.solvers.gram import SolverWarning, scale_of
 from secateur.solvers.least_squares import output_error, refit
 from secateur.solvers.search import Solver, best_mask, check_pattern
@@ -19,6 +20,7 @@ from secateur.solvers.sparsegpt import sparsegpt
 from secateur.solvers.words import parse, with_refit
 
 __all__ = [
+    "Elimination",
     "Solver",
     "SolverWarning",
     "admm",
@@ -27,6 +29,7 @@ __all__ = [
     "best_mask",
     "check_pattern",
     "dsnot",
+    "eliminated",
     "from_criterion",
     "output_error",
     "parse",

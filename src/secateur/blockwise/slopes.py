@@ -1,0 +1,108 @@
+"""How far the outputs of a model move when the outputs of a product move: squared slopes, from one backward pass a batch.
+
+Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given.
+
+For outputs f of a model and a change e of a product's outputs, ``KL(f, f + J e) ≈ ½ eᵀ F e``, F being the Fisher
+information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y drawn,
+for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens, as for
+weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise.observation import prepared
+from secateur.blockwise.pairs import Meeting, Pairs
+from secateur.blockwise.products import Piece, Tokens
+from secateur.support import Forward, device_of, moved, run_batch, seeded, tensors_in, track, unchanged, unwrapped
+
+__all__ = ["slopes"]
+
+
+class _Slopes(Pairs):
+    """Adds up the squared gradients that reach the outputs of products."""
+
+    def __init__(self, parameters: Mapping[str, Tensor]) -> None:
+        super().__init__(parameters, frozenset())
+        self.squares: dict[Piece, Tensor] = {}
+        self.rows: dict[Piece, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.just_met = []
+        output = super(Pairs, self).__torch_function__(func, types, args, kwargs)
+        meeting = self._whose(func, args, kwargs or {})
+        value = output[0] if isinstance(output, tuple) else output
+        if meeting is not None and isinstance(value, Tensor) and value.shape[-1] == meeting.piece.shape[0]:
+            if not value.requires_grad:
+                value.requires_grad_()  # no parameter asks for a gradient: the graph begins here
+            value.register_hook(lambda grad, piece=meeting.piece: self._see(piece, grad))
+        return output
+
+    def _add(self, piece: Piece, *_: Any) -> None:
+        self.just_met.append(Meeting(piece, 0))
+
+    def _see(self, piece: Piece, grad: Tensor) -> None:
+        rows = grad.detach().reshape(-1, grad.shape[-1])
+        if self.tokens.own is not None and self.tokens.own.numel() == len(rows):
+            rows = rows[self.tokens.own.reshape(-1).to(rows.device)]
+        square = rows.double().square().sum(0)
+        self.squares[piece] = square if piece not in self.squares else self.squares[piece] + square
+        self.rows[piece] = self.rows.get(piece, 0) + len(rows)
+
+
+def slopes(
+    model: nn.Module, batches: Iterable[Any], names: Iterable[str], *, forward: Forward | None = None
+) -> dict[Piece, Tensor]:
+    """``{piece: (outputs,)}``: the mean squared slope of the model's outputs along each output of a matrix, float64.
+
+    Args:
+        model: any module; it is run in evaluation mode.
+        batches: what a DataLoader yields; one backward pass each.
+        names: of the parameters, whose products with inputs are watched.
+
+    >>> model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
+    >>> _ = model[1].weight.data[:, 0].zero_()
+    >>> found = slopes(model, [torch.randn(8, 4)], ["0.weight"])
+    >>> [piece.name for piece in found], [bool(each) for each in next(iter(found.values())) > 0]
+    (['0.weight'], [False, True, True])
+    """
+    inner = unwrapped(model)
+    watched = _Slopes({name: inner.get_parameter(name) for name in names})
+    with unchanged(inner), prepared(inner), torch.inference_mode(False), torch.enable_grad(), seeded():
+        inner.requires_grad_(False)
+        for batch in track(list(batches), "measuring slopes"):
+            batch = moved(batch, device_of(inner))
+            with watched.watching(Tokens.of(batch)):
+                outputs = run_batch(inner, batch, forward)
+            score = _score(outputs)
+            if score is not None:
+                score.backward()  # type: ignore[no-untyped-call]
+    return {piece: square / watched.rows[piece] for piece, square in watched.squares.items()}
+
+
+def _score(outputs: Any) -> Tensor | None:
+    """A sum whose gradient along the outputs is v; None where no output has one."""
+    logits = getattr(outputs, "logits", None)
+    if isinstance(logits, Tensor) and logits.dim() > 1 and logits.shape[-1] > 1:
+        flat = logits.reshape(-1, logits.shape[-1]).float()
+        with torch.no_grad():
+            drawn = torch.multinomial(flat.softmax(-1), 1)[:, 0]
+        return nn.functional.cross_entropy(flat, drawn, reduction="sum")
+    found = [each for each in tensors_in(_plain(outputs)) if each.is_floating_point() and each.requires_grad]
+    if not found:
+        return None
+    parts = []
+    for each in found:
+        rows = each.reshape(-1, each.shape[-1]) if each.dim() > 1 else each.reshape(-1, 1)
+        spread = rows.detach().float().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
+        parts.append((rows.float() / spread * torch.randn_like(rows, dtype=torch.float32)).sum())
+    return torch.stack(parts).sum()
+
+
+def _plain(outputs: Any) -> Any:
+    return dict(outputs) if isinstance(outputs, Mapping) else outputs

@@ -1,0 +1,189 @@
+"""What data says of units: in which order they should leave, and what the outputs of their consumers lose by it.
+
+Law: nothing changes; losses are those after the best repair, of one group while all others are whole. They are told as
+shares of the variance of what the outputs become part of, so that groups compare: the residual stream, or themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Met, Piece, Pruned, Solved
+from secateur.coupling import Axis, Coupling, Group
+from secateur.shrinking.consumers import Columns, columns_of, rows_of
+from secateur.shrinking.ties import Tied
+from secateur.solvers import Elimination, eliminated
+
+__all__ = ["Curve", "Measured", "Measuring", "chunk_of", "counts_of"]
+
+WORDS = ("gram", "input_mean")
+_TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
+_LEAST = 1e-3  # of the median output: what varies less counts no more
+_UNMEASURED = 1e6  # the loss of a group of which nothing is known, beside shares of variances: it leaves last
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is lost when so many units of a group stay: ascending counts, and the losses."""
+
+    counts: npt.NDArray[np.int64]
+    losses: npt.NDArray[np.float64]
+
+    def __call__(self, count: int) -> float:
+        return float(np.interp(count, self.counts, self.losses))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a walk found.
+
+    Attributes:
+        scores: of the units of each group, higher = keep: the later a unit leaves, the higher.
+        curves: what each group's consumers lose.
+        consumers: the parameters that multiply a group's units, by their names.
+        slopes: of the model's outputs along those of the consumers, where they were measured.
+    """
+
+    scores: Mapping[Axis, Tensor]
+    curves: Mapping[Axis, Curve]
+    consumers: Mapping[Axis, frozenset[str]]
+    slopes: Mapping[Piece, Tensor] = field(default_factory=dict, repr=False)
+
+    def loss(self, tied: Tied, parts: int) -> float:
+        """What a tie costs when so many of its parts stay; see `secateur.shrinking.losses.Loss`."""
+        counts = tied.counts(parts)
+        return sum(
+            self.curves[axis](count) if axis in self.curves else _UNMEASURED * (1 - count / axis.size)
+            for axis, count in counts.items()
+        )
+
+
+@dataclass(eq=False)
+class Measuring:
+    """The job of a walk over the dense model; see `secateur.blockwise`. What it found is in `measured`."""
+
+    coupling: Coupling
+    groups: Sequence[Group]
+    slopes: dict[Piece, Tensor] = field(default_factory=dict)
+    damping: float = 0.01
+    in_stages: bool = False
+    beside_dense: bool = False
+    around: bool = True
+    words: tuple[str, ...] = WORDS
+    _scores: dict[Axis, Tensor] = field(default_factory=dict)
+    _curves: dict[Axis, Curve] = field(default_factory=dict)
+    _costs: dict[Axis, npt.NDArray[np.float64]] = field(default_factory=dict)
+    _consumers: dict[Axis, set[str]] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> Collection[str]:
+        return {name for group in self.groups for name, _ in group.members if len(self.coupling.dims(name)) > 1}
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
+        given: dict[Axis, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
+        inside = {f"{block}.{name}" for name, _ in module.named_parameters()}
+        for piece, met in found.items():
+            name, parameter = f"{block}.{piece.name}", stage[piece.name]
+            columns = columns_of(self.coupling, self.groups, name, piece, parameter)
+            matrix, slopes = piece.of(parameter), self.slopes.get(piece._replace(name=name))
+            if not met.tokens:
+                continue
+            if slopes is not None:
+                for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
+                    energy = _energy(matrix, met, slopes)
+                    costs = np.array([energy[its].sum() for its in rows])
+                    given[axis] = np.maximum(given.get(axis, 0.0), costs)
+            if not columns:
+                continue
+            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met, slopes))
+            for axis, units in columns.items():
+                layers.setdefault(axis, []).append((layer, units))
+                self._consumers.setdefault(axis, set()).add(name)
+        for group in self.groups:
+            if group.axis not in layers:
+                if group.axis in given and all(name in inside for name, _ in group.members):
+                    self._costs[group.axis] = given[group.axis]
+                continue
+            its = layers[group.axis]
+            if all(name in inside for name, _ in group.members):
+                self._measure(group, [(layer.copy(), units) for layer, units in its])
+            else:
+                costs = sum(layer.costs(units) for layer, units in its)
+                self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs.numpy()
+        return {}, Pruned(block)
+
+    def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:
+        left, curve = eliminated(layers, 1, chunk_of(group.size))
+        order = [*left, *sorted(set(range(group.size)) - set(left))]
+        self._scores[group.axis] = _ranks(order)
+        counts, losses = zip(*reversed(curve), strict=True)
+        self._curves[group.axis] = Curve(np.array(counts), np.maximum.accumulate(np.array(losses)[::-1])[::-1])
+
+    @property
+    def measured(self) -> Measured:
+        """After the walk. Of a group with members in several blocks, such as a residual stream, each unit costs what
+        it does alone: nothing holds all its consumers at once. Nor is there a matrix that could make up for a unit of
+        a group without consumers, such as the width of queries and keys: that costs what its outputs are."""
+        scores, curves = dict(self._scores), dict(self._curves)
+        for axis, costs in self._costs.items():
+            order = np.argsort(costs, kind="stable")
+            scores[axis] = _ranks(order.tolist())
+            losses = np.concatenate([[0.0], np.cumsum(costs[order])])
+            curves[axis] = Curve(np.arange(axis.size + 1), losses[::-1])
+        consumers = {axis: frozenset(names) for axis, names in self._consumers.items()}
+        return Measured(scores, curves, consumers, self.slopes)
+
+
+def chunk_of(count: int) -> int:
+    """How many units leave at a time, of so many."""
+    return math.ceil(count / _TIMES)
+
+
+def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
+    """What the squared loss of each output counts: half its squared slope, where that is known (`slopes`), so that a
+    loss is a divergence of the model's outputs.
+
+    Else one over the variance of what it becomes part of, the residual
+    stream that it is added to, or itself; and over the number of outputs. So a loss is a share of the variance, in the
+    mean over outputs. A few outputs of most streams are larger than all
+    others by orders of magnitude, and normalizations make up for that.
+    """
+    if slopes is not None:
+        return slopes.double() / (2 * int(met.sums.tokens))
+    sums = met.around or met.sums
+    mean = sums.totals.double() / int(sums.tokens)
+    if met.around is None:
+        weight = matrix.double()
+        squares = (weight @ sums.gram.double() * weight).sum(1)
+        mean = weight @ mean
+    else:
+        squares = sums.squares
+    spread = (squares / int(sums.tokens) - mean.square()).clamp_min(0)
+    typical = spread[spread > 0]
+    least = _LEAST * float(typical.median()) if len(typical) else 1.0
+    return 1 / (spread.clamp_min(least) * len(spread) * int(sums.tokens))
+
+
+def _energy(matrix: Tensor, met: Met, slopes: Tensor) -> npt.NDArray[np.float64]:
+    """What it costs that an output is 0, for each of them."""
+    weight = matrix.double()
+    squares = (weight @ met.sums.gram.double() * weight).sum(1)
+    found: npt.NDArray[np.float64] = (squares * slopes / (2 * int(met.sums.tokens))).cpu().numpy()
+    return found
+
+
+def _ranks(order: Sequence[int]) -> Tensor:
+    """Scores of units that leave in this order."""
+    ranks = torch.empty(len(order), dtype=torch.float64)
+    ranks[torch.as_tensor(order)] = torch.arange(1.0, len(order) + 1, dtype=torch.float64)
+    return ranks

@@ -1,0 +1,130 @@
+"""What stays of a model is repaired: columns leave their matrices as units, and least squares moves the others.
+
+Law: as many units stay of each group as was chosen; the outputs of a matrix are never further from what is aimed at
+than without repair, on the calibration; weights are solved in float64 and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Met, Piece, Pruned, Solved
+from secateur.coupling import Axis, Coupling, Group, Kept
+from secateur.shrinking.consumers import Columns, columns_of
+from secateur.shrinking.measuring import Measured, chunk_of, counts_of
+from secateur.solvers import Elimination, eliminated
+
+__all__ = ["AIM", "Repairing"]
+
+AIM = 0.5  # of the way to the dense model's stream: the best of 0, 0.5 and 1 in benchmarks/shrinking
+
+
+@dataclass(eq=False)
+class Repairing:
+    """The job of a walk over the model that becomes smaller; see `secateur.blockwise`.
+
+    A matrix' columns that left are zeros. Which units leave is chosen anew where all their consumers are solved in one
+    stage, on what reaches them there; else they are those of ``chosen``.
+
+    Attributes:
+        kept: which units stay, after the walk.
+        errors: ``{name: what the outputs of a matrix lost}``, as a share of the variance of what they become part of.
+    """
+
+    coupling: Coupling
+    groups: Sequence[Group]
+    chosen: Kept
+    measured: Measured
+    repair: bool = True
+    aim: float = AIM
+    damping: float = 0.01
+    in_stages: bool = True
+    around: bool = True
+    kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    words: tuple[str, ...] = ("gram", "input_mean")
+
+    def __post_init__(self) -> None:
+        self.kept.update(self.chosen)
+        self.groups = [group for group in self.groups if not self.chosen[group.axis].all()]
+
+    @property
+    def beside_dense(self) -> bool:
+        return self.repair and self.aim > 0
+
+    @property
+    def targets(self) -> Collection[str]:
+        return {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        layers: dict[Piece, Elimination] = {}
+        columns: dict[Piece, Mapping[Axis, Columns]] = {}
+        for piece, met in found.items():
+            its = columns_of(self.coupling, self.groups, f"{block}.{piece.name}", piece, stage[piece.name])
+            if its:
+                matrix, columns[piece] = piece.of(stage[piece.name]), its
+                layers[piece] = Elimination(
+                    matrix,
+                    met.sums.gram,
+                    lacking=met.lacking,
+                    aim=self.aim if self.repair else 0.0,
+                    damping=self.damping,
+                    counts=counts_of(matrix, met, self.measured.slopes.get(piece._replace(name=f"{block}.{piece.name}"))),
+                )
+        here = {f"{block}.{name}" for name in stage}
+        for group in self.groups:  # heads before what is within them
+            its = [(layer, columns[each][group.axis]) for each, layer in layers.items() if group.axis in columns[each]]
+            if its:
+                self._remove(group, its, anew=self.measured.consumers[group.axis] <= here)
+        new: dict[str, Solved] = {}
+        for piece, layer in layers.items():
+            parameter = stage[piece.name]
+            solved = new.setdefault(
+                piece.name, Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
+            )
+            gone = np.zeros(piece.shape[1], dtype=bool)
+            for axis, units in columns[piece].items():
+                gone[[column for at, its in enumerate(units) if not self.kept[axis][at] for column in its]] = True
+            mask = torch.from_numpy(~gone).to(parameter.device)
+            matrix = piece.of(parameter)
+            values = self._better(matrix, layer, found[piece], mask)
+            piece.of(solved.values).copy_(values)
+            piece.of(solved.mask).copy_(mask.expand(piece.shape))
+            name = f"{block}.{piece.name}"
+            self.errors[name] = self.errors.get(name, 0.0) + layer.loss
+        return new, Pruned(block)
+
+    def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:
+        count = int(self.chosen[group.axis].sum())
+        if anew:
+            left, _ = eliminated(layers, count, chunk_of(group.size))
+            self.kept[group.axis] = np.ones(group.size, dtype=bool)
+            self.kept[group.axis][left] = False
+            return
+        for layer, units in layers:
+            layer.remove([column for at in np.flatnonzero(~self.kept[group.axis]) for column in units[at]])
+
+    def _better(self, matrix: Tensor, layer: Elimination, met: Met, mask: Tensor) -> Tensor:
+        """The repaired weight, or the old one with zeros where that is nearer to what is aimed at."""
+        plain = matrix * mask.to(matrix.dtype)
+        if not self.repair:
+            return plain
+        repaired = layer.weight.to(matrix.dtype)
+        gram = met.sums.gram.double()
+        towards = matrix.double() @ gram
+        if met.lacking is not None:
+            towards += self.aim * met.lacking.double()
+
+        def distance(values: Tensor) -> float:  # but for what does not depend on the values
+            wide = values.double()
+            return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
+
+        return repaired if distance(repaired) <= distance(plain) else plain

@@ -1,0 +1,169 @@
+"""Inputs of a layer that leave one after the other, while those that stay take over what they gave.
+
+Law: at every moment the weight is the least-squares solution on the inputs that are left; nothing removed is nothing
+changed; what is passed in is never written to.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from secateur.solvers.gram import checked, not_a_gram, scale_of
+
+__all__ = ["Elimination", "eliminated"]
+
+
+class Elimination:
+    """Removes columns of a weight (outputs, inputs), and moves the others so that ``‖X W'ᵀ - T‖²`` grows least.
+
+    ``T = X Wᵀ + a (T' - X Wᵀ)``: the layer's own outputs, and so far on the way to what the dense model gives as
+    ``lacking`` says (see `aimed`). With ``H = XᵀX + λ`` a set of columns R costs
+    ``tr(W_R (H⁻¹)_RR⁻¹ W_Rᵀ)``, and the others become ``W - W_R (H⁻¹)_RR⁻¹ (H⁻¹)_R``: the optimal brain surgeon (Hassibi
+    & Stork 1993), for columns as units as in ZipLM (Kurtic et al. 2023, arXiv:2302.04089) and SlimGPT (Ling et al. 2024,
+    arXiv:2412.18110). λ pulls each weight towards where it was, not towards 0.
+
+    Args:
+        weight: (outputs, inputs), any real floating dtype.
+        gram: ``XᵀX``, (inputs, inputs).
+        lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None where nothing lacks.
+        aim: a, from 0 to 1.
+        damping: λ as a fraction of the mean diagonal entry, in (0, 1].
+        counts: what the squares of each output count, (outputs,); by default 1.
+
+    Attributes:
+        weight: (outputs, inputs), float64: the solution; 0 in the columns that left.
+        loss: what the outputs lost so far, ``‖·‖²``.
+
+    Raises:
+        ValueError: a shape does not fit, an entry is not finite, or the matrix is no Gram matrix.
+
+    The third input is the sum of the others, so nothing is lost with it:
+
+    >>> x = torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [2.0, 1.0, 3.0]])
+    >>> layer = Elimination(torch.tensor([[1.0, 2.0, 3.0]]), x.T @ x, damping=1e-9)
+    >>> layer.remove([2])
+    >>> layer.weight.round(decimals=3), layer.loss < 1e-5
+    (tensor([[4., 5., 0.]], dtype=torch.float64), True)
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        gram: Tensor,
+        *,
+        lacking: Tensor | None = None,
+        aim: float = 0.0,
+        damping: float = 0.01,
+        counts: Tensor | None = None,
+    ) -> None:
+        self.weight = checked(weight, gram).double()
+        if self.weight is weight:
+            self.weight = weight.clone()
+        wide = gram.double()
+        self._scale = scale_of(wide)
+        damped = wide / self._scale
+        lower, failed = torch.linalg.cholesky_ex(_damped(damped, damping))
+        while bool(failed):
+            damping = max(10 * damping, 1e-6)
+            if damping > 1:
+                raise not_a_gram(gram)
+            lower, failed = torch.linalg.cholesky_ex(_damped(damped, damping))
+        self._inverse = torch.cholesky_inverse(lower)
+        if lacking is not None and aim:
+            self.weight += aim * (lacking.double() / self._scale) @ self._inverse
+        self._counts = None if counts is None else counts.double().sqrt()[:, None]
+        self._gone: set[int] = set()
+        self.loss = 0.0
+
+    def copy(self) -> Elimination:
+        """One of its own, from which other columns may leave."""
+        found = copy.copy(self)
+        found.weight, found._inverse, found._gone = self.weight.clone(), self._inverse.clone(), set(self._gone)
+        return found
+
+    def costs(self, units: Sequence[Sequence[int]]) -> Tensor:
+        """What the outputs would lose with each of these sets of columns, as far as they are there; float64."""
+        units = [[column for column in unit if column not in self._gone] for unit in units]
+        if len({len(unit) for unit in units}) > 1:
+            return torch.cat([self.costs([unit]) for unit in units])
+        at = torch.as_tensor(units, device=self.weight.device)  # (units, columns of each)
+        if not at.numel():
+            return self.weight.new_zeros(len(units))
+        if at.shape[1] == 1:
+            columns = at[:, 0]
+            return self._scale * self._counted(self.weight[:, columns]).square().sum(0) / self._inverse.diagonal()[columns]
+        corners = self._inverse[at[:, :, None], at[:, None, :]]
+        parts = self._counted(self.weight).T[at]  # (units, columns, outputs)
+        half = torch.linalg.solve_triangular(torch.linalg.cholesky(corners), parts, upper=False)
+        return self._scale * half.square().sum((1, 2))
+
+    def remove(self, columns: Sequence[int]) -> None:
+        """These columns leave, all at once."""
+        columns = [column for column in columns if column not in self._gone]
+        self._gone.update(columns)
+        if not columns:
+            return
+        at = torch.as_tensor(columns, device=self.weight.device)
+        lower = torch.linalg.cholesky(self._inverse[at[:, None], at])
+        gone = self.weight[:, at]
+        self.loss += float(self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum())
+        rows = self._inverse[at]
+        share = torch.cholesky_solve(rows, lower)
+        self.weight -= gone @ share
+        self._inverse -= rows.T @ share
+        self.weight[:, at] = 0
+        self._inverse[at] = 0
+        self._inverse[:, at] = 0
+
+    def _counted(self, rows: Tensor) -> Tensor:
+        return rows if self._counts is None else rows * self._counts
+
+
+def eliminated(
+    layers: Sequence[tuple[Elimination, Sequence[Sequence[int]]]], keep: int, chunk: int = 1
+) -> tuple[list[int], list[tuple[int, float]]]:
+    """Units leave all layers, so many at a time, those first that cost least, until so many are left.
+
+    Args:
+        layers: ``(layer, columns of each unit)``; unit n is the same of all layers.
+        keep: how many units stay.
+        chunk: how many leave before what the others cost is computed anew.
+
+    Returns:
+        The units in the order in which they left, and ``(units left, loss so far)`` after each time, from before the
+        first.
+
+    >>> x = torch.randn(64, 3) * torch.tensor([3.0, 0.1, 1.0])
+    >>> layer = Elimination(torch.ones(2, 3), x.T @ x)
+    >>> eliminated([(layer, [[0], [1], [2]])], 1)[0]
+    [1, 2]
+    """
+    alive = list(range(len(layers[0][1])))
+
+    def lost() -> float:
+        return sum(layer.loss for layer, _ in layers)
+
+    left: list[int] = []
+    curve = [(len(alive), lost())]
+    while len(alive) > keep:
+        costs = sum(layer.costs([units[at] for at in alive]) for layer, units in layers)
+        assert isinstance(costs, Tensor)
+        first = costs.argsort(stable=True)[: min(chunk, len(alive) - keep)].tolist()
+        leaving = sorted(alive[at] for at in first)
+        for layer, units in layers:
+            layer.remove([column for at in leaving for column in units[at]])
+        left += [alive[at] for at in first]
+        gone = set(leaving)
+        alive = [at for at in alive if at not in gone]
+        curve.append((len(alive), lost()))
+    return left, curve
+
+
+def _damped(gram: Tensor, damping: float) -> Tensor:
+    found = gram.clone()
+    found.diagonal().add_(damping)
+    return found
