@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from secateur.solvers.gram import checked, not_a_gram, scale_of
+from secateur.solvers.gram import checked, is_finite, not_a_gram, scale_of
 
 __all__ = ["Elimination", "eliminated"]
 
@@ -60,18 +60,23 @@ class Elimination:
         damping: float = 0.01,
         counts: Tensor | None = None,
     ) -> None:
-        self.weight = checked(weight, gram).double()
-        if self.weight is weight:
-            self.weight = weight.clone()
-        wide = gram.double()
+        dense = checked(weight, gram)
+        if lacking is not None:
+            _check_lacking(weight, lacking)
+        if counts is not None:
+            _check_counts(weight, counts)
+        if not 0 < damping <= 1:
+            raise ValueError(f"damping is a fraction of the mean diagonal entry, in (0, 1]; got {damping}.")
+        self.weight = dense.to(torch.float64, copy=True)
+        wide = gram.detach().double().contiguous()
         self._scale = scale_of(wide)
-        damped = wide / self._scale
-        lower, failed = torch.linalg.cholesky_ex(_damped(damped, damping))
+        scaled = wide / self._scale
+        lower, failed = torch.linalg.cholesky_ex(_damped(scaled, damping))
         while bool(failed):
             damping = max(10 * damping, 1e-6)
             if damping > 1:
                 raise not_a_gram(gram)
-            lower, failed = torch.linalg.cholesky_ex(_damped(damped, damping))
+            lower, failed = torch.linalg.cholesky_ex(_damped(scaled, damping))
         self._inverse = torch.cholesky_inverse(lower)
         if lacking is not None and aim:
             self.weight += aim * (lacking.double() / self._scale) @ self._inverse
@@ -87,7 +92,7 @@ class Elimination:
 
     def costs(self, units: Sequence[Sequence[int]]) -> Tensor:
         """What the outputs would lose with each of these sets of columns, as far as they are there; float64."""
-        units = [[column for column in unit if column not in self._gone] for unit in units]
+        units = [self._there(unit) for unit in units]
         if len({len(unit) for unit in units}) > 1:
             return torch.cat([self.costs([unit]) for unit in units])
         at = torch.as_tensor(units, device=self.weight.device)  # (units, columns of each)
@@ -95,7 +100,9 @@ class Elimination:
             return self.weight.new_zeros(len(units))
         if at.shape[1] == 1:
             columns = at[:, 0]
-            return self._scale * self._counted(self.weight[:, columns]).square().sum(0) / self._inverse.diagonal()[columns]
+            return (
+                self._scale * self._counted(self.weight[:, columns]).square().sum(0) / self._inverse.diagonal()[columns]
+            )
         corners = self._inverse[at[:, :, None], at[:, None, :]]
         parts = self._counted(self.weight).T[at]  # (units, columns, outputs)
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(corners), parts, upper=False)
@@ -103,14 +110,16 @@ class Elimination:
 
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""
-        columns = [column for column in columns if column not in self._gone]
+        columns = self._there(columns)
         self._gone.update(columns)
         if not columns:
             return
         at = torch.as_tensor(columns, device=self.weight.device)
         lower = torch.linalg.cholesky(self._inverse[at[:, None], at])
         gone = self.weight[:, at]
-        self.loss += float(self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum())
+        self.loss += float(
+            self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum()
+        )
         rows = self._inverse[at]
         share = torch.cholesky_solve(rows, lower)
         self.weight -= gone @ share
@@ -118,6 +127,13 @@ class Elimination:
         self.weight[:, at] = 0
         self._inverse[at] = 0
         self._inverse[:, at] = 0
+
+    def _there(self, columns: Sequence[int]) -> list[int]:
+        """Those that have not left, each once."""
+        inputs = self.weight.shape[1]
+        if wrong := [column for column in columns if not 0 <= column < inputs]:
+            raise ValueError(f"a weight of {inputs} inputs has no column {wrong[0]}.")
+        return [column for column in dict.fromkeys(columns) if column not in self._gone]
 
     def _counted(self, rows: Tensor) -> Tensor:
         return rows if self._counts is None else rows * self._counts
@@ -161,6 +177,24 @@ def eliminated(
         alive = [at for at in alive if at not in gone]
         curve.append((len(alive), lost()))
     return left, curve
+
+
+def _check_lacking(weight: Tensor, lacking: Tensor) -> None:
+    if lacking.shape != weight.shape:
+        raise ValueError(
+            f"what the outputs lack has shape {tuple(lacking.shape)}, and the weight {tuple(weight.shape)}."
+        )
+    if lacking.numel() and not is_finite(lacking):
+        raise ValueError(f"what the outputs lack, of shape {tuple(lacking.shape)}, holds NaN or infinity.")
+
+
+def _check_counts(weight: Tensor, counts: Tensor) -> None:
+    if counts.shape != weight.shape[:1]:
+        raise ValueError(
+            f"counts of shape {tuple(counts.shape)} for {weight.shape[0]} outputs; one is needed for each."
+        )
+    if counts.numel() and not (is_finite(counts) and bool((counts >= 0).all())):
+        raise ValueError("counts say how much the squares of each output count: finite, and none below 0.")
 
 
 def _damped(gram: Tensor, damping: float) -> Tensor:
