@@ -1,4 +1,4 @@
-"""Columns that leave a layer one after the other: what they cost is what least squares says, and the rest moves to it."""
+"""Columns that leave a layer: what they cost is what least squares says, and the others move to its solution."""
 
 import pytest
 import torch
@@ -240,7 +240,7 @@ def test_units_leave_until_so_many_are_left(seed, keep, chunk):
 
 def test_what_is_wrong_is_said_at_the_door():
     weight, gram = layer(4, 8)
-    with pytest.raises(TypeError, match="floating dtypes; this one is torch.int64"):
+    with pytest.raises(TypeError, match=r"floating dtypes; this one is torch\.int64"):
         Elimination(weight.long(), gram)
     with pytest.raises(ValueError, match=r"weight of shape \(outputs, inputs\), not \(8,\)"):
         Elimination(weight[0], gram)

@@ -22,9 +22,9 @@ class Elimination:
 
     ``T = X Wᵀ + a (T' - X Wᵀ)``: the layer's own outputs, and so far on the way to what the dense model gives as
     ``lacking`` says (see `aimed`). With ``H = XᵀX + λ`` a set of columns R costs
-    ``tr(W_R (H⁻¹)_RR⁻¹ W_Rᵀ)``, and the others become ``W - W_R (H⁻¹)_RR⁻¹ (H⁻¹)_R``: the optimal brain surgeon (Hassibi
-    & Stork 1993), for columns as units as in ZipLM (Kurtic et al. 2023, arXiv:2302.04089) and SlimGPT (Ling et al. 2024,
-    arXiv:2412.18110). λ pulls each weight towards where it was, not towards 0.
+    ``tr(W_R (H⁻¹)_RR⁻¹ W_Rᵀ)``, and the others become ``W - W_R (H⁻¹)_RR⁻¹ (H⁻¹)_R``: the optimal brain surgeon
+    (Hassibi & Stork 1993), for columns as units as in ZipLM (Kurtic et al. 2023, arXiv:2302.04089) and SlimGPT (Ling
+    et al. 2024, arXiv:2412.18110). λ pulls each weight towards where it was, not towards 0.
 
     Args:
         weight: (outputs, inputs), any real floating dtype.
