@@ -78,8 +78,11 @@ class Elimination:
                 raise not_a_gram(gram)
             lower, failed = torch.linalg.cholesky_ex(_damped(scaled, damping))
         self._inverse = torch.cholesky_inverse(lower)
+        self._damping, self._gram = damping, scaled
+        self._least = max(10 * torch.finfo(gram.dtype).eps, 1e-12)  # less damping than this is rounding
         if lacking is not None and aim:
             self.weight += aim * (lacking.double() / self._scale) @ self._inverse
+        self._aim = self.weight.clone()
         self._counts = None if counts is None else counts.double().sqrt()[:, None]
         self._gone: set[int] = set()
         self.loss = 0.0
@@ -127,6 +130,41 @@ class Elimination:
         self.weight[:, at] = 0
         self._inverse[at] = 0
         self._inverse[:, at] = 0
+
+    def settled(self, tokens: int) -> Tensor:
+        """The weight, damped no more than what is lost asks for; (outputs, inputs), float64.
+
+        Damping is worth what is noise to the columns that stay: the share of what left that they cannot give. That is
+        found by least squares with next to no damping, over tokens less columns, and where it is less than the damping
+        that was asked for, it is the damping. So what they can give all of, such as copies and linear combinations,
+        they give to rounding; and where the tokens are no more than the columns, nothing is known of it and the weight
+        is as it was.
+
+        Args:
+            tokens: how many were summed in the Gram matrix.
+        """
+        stay = torch.as_tensor([at for at in range(self.weight.shape[1]) if at not in self._gone])
+        gone = torch.as_tensor(sorted(self._gone))
+        if not len(gone) or tokens <= len(stay):
+            return self.weight
+        stay, gone = stay.to(self.weight.device), gone.to(self.weight.device)
+        gram = self._gram[stay[:, None], stay]
+        left = self._aim[:, gone]
+        lower, failed = torch.linalg.cholesky_ex(_damped(gram, self._least))
+        if bool(failed):
+            return self.weight
+        crossed = left @ self._gram[gone[:, None], stay]
+        moved = torch.cholesky_solve(crossed.T, lower).T
+        gave = (self._counted(left) @ self._gram[gone[:, None], gone] * self._counted(left)).sum()
+        lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
+        share = float(lacks / gave) * tokens / (tokens - len(stay)) if float(gave) > 0 else 0.0
+        if share >= self._damping:
+            return self.weight
+        if share > self._least:
+            moved = torch.cholesky_solve(crossed.T, torch.linalg.cholesky(_damped(gram, share))).T
+        found = torch.zeros_like(self.weight)
+        found[:, stay] = self._aim[:, stay] + moved
+        return found
 
     def _there(self, columns: Sequence[int]) -> list[int]:
         """Those that have not left, each once."""
