@@ -11,7 +11,7 @@ from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import calibrated, subject, verify_shrunken
 from support.families import make
-from support.measured import Words, answers, apart, text, words
+from support.measured import Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack
 from support.unchanged import is_unchanged, state_of
 
@@ -85,3 +85,331 @@ def test_units_that_others_can_replace_leave_without_error(kind):
     )
     assert list(counts(done).values()) == [6, 6]
     assert apart(model, calibration, wanted) < 1e-6
+
+
+# ---- what data is worth ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_repaired_is_nearer_than_unrepaired_and_chosen_by_data_nearer_than_by_magnitude(seed, batches):
+    """Of units of the MLPs, on other text of the same kind."""
+    other = text(seed=7)
+    scope = {"include": "*.up.bias"}
+    wanted = answers(words(seed), other)
+    model = {
+        "repaired": shrink(words(seed), batches[0], 0.15, batches=batches, **scope).model,
+        "chosen": shrink(words(seed), batches[0], 0.15, batches=batches, repair=False, **scope).model,
+        "magnitude": shrink(words(seed), batches[0], 0.15, **scope).model,
+    }
+    error = {name: apart(each, other, wanted) for name, each in model.items()}
+    assert error["repaired"] < 0.7 * error["magnitude"]
+    assert error["repaired"] < 0.7 * error["chosen"]
+
+
+def test_a_trained_model_keeps_more_of_what_it_learned():
+    """Which of three words follow a word; so much is lost with repair, without, and by magnitude."""
+    model, judged, calibration = trained(), text(seed=9, count=8), text(count=12, seed=5)
+    whole = float(loss_of(model, judged))
+    assert whole < 1.7  # of 16 words, chance is 2.8
+    lost = {
+        name: float(loss_of(shrink(copy.deepcopy(model), judged[0], 0.4, **how).model, judged)) - whole
+        for name, how in {
+            "repaired": {"batches": calibration},
+            "chosen": {"batches": calibration, "repair": False},
+            "magnitude": {},
+        }.items()
+    }
+    assert lost["repaired"] < 0.5 * lost["chosen"]
+    assert lost["repaired"] < 0.5 * lost["magnitude"]
+
+
+# ---- the same for the same ------------------------------------------------------------------------------------------
+
+
+def test_repeatable(batches):
+    one, two = words(), words()
+    first, second = (shrink(model, batches[0], 0.3, batches=batches) for model in (one, two))
+    assert same(one, two)
+    assert counts(first) == counts(second)
+
+
+@pytest.mark.parametrize("form", ["generator", "tuples", "dicts", "forward"])
+def test_batches_of_every_kind(form, batches):
+    given = {
+        "generator": lambda: (each for each in batches),
+        "tuples": lambda: [(each, torch.zeros(len(each))) for each in batches],  # as a DataLoader yields: with targets
+        "dicts": lambda: [{"input_ids": each} for each in batches],
+        "forward": lambda: [{"text": {"tokens": each}} for each in batches],
+    }[form]()
+    forward = (lambda model, batch: model(batch["text"]["tokens"])) if form == "forward" else None
+    model, plain = words(), words()
+    shrink(model, batches[0], 0.2, batches=given, forward=forward)
+    shrink(plain, batches[0], 0.2, batches=batches)
+    assert same(model, plain)
+
+
+def test_the_same_tokens_in_other_batches_come_to_the_same(batches):
+    """To the rounding of sums."""
+    tokens = torch.cat(batches)
+    model, other = words(dtype=torch.float64), words(dtype=torch.float64)
+    first = shrink(model, batches[0], 0.2, batches=batches)
+    second = shrink(other, batches[0], 0.2, batches=[*tokens.split(7)])
+    assert counts(first) == counts(second)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+def test_padding_does_not_count(batches):
+    """Rows of other lengths, padded with a word that would change everything."""
+    lengths = [12, 7, 9]
+    masks = [torch.tensor([[at < length for at in range(12)] for length in lengths]).long() for _ in batches]
+    one, two = (
+        [
+            {"input_ids": torch.where(mask.bool(), each, padding), "attention_mask": mask}
+            for each, mask in zip(batches, masks, strict=True)
+        ]
+        for padding in (0, 13)
+    )
+    model, other = words(dtype=torch.float64), words(dtype=torch.float64)
+    first = shrink(model, batches[0], 0.2, batches=one)
+    second = shrink(other, batches[0], 0.2, batches=two)
+    assert counts(first) == counts(second)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_are_solved_wide_and_rounded_once(dtype, batches):
+    """What leaves is what leaves of the same weights in float32, and the repaired ones are no further off than the
+    rounding of the inputs that they were solved on."""
+    model = words(dtype=dtype)
+    wide = copy.deepcopy(model).float()
+    done = shrink(model, batches[0], 0.08, batches=batches, include="blocks.0.up.bias")
+    exact = shrink(wide, batches[0], 0.08, batches=batches, include="blocks.0.up.bias")
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert counts(done) == counts(exact)
+    assert model.blocks[0].down.weight.isfinite().all()
+
+
+# ---- what can be asked for beside it --------------------------------------------------------------------------------
+
+
+def test_an_optimizer_loses_the_same_slices(batches):
+    model = words()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batches[0]).square().mean().backward()
+        optimizer.step()
+    moments = optimizer.state[model.blocks[0].down.weight]["exp_avg"].clone()
+    done = shrink(model, batches[0], 0.3, batches=batches, optimizer=optimizer)
+    group = next(group for group in done.coupling.groups if ("blocks.0.down.weight", 1) in group.members)
+    kept = torch.from_numpy(done.kept[group.axis])
+    assert not kept.all()
+    assert torch.equal(optimizer.state[model.blocks[0].down.weight]["exp_avg"], moments[:, kept])
+    for parameter in model.parameters():
+        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
+    optimizer.zero_grad()
+    model(batches[0]).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_head_that_is_tied_to_the_embedding_stays_tied(batches):
+    model = words(tied=True)
+    done = shrink(model, batches[0], 0.3, batches=batches)
+    assert model.head.weight is model.embed.weight
+    assert done.got > 0.2
+    assert model(batches[0]).isfinite().all()
+
+
+class Shared(Words):
+    """Two blocks that share one matrix; the others are their own."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.blocks[1].down.weight = self.blocks[0].down.weight
+
+
+def test_a_matrix_that_two_blocks_share_is_not_repaired_for_one_of_them(batches):
+    """Nothing holds what reaches it in both; so its units leave last."""
+    torch.manual_seed(0)
+    model = Shared().eval()
+    before = states(model)
+    done = shrink(model, batches[0], 0.1, batches=batches)
+    assert model.blocks[0].down.weight is model.blocks[1].down.weight
+    found = counts(done)
+    assert all(count == 20 for name, count in found.items() if "up.weight" in name)
+    assert torch.equal(model.blocks[0].down.weight, before["blocks.0.down.weight"])
+    assert done.got == pytest.approx(0.1, abs=0.03)
+
+
+class Depthwise(nn.Module):
+    """Beside the MLP a gate whose units no matrix multiplies in a block: they end in a norm over them."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter = nn.Linear(5, 8)
+        self.layers = nn.ModuleList(GatedBlock() for _ in range(2))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        x = self.enter(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class GatedBlock(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+        self.narrow = nn.Linear(8, 10)
+
+    def forward(self, x):
+        return (x + self.down(self.up(x).relu())) * self.narrow(x).square().sum(-1, keepdim=True).sigmoid()
+
+
+def test_a_group_without_a_matrix_behind_it_leaves_last():
+    torch.manual_seed(0)
+    model = Depthwise()
+    done = shrink(model, data()[0], 0.2, batches=data(), exclude="enter.*")
+    found = counts(done)
+    assert {found["layers.0.narrow.weight"], found["layers.1.narrow.weight"]} == {10}
+    assert min(found["layers.0.up.weight"], found["layers.1.up.weight"]) < 12
+    far = shrink(Depthwise(), data()[0], 0.75, batches=data(), exclude="enter.*")
+    assert min(counts(far)[f"layers.{at}.narrow.weight"] for at in range(2)) < 10  # when nothing else is left to leave
+
+
+def test_uniform_keeps_equally_many_and_loads(tmp_path):
+    from transformers import LlamaForCausalLM
+
+    model = make("llama")
+    batches = [torch.randint(64, (2, 12)) for _ in range(3)]
+    example = {"input_ids": batches[0], "use_cache": False}
+    done = shrink(model, example, 0.3, batches=[{"input_ids": each} for each in batches], uniform=True)
+    assert done.got == pytest.approx(0.3, abs=0.1)
+    assert len({layer.mlp.down_proj.in_features for layer in model.model.layers}) == 1
+    model.save_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(**example).logits, model(**example).logits)
+
+
+def test_units_that_are_zero_leave_by_data_too(batches):
+    """Without a sparsity, and nothing else moves."""
+    model = words()
+    with torch.no_grad():
+        for tensor in (model.blocks[0].up.weight, model.blocks[0].up.bias, model.blocks[0].down.weight.T):
+            tensor[[3, 7]] = 0
+    wanted = answers(model, batches)
+    done = shrink(model, batches[0], batches=batches)
+    assert model.blocks[0].up.out_features == 18
+    assert set(counts(done).values()) <= {18, 20, 12, 4, 3}
+    assert apart(model, batches, wanted) < 1e-5
+
+
+def test_branches_leave_first(batches):
+    model = words()
+    done = shrink(model, batches[0], 0.4, batches=batches, branches=0.25)
+    assert len(done.plans) == 2
+    assert done.got == pytest.approx(0.4, abs=0.05)
+    assert model(batches[0]).isfinite().all()
+
+
+# ---- the proof, and calls that fail ---------------------------------------------------------------------------------
+
+
+def test_the_structure_is_proved_before_any_weight_changes(batches, monkeypatch):
+    model = words()
+    state, seen = state_of(model), []
+    proof = subject.wrong_groups
+
+    def spy(*arguments):
+        seen.append(is_unchanged(model, state))
+        return proof(*arguments)
+
+    monkeypatch.setattr(subject, "wrong_groups", spy)
+    shrink(model, batches[0], 0.3, batches=batches)
+    assert seen
+    assert all(seen)
+
+
+def test_what_the_proof_objects_to_stays(batches, monkeypatch):
+    model = words()
+    objected = []
+
+    def wrong(model, coupling, groups, kept, inputs):
+        found = [group for group in groups if group.name == "blocks.0.up.weight"]
+        objected.extend(found)
+        return found
+
+    monkeypatch.setattr(subject, "wrong_groups", wrong)
+    before = states(model)
+    done = shrink(model, batches[0], 0.2, batches=batches)
+    assert objected
+    assert "blocks.0.up.weight" not in counts(done)
+    assert torch.equal(model.blocks[0].up.weight, before["blocks.0.up.weight"])
+    assert torch.equal(model.blocks[0].down.weight, before["blocks.0.down.weight"])
+
+
+def test_slices_are_those_of_a_model_whose_entries_are_zero(batches):
+    """The plan is that of the units that stayed, whichever they are: the smaller model passes the proof again."""
+    dense, model = words(), words()
+    shrink(model, batches[0], 0.3, batches=batches)
+    verify_shrunken(dense, model, batches[0])
+
+
+class Failing:
+    """Batches' `forward` that raises at its n-th call."""
+
+    def __init__(self, at):
+        self.calls, self.at = 0, at
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == self.at:
+            raise RuntimeError("no more")
+        return model(batch)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.45, 0.7, 0.99])
+def test_a_call_that_fails_leaves_everything_as_it_was(share, batches):
+    """Wherever it fails in the two walks."""
+    count = Failing(-1)
+    shrink(words(), batches[0], 0.3, batches=batches, forward=count)
+    model = words()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = state_of(model)
+    with pytest.raises(RuntimeError, match="no more"):
+        forward = Failing(int(share * count.calls) + 1)
+        shrink(model, batches[0], 0.3, batches=batches, forward=forward, optimizer=optimizer)
+    assert is_unchanged(model, state)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert not model.training
+    assert torch.equal(model(batches[0]), words()(batches[0]))
+
+
+def test_a_report_that_fails_leaves_everything_as_it_was(batches):
+    model = words()
+    state = state_of(model)
+
+    def report(done):
+        assert not is_unchanged(model, state)
+        raise RuntimeError("do not like it")
+
+    with pytest.raises(RuntimeError, match="do not like it"):
+        shrink(model, batches[0], 0.3, batches=batches, report=report)
+    assert is_unchanged(model, state)
+    assert torch.equal(model(batches[0]), words()(batches[0]))
+
+
+def test_training_mode_and_gradients_are_left_as_they_were(batches):
+    model = words().train()
+    model.blocks[0].eval()
+    for parameter in model.blocks[1].parameters():
+        parameter.requires_grad_(False)
+    shrink(model, batches[0], 0.3, batches=batches)
+    assert model.training
+    assert model.blocks[1].training
+    assert not model.blocks[0].training
+    assert all(parameter.requires_grad for parameter in model.blocks[0].parameters())
+    assert not any(parameter.requires_grad for parameter in model.blocks[1].parameters())

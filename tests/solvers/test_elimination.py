@@ -269,3 +269,32 @@ def test_what_is_wrong_is_said_at_the_door():
         with pytest.raises(ValueError, match=r"8 inputs"):
             found.costs([wrong])
     assert found.loss == 0
+
+
+@given(st.data(), st.integers(0, 99), st.integers(3, 8))
+@settings(max_examples=20)
+def test_what_is_noise_is_damped_as_asked_for(data, seed, inputs):
+    """So is all with no more tokens than columns, where no share can be told."""
+    weight, gram = layer(3, inputs, seed=seed, dtype=torch.float64)
+    gone = some(data, inputs)
+    found = Elimination(weight, gram, damping=1e-4)
+    found.remove(gone)
+    assert torch.equal(found.settled(inputs - len(gone)), found.weight)
+    _, lost = least(weight, gram, gone)
+    whole = float((weight[:, gone] @ gram.double()[gone][:, gone] * weight[:, gone]).sum())
+    if lost / whole > 1e-4:
+        assert torch.equal(found.settled(1000), found.weight)
+
+
+def test_what_others_can_give_they_give_to_rounding_whatever_the_damping():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, 2 * x[:, :1], x[:, 1:2] - 2 * x[:, 3:4]], 1)
+    weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    found = Elimination(weight, x.T @ x, damping=0.1)
+    found.remove([4, 5])
+    torch.testing.assert_close(x @ found.settled(60).T, x @ weight.T, rtol=1e-8, atol=1e-8)
+    assert float((x @ found.weight.T - x @ weight.T).norm()) > 0.01
+    assert (found.settled(60)[:, [4, 5]] == 0).all()
+    whole = Elimination(weight, x.T @ x)
+    assert torch.equal(whole.settled(60), weight)

@@ -62,3 +62,21 @@ def answers(model, batches):
 def apart(model, batches, wanted):
     """How far the model's answers are from those wanted, as a share of these."""
     return float((answers(model, batches) - wanted).norm() / wanted.norm())
+
+
+def trained(steps=120):
+    """A model of words that has learned which words follow."""
+    model = words(width=16, hidden=32, heads=4).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for tokens in text(count=steps, rows=8, seed=1):
+        optimizer.zero_grad()
+        loss_of(model, [tokens], graph=True).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def loss_of(model, batches, *, graph=False):
+    """The mean cross entropy of each next word."""
+    with torch.set_grad_enabled(graph):
+        losses = [functional.cross_entropy(model(each)[:, :-1].flatten(0, 1), each[:, 1:].flatten()) for each in batches]
+    return torch.stack(losses).mean()
