@@ -2,14 +2,16 @@
 
 import copy
 import functools
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from secateur import shrink
-from secateur.coupling import find_coupling
-from secateur.shrinking import calibrated, subject, verify_shrunken
+import zoo
+from secateur import criteria, shrink
+from secateur.shrinking import WithoutDataWarning, subject, verify_shrunken
 from support.families import make
 from support.measured import Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack
@@ -80,9 +82,7 @@ def test_units_that_others_can_replace_leave_without_error(kind):
                 block.up.weight[6:], block.up.bias[6:] = 0, -1
     wanted = answers(model, calibration)
     half = sum(6 * (8 + 1 + 8) for _ in model.layers) / sum(each.numel() for each in model.parameters())
-    done = shrink(
-        model, calibration[0], half, batches=calibration, include="layers.*.up.bias", uniform=True
-    )
+    done = shrink(model, calibration[0], half, batches=calibration, include="layers.*.up.bias", uniform=True)
     assert list(counts(done).values()) == [6, 6]
     assert apart(model, calibration, wanted) < 1e-6
 
@@ -243,41 +243,22 @@ def test_a_matrix_that_two_blocks_share_is_not_repaired_for_one_of_them(batches)
     assert done.got == pytest.approx(0.1, abs=0.03)
 
 
-class Depthwise(nn.Module):
-    """Beside the MLP a gate whose units no matrix multiplies in a block: they end in a norm over them."""
+class Headed(Stack):
+    """With a head of two layers, outside the blocks: nothing is known of its units."""
 
     def __init__(self):
         super().__init__()
-        self.enter = nn.Linear(5, 8)
-        self.layers = nn.ModuleList(GatedBlock() for _ in range(2))
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x):
-        x = self.enter(x)
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
+        self.head = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 2))
 
 
-class GatedBlock(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
-        self.narrow = nn.Linear(8, 10)
-
-    def forward(self, x):
-        return (x + self.down(self.up(x).relu())) * self.narrow(x).square().sum(-1, keepdim=True).sigmoid()
-
-
-def test_a_group_without_a_matrix_behind_it_leaves_last():
+def test_units_of_which_nothing_is_known_leave_last():
     torch.manual_seed(0)
-    model = Depthwise()
-    done = shrink(model, data()[0], 0.2, batches=data(), exclude="enter.*")
-    found = counts(done)
-    assert {found["layers.0.narrow.weight"], found["layers.1.narrow.weight"]} == {10}
-    assert min(found["layers.0.up.weight"], found["layers.1.up.weight"]) < 12
-    far = shrink(Depthwise(), data()[0], 0.75, batches=data(), exclude="enter.*")
-    assert min(counts(far)[f"layers.{at}.narrow.weight"] for at in range(2)) < 10  # when nothing else is left to leave
+    model, far = Headed(), Headed()
+    found = counts(shrink(model, data()[0], 0.3, batches=data(), exclude="enter.*"))
+    assert found["head.0.weight"] == 10
+    assert min(found[f"layers.{at}.up.weight"] for at in range(3)) < 12
+    # when nothing else is left to leave
+    assert counts(shrink(far, data()[0], 0.8, batches=data(), exclude="enter.*"))["head.0.weight"] < 10
 
 
 def test_uniform_keeps_equally_many_and_loads(tmp_path):
@@ -413,3 +394,94 @@ def test_training_mode_and_gradients_are_left_as_they_were(batches):
     assert not model.blocks[0].training
     assert all(parameter.requires_grad for parameter in model.blocks[0].parameters())
     assert not any(parameter.requires_grad for parameter in model.blocks[1].parameters())
+
+
+# ---- what cannot be asked for, and what is said ---------------------------------------------------------------------
+
+
+def test_no_batches(batches):
+    model = words()
+    state = state_of(model)
+    with pytest.raises(ValueError, match="there are no batches"):
+        shrink(model, batches[0], 0.3, batches=[])
+    assert is_unchanged(model, state)
+
+
+def test_a_model_without_blocks():
+    model = nn.Sequential(nn.Linear(4, 16), nn.LSTM(16, 8), Last(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"Sequential has no repeated blocks.*Shrink it without batches") as caught:
+        shrink(model, torch.zeros(5, 2, 4), 0.3, batches=[torch.randn(5, 2, 4)])
+    assert "sparsify" not in str(caught.value)
+
+
+class Last(nn.Module):
+    def forward(self, found):
+        return found[0]
+
+
+def test_batches_that_run_no_block(batches):
+    model = words()
+    state = state_of(model)
+    with pytest.raises(ValueError, match="data says nothing of what may leave Words: the batches ran none"):
+        shrink(model, batches[0], 0.3, batches=batches, forward=lambda model, batch: model.embed(batch))
+    assert is_unchanged(model, state)
+
+
+def test_batches_that_hold_nan():
+    model = stack()
+    state = state_of(model)
+    wrong = data()
+    wrong[2][1, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"layers\.0 receives in batch 2 holds NaN"):
+        shrink(model, data()[0], 0.3, batches=wrong)
+    assert is_unchanged(model, state)
+
+
+def test_activations_that_are_infinite(batches):
+    model = words()
+    with torch.no_grad():
+        model.blocks[1].up.weight[0, 0] = torch.inf
+    state = state_of(model)
+    with pytest.raises(ValueError, match=r"blocks\.1\.(up|down)\.weight.*(NaN|infinit)"):
+        shrink(model, batches[0], 0.3, batches=batches, verify=False)
+    assert is_unchanged(model, state)
+
+
+def test_repair_means_nothing_without_data():
+    one, two = stack(), stack()
+    shrink(one, data()[0], 0.3, repair=True)
+    shrink(two, data()[0], 0.3, repair=False)
+    assert same(one, two)
+
+
+def is_warned(call):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        call()
+    return [Path(each.filename).name for each in said if each.category is WithoutDataWarning]
+
+
+def test_a_model_of_blocks_says_what_it_costs_to_have_no_data(batches):
+    with pytest.warns(WithoutDataWarning, match=r"perplexity is over a million, and was 14\. Pass batches="):
+        shrink(words(), batches[0], 0.3)
+    assert is_warned(lambda: shrink(words(), batches[0], 0.3)) == [Path(__file__).name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = words()
+        state = state_of(model)
+        with pytest.raises(WithoutDataWarning):
+            shrink(model, batches[0], 0.3)
+        assert is_unchanged(model, state)  # before anything is done
+
+
+def test_where_data_would_not_help_nothing_is_said(batches):
+    gradients = {name: {"grad_sq": torch.ones_like(parameter)} for name, parameter in words().named_parameters()}
+    for call in (
+        lambda: shrink(words(), batches[0], 0.3, batches=batches),
+        lambda: shrink(words(), batches[0], 0.3, criterion=criteria.taylor, evidence=gradients),
+        lambda: shrink(words(), batches[0]),
+        lambda: shrink(words(), batches[0], 0.0),
+        lambda: shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.3),
+        lambda: shrink(zoo.ZOO["resnet_basic"]()[0], zoo.ZOO["resnet_basic"]()[1], 0.3),
+    ):
+        assert is_warned(call) == []

@@ -78,5 +78,7 @@ def trained(steps=120):
 def loss_of(model, batches, *, graph=False):
     """The mean cross entropy of each next word."""
     with torch.set_grad_enabled(graph):
-        losses = [functional.cross_entropy(model(each)[:, :-1].flatten(0, 1), each[:, 1:].flatten()) for each in batches]
+        losses = [
+            functional.cross_entropy(model(each)[:, :-1].flatten(0, 1), each[:, 1:].flatten()) for each in batches
+        ]
     return torch.stack(losses).mean()

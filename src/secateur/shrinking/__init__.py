@@ -10,6 +10,7 @@ from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
 from secateur.shrinking.tables import Rows, checkpoint_parts, proof_words, shrunk_parts
+from secateur.shrinking.without_data import WithoutDataWarning
 
 __all__ = [
     "CheckpointShrinking",
@@ -18,6 +19,7 @@ __all__ = [
     "Request",
     "Rows",
     "Shrunk",
+    "WithoutDataWarning",
     "check_globs",
     "checkpoint_parts",
     "load_shrunken",

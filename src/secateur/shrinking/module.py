@@ -21,9 +21,9 @@ from secateur.allocation import Allocation
 from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.branches import choose_branches, influences
+from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
-from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import Plan, plan_without
@@ -32,6 +32,7 @@ from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts, text_of_parts
+from secateur.shrinking.without_data import warn_without_data
 from secateur.support import Forward, Undo, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
@@ -184,6 +185,8 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
+    if batches is None:
+        warn_without_data(model, before, asked)
     known = names_of(before)  # what is frozen later has a name all the same
     plans: list[Plan] = []
     stayed: dict[str, str] = {}

@@ -109,7 +109,8 @@ class Elimination:
         corners = self._inverse[at[:, :, None], at[:, None, :]]
         parts = self._counted(self.weight).T[at]  # (units, columns, outputs)
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(corners), parts, upper=False)
-        return self._scale * half.square().sum((1, 2))
+        found: Tensor = self._scale * half.square().sum((1, 2))
+        return found
 
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""
