@@ -12,17 +12,18 @@ DAMPING = 1e-9  # so small that what it changes is rounding
 
 
 def least(weight, gram, gone, *, damping=0.0, lacking=None, aim=0.0):
-    """The weight without some columns whose outputs are nearest to those aimed at, and what they lose, by the normal
-    equations of the columns that stay. Damping pulls each column, gone or not, towards where it was aimed."""
-    weight, gram = weight.double(), gram.double()
-    gram = gram + damping * gram.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
+    """The weight without some columns whose outputs are nearest to those aimed at, what that costs, and how much of it
+    the outputs lose; by the normal equations of the columns that stay. Damping pulls each column, gone or not, towards
+    where it was aimed."""
+    weight, undamped = weight.double(), gram.double()
+    gram = undamped + damping * undamped.diagonal().mean() * torch.eye(len(gram), dtype=torch.float64)
     if lacking is not None:
         weight = weight + aim * torch.linalg.solve(gram, lacking.double().T).T
     stay = [column for column in range(len(gram)) if column not in gone]
     new = torch.zeros_like(weight)
     new[:, stay] = torch.linalg.solve(gram[stay][:, stay], (weight @ gram)[:, stay].T).T
     change = weight - new
-    return new, float((change @ gram * change).sum())
+    return new, float((change @ gram * change).sum()), float((change @ undamped * change).sum())
 
 
 def some(data, size, least=1):
@@ -35,11 +36,11 @@ def test_what_leaves_costs_what_least_squares_says(data, seed, inputs, outputs, 
     weight, gram = layer(outputs, inputs, seed=seed, dtype=torch.float64)
     gone = some(data, inputs)
     found = Elimination(weight, gram, damping=damping)
-    expected, loss = least(weight, gram, gone, damping=damping)
-    torch.testing.assert_close(float(found.costs([gone])[0]), loss, rtol=1e-5, atol=1e-9)
+    expected, cost, loss = least(weight, gram, gone, damping=damping)
+    torch.testing.assert_close(float(found.costs([gone])[0]), cost, rtol=1e-5, atol=1e-9)
     found.remove(gone)
     torch.testing.assert_close(found.weight, expected, rtol=1e-5, atol=1e-6)
-    assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-9)
+    assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-9 * cost + 1e-9)
     assert (found.weight[:, gone] == 0).all()
 
 
@@ -48,13 +49,13 @@ def test_what_leaves_costs_what_least_squares_says(data, seed, inputs, outputs, 
 def test_one_after_the_other_is_all_at_once(data, seed, inputs):
     weight, gram = layer(3, inputs, seed=seed, dtype=torch.float64)
     gone = some(data, inputs)
-    at_once, in_turn = Elimination(weight, gram), Elimination(weight, gram)
+    at_once, in_turn = Elimination(weight, gram, damping=DAMPING), Elimination(weight, gram, damping=DAMPING)
     at_once.remove(gone)
     for column in data.draw(st.permutations(gone), "order"):
         cost = float(in_turn.costs([[column]])[0])
         before = in_turn.loss
         in_turn.remove([column])
-        assert in_turn.loss - before == pytest.approx(cost, rel=1e-6, abs=1e-12)
+        assert in_turn.loss - before == pytest.approx(cost, rel=1e-4, abs=1e-6)
     torch.testing.assert_close(in_turn.weight, at_once.weight, rtol=1e-6, atol=1e-9)
     assert in_turn.loss == pytest.approx(at_once.loss, rel=1e-6)
     rest = [[column] for column in range(inputs) if column not in gone]
@@ -69,7 +70,7 @@ def test_what_lacks_is_aimed_at(data, seed, inputs, aim):
     gone = some(data, inputs)
     found = Elimination(weight, gram, lacking=lacking, aim=aim, damping=0.01)
     found.remove(gone)
-    expected, loss = least(weight, gram, gone, damping=0.01, lacking=lacking, aim=aim)
+    expected, _, loss = least(weight, gram, gone, damping=0.01, lacking=lacking, aim=aim)
     torch.testing.assert_close(found.weight, expected, rtol=1e-5, atol=1e-6)
     assert found.loss == pytest.approx(loss, rel=1e-5)
     whole = Elimination(weight, gram, lacking=lacking, aim=0.0)
@@ -215,13 +216,13 @@ def test_units_leave_all_their_layers_by_what_they_cost_together():
     """Such as the keys' and the values' consumers; the second layer decides here."""
     one, gram = layer(3, 4, seed=1, dtype=torch.float64)
     two, other = layer(5, 8, seed=2, dtype=torch.float64)
-    first, second = Elimination(one, gram), Elimination(two, 100 * other)
+    first, second = Elimination(one, gram, damping=DAMPING), Elimination(two, 100 * other, damping=DAMPING)
     columns = [[0, 1], [2, 3], [4, 5], [6, 7]]
     together = first.costs([[0], [1], [2], [3]]) + second.costs(columns)
     left, curve = eliminated([(first, [[0], [1], [2], [3]]), (second, columns)], 2)
     assert left[0] == int(together.argmin())
     assert [count for count, _ in curve] == [4, 3, 2]
-    assert curve[1][1] == pytest.approx(float(together.min()))
+    assert curve[1][1] == pytest.approx(float(together.min()), rel=1e-5)
     assert curve[-1][1] == pytest.approx(first.loss + second.loss)
     assert (first.weight[:, left] == 0).all()
     assert all((second.weight[:, columns[at]] == 0).all() for at in left)
@@ -280,7 +281,7 @@ def test_what_is_noise_is_damped_as_asked_for(data, seed, inputs):
     found = Elimination(weight, gram, damping=1e-4)
     found.remove(gone)
     assert torch.equal(found.settled(inputs - len(gone)), found.weight)
-    _, lost = least(weight, gram, gone)
+    _, lost, _ = least(weight, gram, gone)
     whole = float((weight[:, gone] @ gram.double()[gone][:, gone] * weight[:, gone]).sum())
     if lost / whole > 1e-4:
         assert torch.equal(found.settled(1000), found.weight)

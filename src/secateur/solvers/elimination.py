@@ -36,7 +36,6 @@ class Elimination:
 
     Attributes:
         weight: (outputs, inputs), float64: the solution; 0 in the columns that left.
-        loss: what the outputs lost so far, ``‖·‖²``.
 
     Raises:
         ValueError: a shape does not fit, an entry is not finite, or the matrix is no Gram matrix.
@@ -85,7 +84,13 @@ class Elimination:
         self._aim = self.weight.clone()
         self._counts = None if counts is None else counts.double().sqrt()[:, None]
         self._gone: set[int] = set()
-        self.loss = 0.0
+        self._lost = 0.0  # damping counted
+
+    @property
+    def loss(self) -> float:
+        """What the outputs lost so far, ``‖·‖²``; what damping alone adds to it is not lost."""
+        moved = self._counted(self._aim - self.weight).square().sum()
+        return max(0.0, self._lost - float(self._scale * self._damping * moved))
 
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
@@ -121,7 +126,7 @@ class Elimination:
         at = torch.as_tensor(columns, device=self.weight.device)
         lower = torch.linalg.cholesky(self._inverse[at[:, None], at])
         gone = self.weight[:, at]
-        self.loss += float(
+        self._lost += float(
             self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum()
         )
         rows = self._inverse[at]
