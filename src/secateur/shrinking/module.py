@@ -186,7 +186,7 @@ def shrink(
     >>> batches = [torch.randn(32, 4) for _ in range(2)]
     >>> before = blocks(batches[0])
     >>> done = shrink(blocks, batches[0], 0.45, batches=batches, include="*.0.bias", uniform=True)
-    >>> [block[0].out_features for block in blocks], torch.allclose(blocks(batches[0]), before, atol=1e-5)
+    >>> [block[0].out_features for block in blocks], torch.allclose(blocks(batches[0]), before, atol=1e-3)
     ([3, 3], True)
     """
     asked = request(

@@ -1,7 +1,7 @@
 """Inputs of a layer that leave one after the other, while those that stay take over what they gave.
 
-Law: at every moment the weight is the least-squares solution on the inputs that are left; nothing removed is nothing
-changed; what is passed in is never written to.
+Law: at every moment the weight is the least-squares solution on the inputs that are left, so that what others can give
+costs nothing; nothing removed is nothing changed; what is passed in is never written to.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from secateur.solvers.aiming import aimed
 from secateur.solvers.gram import checked, is_finite, not_a_gram, scale_of
 
 __all__ = ["Elimination", "eliminated"]
+
+_LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of what the input does
 
 
 class Elimination:
@@ -31,7 +34,7 @@ class Elimination:
         gram: ``XᵀX``, (inputs, inputs).
         lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None where nothing lacks.
         aim: a, from 0 to 1.
-        damping: λ as a fraction of the mean diagonal entry, in (0, 1].
+        damping: λ of what is aimed at, and of `settled`, as a fraction of the mean diagonal entry, in (0, 1].
         counts: what the squares of each output count, (outputs,); by default 1.
 
     Attributes:
@@ -66,21 +69,21 @@ class Elimination:
             _check_counts(weight, counts)
         if not 0 < damping <= 1:
             raise ValueError(f"damping is a fraction of the mean diagonal entry, in (0, 1]; got {damping}.")
-        self.weight = dense.to(torch.float64, copy=True)
         wide = gram.detach().double().contiguous()
         self._scale = scale_of(wide)
-        scaled = wide / self._scale
-        lower, failed = torch.linalg.cholesky_ex(_damped(scaled, damping))
+        self._gram, self._damping = wide / self._scale, damping
+        self._least = max(10 * torch.finfo(gram.dtype).eps, 1e-12)  # less than this is rounding
+        self._light = (_LIGHT * self._gram.diagonal()).clamp_min(self._least)
+        lower, failed = torch.linalg.cholesky_ex(_damped(self._gram, self._light))
         while bool(failed):
-            damping = max(10 * damping, 1e-6)
-            if damping > 1:
+            self._light = 10 * self._light
+            if float(self._light.mean()) > 1:
                 raise not_a_gram(gram)
-            lower, failed = torch.linalg.cholesky_ex(_damped(scaled, damping))
+            lower, failed = torch.linalg.cholesky_ex(_damped(self._gram, self._light))
         self._inverse = torch.cholesky_inverse(lower)
-        self._damping, self._gram = damping, scaled
-        self._least = max(10 * torch.finfo(gram.dtype).eps, 1e-12)  # less damping than this is rounding
+        self.weight = dense.to(torch.float64, copy=True)
         if lacking is not None and aim:
-            self.weight += aim * (lacking.double() / self._scale) @ self._inverse
+            self.weight = aimed(self.weight, lacking.double(), gram=wide, aim=aim, damping=damping)
         self._aim = self.weight.clone()
         self._counts = None if counts is None else counts.double().sqrt()[:, None]
         self._gone: set[int] = set()
@@ -89,8 +92,8 @@ class Elimination:
     @property
     def loss(self) -> float:
         """What the outputs lost so far, ``‖·‖²``; what damping alone adds to it is not lost."""
-        moved = self._counted(self._aim - self.weight).square().sum()
-        return max(0.0, self._lost - float(self._scale * self._damping * moved))
+        moved = self._counted(self._aim - self.weight).square().sum(0)
+        return max(0.0, self._lost - float(self._scale * (self._light * moved).sum()))
 
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
@@ -143,33 +146,34 @@ class Elimination:
         Damping is worth what is noise to the columns that stay: the share of what left that they cannot give. That is
         found by least squares with next to no damping, over tokens less columns, and where it is less than the damping
         that was asked for, it is the damping. So what they can give all of, such as copies and linear combinations,
-        they give to rounding; and where the tokens are no more than the columns, nothing is known of it and the weight
-        is as it was.
+        they give to rounding; and where the tokens are no more than the columns, nothing is known of it.
 
         Args:
             tokens: how many were summed in the Gram matrix.
         """
-        stay = torch.as_tensor([at for at in range(self.weight.shape[1]) if at not in self._gone])
-        gone = torch.as_tensor(sorted(self._gone))
-        if not len(gone) or tokens <= len(stay):
+        if not self._gone:
             return self.weight
-        stay, gone = stay.to(self.weight.device), gone.to(self.weight.device)
-        gram = self._gram[stay[:, None], stay]
-        left = self._aim[:, gone]
-        lower, failed = torch.linalg.cholesky_ex(_damped(gram, self._least))
-        if bool(failed):
-            return self.weight
+        whole = range(self.weight.shape[1])
+        stay, gone = (
+            torch.as_tensor([at for at in whole if (at in self._gone) is left], device=self.weight.device)
+            for left in (False, True)
+        )
+        gram, left = self._gram[stay[:, None], stay], self._aim[:, gone]
         crossed = left @ self._gram[gone[:, None], stay]
-        moved = torch.cholesky_solve(crossed.T, lower).T
-        gave = (self._counted(left) @ self._gram[gone[:, None], gone] * self._counted(left)).sum()
-        lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
-        share = float(lacks / gave) * tokens / (tokens - len(stay)) if float(gave) > 0 else 0.0
-        if share >= self._damping:
-            return self.weight
-        if share > self._least:
-            moved = torch.cholesky_solve(crossed.T, torch.linalg.cholesky(_damped(gram, share))).T
+        damping = self._damping
+        lower, failed = torch.linalg.cholesky_ex(_damped(gram, self._least))
+        if tokens > len(stay) and not bool(failed):
+            moved = torch.cholesky_solve(crossed.T, lower).T
+            gave = (self._counted(left) @ self._gram[gone[:, None], gone] * self._counted(left)).sum()
+            lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
+            share = float(lacks / gave) if float(gave) > 0 else 0.0
+            damping = min(damping, max(share * tokens / (tokens - len(stay)), self._least))
+        lower, failed = torch.linalg.cholesky_ex(_damped(gram, damping))
+        while bool(failed):
+            damping *= 10  # to rounding the matrix is positive definite, as the whole one was
+            lower, failed = torch.linalg.cholesky_ex(_damped(gram, damping))
         found = torch.zeros_like(self.weight)
-        found[:, stay] = self._aim[:, stay] + moved
+        found[:, stay] = self._aim[:, stay] + torch.cholesky_solve(crossed.T, lower).T
         return found
 
     def _there(self, columns: Sequence[int]) -> list[int]:
@@ -241,7 +245,7 @@ def _check_counts(weight: Tensor, counts: Tensor) -> None:
         raise ValueError("counts say how much the squares of each output count: finite, and none below 0.")
 
 
-def _damped(gram: Tensor, damping: float) -> Tensor:
+def _damped(gram: Tensor, damping: float | Tensor) -> Tensor:
     found = gram.clone()
     found.diagonal().add_(damping)
     return found
