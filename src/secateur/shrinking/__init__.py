@@ -10,6 +10,7 @@ from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
 from secateur.shrinking.tables import checkpoint_parts, proof_words, shrunk_parts
+from secateur.shrinking.without_data import WithoutDataWarning
 
 __all__ = [
     "CheckpointShrinking",
@@ -17,6 +18,7 @@ __all__ = [
     "KEPT",
     "Request",
     "Shrunk",
+    "WithoutDataWarning",
     "check_globs",
     "checkpoint_parts",
     "load_shrunken",

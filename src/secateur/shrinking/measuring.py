@@ -77,6 +77,7 @@ class Measuring:
     beside_dense: bool = False
     around: bool = True
     words: tuple[str, ...] = WORDS
+    shared: frozenset[str] = frozenset()  # parameters that several blocks hold
     _scores: dict[Axis, Tensor] = field(default_factory=dict)
     _curves: dict[Axis, Curve] = field(default_factory=dict)
     _costs: dict[Axis, npt.NDArray[np.float64]] = field(default_factory=dict)
@@ -84,7 +85,8 @@ class Measuring:
 
     @property
     def targets(self) -> Collection[str]:
-        return {name for group in self.groups for name, _ in group.members if len(self.coupling.dims(name)) > 1}
+        names = {name for group in self.groups for name, _ in group.members if len(self.coupling.dims(name)) > 1}
+        return names - self.shared
 
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]

@@ -21,9 +21,9 @@ from secateur.allocation import Allocation
 from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.branches import choose_branches, influences
+from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
-from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import Plan, plan_without
@@ -32,6 +32,7 @@ from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts, text_of_parts
+from secateur.shrinking.without_data import warn_without_data
 from secateur.support import Forward, Undo, private, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
@@ -100,8 +101,14 @@ def shrink(
     """Take whole channels, heads and hidden units out of a model, in place; returns what left, which prints as a table.
 
     Which slices live and die together is found by watching a forward pass (`find_coupling`); the outputs of the model
-    keep their shapes. Each unit's score is the sum of the criterion's scores over all entries that would leave with it,
-    divided by its group's mean; biases and normalizations count only where a group has no matrices.
+    keep their shapes.
+
+    With ``batches``, data says what leaves: the units whose loss costs the outputs of the layers behind them least when
+    these make up for it (optimal brain surgery on the Gram matrix of their inputs, as in ZipLM, arXiv:2302.04089, and
+    SlimGPT, arXiv:2412.18110), and of each group as many as that comes to beside all others. Then what stays is
+    repaired: block by block, least squares moves the columns that are left. Without, each unit's score is the sum of
+    the criterion's scores over all entries that would leave with it, divided by its group's mean; biases and
+    normalizations count only where a group has no matrices.
 
     Args:
         model: any module; its parameters stay the same objects, with smaller data.
@@ -122,6 +129,12 @@ def shrink(
             the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
             them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
+        batches: real inputs of a model with repeated blocks, such as transformers: what a DataLoader yields, or
+            `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
+            by an ``attention_mask`` does not count. The criterion ranks only units that nothing is measured of: no
+            matrix in a block multiplies what they give.
+        repair: move what stays, too. Without batches it means nothing.
+        forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
             at least. Channels make up what is missing to ``sparsity``.
@@ -139,7 +152,13 @@ def shrink(
         A `Shrunk`: what was asked and what left, what is frozen and why; ``.model`` is the module, the same object.
 
     Raises:
-        ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why.
+        ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why. With
+            ``batches``: there are none, they hold NaN, the model has no repeated blocks or runs one of them twice, or
+            nothing that may leave is measured.
+
+    Warns:
+        WithoutDataWarning: a model of residual blocks is to lose units, and neither ``batches`` nor a criterion with
+            evidence says which.
 
     >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     >>> print(shrink(model, torch.zeros(1, 4), 0.5))
@@ -161,6 +180,18 @@ def shrink(
       (1): ReLU()
       (2): Linear(in_features=8, out_features=3, bias=True)
     )
+
+    Half of these units are copies, so with data nothing is lost:
+
+    >>> blocks = nn.Sequential(*(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4)) for _ in range(2)))
+    >>> with torch.no_grad():
+    ...     for block in blocks:
+    ...         _ = block[0].weight[3:].copy_(block[0].weight[:3]), block[0].bias[3:].copy_(block[0].bias[:3])
+    >>> batches = [torch.randn(32, 4) for _ in range(2)]
+    >>> before = blocks(batches[0])
+    >>> done = shrink(blocks, batches[0], 0.45, batches=batches, include="*.0.bias", uniform=True)
+    >>> [block[0].out_features for block in blocks], torch.allclose(blocks(batches[0]), before, atol=1e-3)
+    ([3, 3], True)
     """
     asked = request(
         sparsity=sparsity,
@@ -189,6 +220,8 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
+    if batches is None:
+        warn_without_data(model, before, asked)
     known = names_of(before)  # what is frozen later has a name all the same
     plans: list[Plan] = []
     stayed: dict[str, str] = {}

@@ -117,7 +117,7 @@ class Repairing:
         plain = matrix * mask.to(matrix.dtype)
         if not self.repair:
             return plain
-        repaired = layer.weight.to(matrix.dtype)
+        repaired = layer.settled(met.tokens).to(matrix.dtype)
         gram = met.sums.gram.double()
         towards = matrix.double() @ gram
         if met.lacking is not None:

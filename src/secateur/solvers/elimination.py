@@ -1,7 +1,7 @@
 """Inputs of a layer that leave one after the other, while those that stay take over what they gave.
 
-Law: at every moment the weight is the least-squares solution on the inputs that are left; nothing removed is nothing
-changed; what is passed in is never written to.
+Law: at every moment the weight is the least-squares solution on the inputs that are left, so that what others can give
+costs nothing; nothing removed is nothing changed; what is passed in is never written to.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from secateur.solvers.gram import checked, not_a_gram, scale_of
+from secateur.solvers.aiming import aimed
+from secateur.solvers.gram import checked, is_finite, not_a_gram, scale_of
 
 __all__ = ["Elimination", "eliminated"]
+
+_LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of what the input does
 
 
 class Elimination:
@@ -22,21 +25,20 @@ class Elimination:
 
     ``T = X Wᵀ + a (T' - X Wᵀ)``: the layer's own outputs, and so far on the way to what the dense model gives as
     ``lacking`` says (see `aimed`). With ``H = XᵀX + λ`` a set of columns R costs
-    ``tr(W_R (H⁻¹)_RR⁻¹ W_Rᵀ)``, and the others become ``W - W_R (H⁻¹)_RR⁻¹ (H⁻¹)_R``: the optimal brain surgeon (Hassibi
-    & Stork 1993), for columns as units as in ZipLM (Kurtic et al. 2023, arXiv:2302.04089) and SlimGPT (Ling et al. 2024,
-    arXiv:2412.18110). λ pulls each weight towards where it was, not towards 0.
+    ``tr(W_R (H⁻¹)_RR⁻¹ W_Rᵀ)``, and the others become ``W - W_R (H⁻¹)_RR⁻¹ (H⁻¹)_R``: the optimal brain surgeon
+    (Hassibi & Stork 1993), for columns as units as in ZipLM (Kurtic et al. 2023, arXiv:2302.04089) and SlimGPT (Ling
+    et al. 2024, arXiv:2412.18110). λ pulls each weight towards where it was, not towards 0.
 
     Args:
         weight: (outputs, inputs), any real floating dtype.
         gram: ``XᵀX``, (inputs, inputs).
         lacking: ``(T' - X Wᵀ)ᵀ X``, (outputs, inputs); None where nothing lacks.
         aim: a, from 0 to 1.
-        damping: λ as a fraction of the mean diagonal entry, in (0, 1].
+        damping: λ of what is aimed at, and of `settled`, as a fraction of the mean diagonal entry, in (0, 1].
         counts: what the squares of each output count, (outputs,); by default 1.
 
     Attributes:
         weight: (outputs, inputs), float64: the solution; 0 in the columns that left.
-        loss: what the outputs lost so far, ``‖·‖²``.
 
     Raises:
         ValueError: a shape does not fit, an entry is not finite, or the matrix is no Gram matrix.
@@ -60,24 +62,38 @@ class Elimination:
         damping: float = 0.01,
         counts: Tensor | None = None,
     ) -> None:
-        self.weight = checked(weight, gram).double()
-        if self.weight is weight:
-            self.weight = weight.clone()
-        wide = gram.double()
+        dense = checked(weight, gram)
+        if lacking is not None:
+            _check_lacking(weight, lacking)
+        if counts is not None:
+            _check_counts(weight, counts)
+        if not 0 < damping <= 1:
+            raise ValueError(f"damping is a fraction of the mean diagonal entry, in (0, 1]; got {damping}.")
+        wide = gram.detach().double().contiguous()
         self._scale = scale_of(wide)
-        damped = wide / self._scale
-        lower, failed = torch.linalg.cholesky_ex(_damped(damped, damping))
+        self._gram, self._damping = wide / self._scale, damping
+        self._least = max(10 * torch.finfo(gram.dtype).eps, 1e-12)  # less than this is rounding
+        self._light = (_LIGHT * self._gram.diagonal()).clamp_min(self._least)
+        lower, failed = torch.linalg.cholesky_ex(_damped(self._gram, self._light))
         while bool(failed):
-            damping = max(10 * damping, 1e-6)
-            if damping > 1:
+            self._light = 10 * self._light
+            if float(self._light.mean()) > 1:
                 raise not_a_gram(gram)
-            lower, failed = torch.linalg.cholesky_ex(_damped(damped, damping))
+            lower, failed = torch.linalg.cholesky_ex(_damped(self._gram, self._light))
         self._inverse = torch.cholesky_inverse(lower)
+        self.weight = dense.to(torch.float64, copy=True)
         if lacking is not None and aim:
-            self.weight += aim * (lacking.double() / self._scale) @ self._inverse
+            self.weight = aimed(self.weight, lacking.double(), gram=wide, aim=aim, damping=damping)
+        self._aim = self.weight.clone()
         self._counts = None if counts is None else counts.double().sqrt()[:, None]
         self._gone: set[int] = set()
-        self.loss = 0.0
+        self._lost = 0.0  # damping counted
+
+    @property
+    def loss(self) -> float:
+        """What the outputs lost so far, ``‖·‖²``; what damping alone adds to it is not lost."""
+        moved = self._counted(self._aim - self.weight).square().sum(0)
+        return max(0.0, self._lost - float(self._scale * (self._light * moved).sum()))
 
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
@@ -87,7 +103,7 @@ class Elimination:
 
     def costs(self, units: Sequence[Sequence[int]]) -> Tensor:
         """What the outputs would lose with each of these sets of columns, as far as they are there; float64."""
-        units = [[column for column in unit if column not in self._gone] for unit in units]
+        units = [self._there(unit) for unit in units]
         if len({len(unit) for unit in units}) > 1:
             return torch.cat([self.costs([unit]) for unit in units])
         at = torch.as_tensor(units, device=self.weight.device)  # (units, columns of each)
@@ -95,22 +111,27 @@ class Elimination:
             return self.weight.new_zeros(len(units))
         if at.shape[1] == 1:
             columns = at[:, 0]
-            return self._scale * self._counted(self.weight[:, columns]).square().sum(0) / self._inverse.diagonal()[columns]
+            return (
+                self._scale * self._counted(self.weight[:, columns]).square().sum(0) / self._inverse.diagonal()[columns]
+            )
         corners = self._inverse[at[:, :, None], at[:, None, :]]
         parts = self._counted(self.weight).T[at]  # (units, columns, outputs)
         half = torch.linalg.solve_triangular(torch.linalg.cholesky(corners), parts, upper=False)
-        return self._scale * half.square().sum((1, 2))
+        found: Tensor = self._scale * half.square().sum((1, 2))
+        return found
 
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""
-        columns = [column for column in columns if column not in self._gone]
+        columns = self._there(columns)
         self._gone.update(columns)
         if not columns:
             return
         at = torch.as_tensor(columns, device=self.weight.device)
         lower = torch.linalg.cholesky(self._inverse[at[:, None], at])
         gone = self.weight[:, at]
-        self.loss += float(self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum())
+        self._lost += float(
+            self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum()
+        )
         rows = self._inverse[at]
         share = torch.cholesky_solve(rows, lower)
         self.weight -= gone @ share
@@ -118,6 +139,49 @@ class Elimination:
         self.weight[:, at] = 0
         self._inverse[at] = 0
         self._inverse[:, at] = 0
+
+    def settled(self, tokens: int) -> Tensor:
+        """The weight, damped no more than what is lost asks for; (outputs, inputs), float64.
+
+        Damping is worth what is noise to the columns that stay: the share of what left that they cannot give. That is
+        found by least squares with next to no damping, over tokens less columns, and where it is less than the damping
+        that was asked for, it is the damping. So what they can give all of, such as copies and linear combinations,
+        they give to rounding; and where the tokens are no more than the columns, nothing is known of it.
+
+        Args:
+            tokens: how many were summed in the Gram matrix.
+        """
+        if not self._gone:
+            return self.weight
+        whole = range(self.weight.shape[1])
+        stay, gone = (
+            torch.as_tensor([at for at in whole if (at in self._gone) is left], device=self.weight.device)
+            for left in (False, True)
+        )
+        gram, left = self._gram[stay[:, None], stay], self._aim[:, gone]
+        crossed = left @ self._gram[gone[:, None], stay]
+        damping = self._damping
+        lower, failed = torch.linalg.cholesky_ex(_damped(gram, self._least))
+        if tokens > len(stay) and not bool(failed):
+            moved = torch.cholesky_solve(crossed.T, lower).T
+            gave = (self._counted(left) @ self._gram[gone[:, None], gone] * self._counted(left)).sum()
+            lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
+            share = float(lacks / gave) if float(gave) > 0 else 0.0
+            damping = min(damping, max(share * tokens / (tokens - len(stay)), self._least))
+        lower, failed = torch.linalg.cholesky_ex(_damped(gram, damping))
+        while bool(failed):
+            damping *= 10  # to rounding the matrix is positive definite, as the whole one was
+            lower, failed = torch.linalg.cholesky_ex(_damped(gram, damping))
+        found = torch.zeros_like(self.weight)
+        found[:, stay] = self._aim[:, stay] + torch.cholesky_solve(crossed.T, lower).T
+        return found
+
+    def _there(self, columns: Sequence[int]) -> list[int]:
+        """Those that have not left, each once."""
+        inputs = self.weight.shape[1]
+        if wrong := [column for column in columns if not 0 <= column < inputs]:
+            raise ValueError(f"a weight of {inputs} inputs has no column {wrong[0]}.")
+        return [column for column in dict.fromkeys(columns) if column not in self._gone]
 
     def _counted(self, rows: Tensor) -> Tensor:
         return rows if self._counts is None else rows * self._counts
@@ -163,7 +227,25 @@ def eliminated(
     return left, curve
 
 
-def _damped(gram: Tensor, damping: float) -> Tensor:
+def _check_lacking(weight: Tensor, lacking: Tensor) -> None:
+    if lacking.shape != weight.shape:
+        raise ValueError(
+            f"what the outputs lack has shape {tuple(lacking.shape)}, and the weight {tuple(weight.shape)}."
+        )
+    if lacking.numel() and not is_finite(lacking):
+        raise ValueError(f"what the outputs lack, of shape {tuple(lacking.shape)}, holds NaN or infinity.")
+
+
+def _check_counts(weight: Tensor, counts: Tensor) -> None:
+    if counts.shape != weight.shape[:1]:
+        raise ValueError(
+            f"counts of shape {tuple(counts.shape)} for {weight.shape[0]} outputs; one is needed for each."
+        )
+    if counts.numel() and not (is_finite(counts) and bool((counts >= 0).all())):
+        raise ValueError("counts say how much the squares of each output count: finite, and none below 0.")
+
+
+def _damped(gram: Tensor, damping: float | Tensor) -> Tensor:
     found = gram.clone()
     found.diagonal().add_(damping)
     return found

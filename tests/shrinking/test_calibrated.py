@@ -1,0 +1,487 @@
+"""Laws of `shrink` with data: what is chosen, what is repaired, and that a call that fails changes nothing."""
+
+import copy
+import functools
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from secateur import criteria, shrink
+from secateur.shrinking import WithoutDataWarning, subject, verify_shrunken
+from support.families import make
+from support.measured import Words, answers, apart, loss_of, text, trained, words
+from support.stacks import Stack, data, stack
+from support.unchanged import is_unchanged, state_of
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return text()
+
+
+def counts(done):
+    return {group.name: int(done.kept[group.axis].sum()) for group in done.coupling.groups if group.axis in done.kept}
+
+
+def states(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(model, other):
+    one, two = model.state_dict(), other if isinstance(other, dict) else other.state_dict()
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+# ---- nothing removed, and what costs nothing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_removed_changes_nothing(dtype, batches):
+    model = words(dtype=dtype)
+    state = state_of(model)
+    done = shrink(model, batches[0], 0.0, batches=batches)
+    assert is_unchanged(model, state)
+    assert done.got == 0
+    assert all(mask.all() for mask in done.kept.values())
+
+
+def test_what_is_excluded_stays_bit_for_bit(batches):
+    """Also what takes no part in what leaves: only consumers of the groups that lost units are repaired."""
+    model = words()
+    before = states(model)
+    done = shrink(model, batches[0], 0.05, batches=batches, include="blocks.1.up.bias")
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == {"blocks.1.up.weight", "blocks.1.up.bias", "blocks.1.down.weight"}
+    (group,) = [group for group in done.coupling.groups if group.axis in done.kept]
+    kept = torch.from_numpy(done.kept[group.axis])
+    assert torch.equal(model.blocks[1].up.weight, before["blocks.1.up.weight"][kept])  # rows are sliced, not repaired
+    state = state_of(model)
+    with pytest.raises(ValueError, match="nothing of the model can leave"):
+        shrink(model, batches[0], 0.05, batches=batches, exclude="*")
+    assert is_unchanged(model, state)
+
+
+@pytest.mark.parametrize("kind", ["copies", "combinations", "dead"])
+def test_units_that_others_can_replace_leave_without_error(kind):
+    """Half of each MLP's units are functions of the other half, and half is asked for."""
+    model = stack(layers=2).double()
+    calibration = [each.double() for each in data(count=6, size=40)]
+    with torch.no_grad():
+        for block in model.layers:
+            if kind == "copies":
+                block.up.weight[6:], block.up.bias[6:] = 3 * block.up.weight[:6], 3 * block.up.bias[:6]
+            elif kind == "combinations":
+                block.forward = functools.partial(lambda block, x: x + block.down(block.up(x)), block)
+                mixing, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))
+                block.up.weight[6:], block.up.bias[6:] = mixing @ block.up.weight[:6], mixing @ block.up.bias[:6]
+            else:
+                block.up.weight[6:], block.up.bias[6:] = 0, -1
+    wanted = answers(model, calibration)
+    half = sum(6 * (8 + 1 + 8) for _ in model.layers) / sum(each.numel() for each in model.parameters())
+    done = shrink(model, calibration[0], half, batches=calibration, include="layers.*.up.bias", uniform=True)
+    assert list(counts(done).values()) == [6, 6]
+    assert apart(model, calibration, wanted) < 1e-6
+
+
+# ---- what data is worth ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_repaired_is_nearer_than_unrepaired_and_chosen_by_data_nearer_than_by_magnitude(seed, batches):
+    """Of units of the MLPs, on other text of the same kind."""
+    other = text(seed=7)
+    scope = {"include": "*.up.bias"}
+    wanted = answers(words(seed), other)
+    model = {
+        "repaired": shrink(words(seed), batches[0], 0.15, batches=batches, **scope).model,
+        "chosen": shrink(words(seed), batches[0], 0.15, batches=batches, repair=False, **scope).model,
+        "magnitude": shrink(words(seed), batches[0], 0.15, **scope).model,
+    }
+    error = {name: apart(each, other, wanted) for name, each in model.items()}
+    assert error["repaired"] < 0.7 * error["magnitude"]
+    assert error["repaired"] < 0.7 * error["chosen"]
+
+
+def test_a_trained_model_keeps_more_of_what_it_learned():
+    """Which of three words follow a word; so much is lost with repair, without, and by magnitude."""
+    model, judged, calibration = trained(), text(seed=9, count=8), text(count=12, seed=5)
+    whole = float(loss_of(model, judged))
+    assert whole < 1.7  # of 16 words, chance is 2.8
+    lost = {
+        name: float(loss_of(shrink(copy.deepcopy(model), judged[0], 0.4, **how).model, judged)) - whole
+        for name, how in {
+            "repaired": {"batches": calibration},
+            "chosen": {"batches": calibration, "repair": False},
+            "magnitude": {},
+        }.items()
+    }
+    assert lost["repaired"] < 0.5 * lost["chosen"]
+    assert lost["repaired"] < 0.5 * lost["magnitude"]
+
+
+# ---- the same for the same ------------------------------------------------------------------------------------------
+
+
+def test_repeatable(batches):
+    one, two = words(), words()
+    first, second = (shrink(model, batches[0], 0.3, batches=batches) for model in (one, two))
+    assert same(one, two)
+    assert counts(first) == counts(second)
+
+
+@pytest.mark.parametrize("form", ["generator", "tuples", "dicts", "forward"])
+def test_batches_of_every_kind(form, batches):
+    given = {
+        "generator": lambda: (each for each in batches),
+        "tuples": lambda: [(each, torch.zeros(len(each))) for each in batches],  # as a DataLoader yields: with targets
+        "dicts": lambda: [{"input_ids": each} for each in batches],
+        "forward": lambda: [{"text": {"tokens": each}} for each in batches],
+    }[form]()
+    forward = (lambda model, batch: model(batch["text"]["tokens"])) if form == "forward" else None
+    model, plain = words(), words()
+    shrink(model, batches[0], 0.2, batches=given, forward=forward)
+    shrink(plain, batches[0], 0.2, batches=batches)
+    assert same(model, plain)
+
+
+def test_the_same_tokens_in_other_batches_come_to_the_same(batches):
+    """To the rounding of sums."""
+    tokens = torch.cat(batches)
+    model, other = words(dtype=torch.float64), words(dtype=torch.float64)
+    first = shrink(model, batches[0], 0.2, batches=batches)
+    second = shrink(other, batches[0], 0.2, batches=[*tokens.split(7)])
+    assert counts(first) == counts(second)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-5, atol=1e-7)
+
+
+def test_padding_does_not_count(batches):
+    """Rows of other lengths, padded with a word that would change everything."""
+    lengths = [12, 7, 9]
+    masks = [torch.tensor([[at < length for at in range(12)] for length in lengths]).long() for _ in batches]
+    one, two = (
+        [
+            {"input_ids": torch.where(mask.bool(), each, padding), "attention_mask": mask}
+            for each, mask in zip(batches, masks, strict=True)
+        ]
+        for padding in (0, 13)
+    )
+    model, other = words(dtype=torch.float64), words(dtype=torch.float64)
+    first = shrink(model, batches[0], 0.2, batches=one)
+    second = shrink(other, batches[0], 0.2, batches=two)
+    assert counts(first) == counts(second)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(tensor, other.state_dict()[name], rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_are_solved_wide_and_rounded_once(dtype, batches):
+    """What leaves is what leaves of the same weights in float32, and the repaired ones are no further off than the
+    rounding of the inputs that they were solved on."""
+    model = words(dtype=dtype)
+    wide = copy.deepcopy(model).float()
+    done = shrink(model, batches[0], 0.08, batches=batches, include="blocks.0.up.bias")
+    exact = shrink(wide, batches[0], 0.08, batches=batches, include="blocks.0.up.bias")
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    assert counts(done) == counts(exact)
+    assert model.blocks[0].down.weight.isfinite().all()
+
+
+# ---- what can be asked for beside it --------------------------------------------------------------------------------
+
+
+def test_an_optimizer_loses_the_same_slices(batches):
+    model = words()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(batches[0]).square().mean().backward()
+        optimizer.step()
+    moments = optimizer.state[model.blocks[0].down.weight]["exp_avg"].clone()
+    done = shrink(model, batches[0], 0.3, batches=batches, optimizer=optimizer)
+    group = next(group for group in done.coupling.groups if ("blocks.0.down.weight", 1) in group.members)
+    kept = torch.from_numpy(done.kept[group.axis])
+    assert not kept.all()
+    assert torch.equal(optimizer.state[model.blocks[0].down.weight]["exp_avg"], moments[:, kept])
+    for parameter in model.parameters():
+        assert optimizer.state[parameter]["exp_avg"].shape == parameter.shape
+    optimizer.zero_grad()
+    model(batches[0]).square().mean().backward()
+    optimizer.step()
+
+
+def test_a_head_that_is_tied_to_the_embedding_stays_tied(batches):
+    model = words(tied=True)
+    done = shrink(model, batches[0], 0.3, batches=batches)
+    assert model.head.weight is model.embed.weight
+    assert done.got > 0.2
+    assert model(batches[0]).isfinite().all()
+
+
+class Shared(Words):
+    """Two blocks that share one matrix; the others are their own."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.blocks[1].down.weight = self.blocks[0].down.weight
+
+
+def test_a_matrix_that_two_blocks_share_is_not_repaired_for_one_of_them(batches):
+    """Nothing holds what reaches it in both; so its units leave last."""
+    torch.manual_seed(0)
+    model = Shared().eval()
+    before = states(model)
+    done = shrink(model, batches[0], 0.1, batches=batches)
+    assert model.blocks[0].down.weight is model.blocks[1].down.weight
+    found = counts(done)
+    assert all(count == 20 for name, count in found.items() if "up.weight" in name)
+    assert torch.equal(model.blocks[0].down.weight, before["blocks.0.down.weight"])
+    assert done.got == pytest.approx(0.1, abs=0.03)
+
+
+class Headed(Stack):
+    """With a head of two layers, outside the blocks: nothing is known of its units."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 2))
+
+
+def test_units_of_which_nothing_is_known_leave_last():
+    torch.manual_seed(0)
+    model, far = Headed(), Headed()
+    found = counts(shrink(model, data()[0], 0.3, batches=data(), exclude="enter.*"))
+    assert found["head.0.weight"] == 10
+    assert min(found[f"layers.{at}.up.weight"] for at in range(3)) < 12
+    # when nothing else is left to leave
+    assert counts(shrink(far, data()[0], 0.8, batches=data(), exclude="enter.*"))["head.0.weight"] < 10
+
+
+def test_uniform_keeps_equally_many_and_loads(tmp_path):
+    from transformers import LlamaForCausalLM
+
+    model = make("llama")
+    batches = [torch.randint(64, (2, 12)) for _ in range(3)]
+    example = {"input_ids": batches[0], "use_cache": False}
+    done = shrink(model, example, 0.3, batches=[{"input_ids": each} for each in batches], uniform=True)
+    assert done.got == pytest.approx(0.3, abs=0.1)
+    assert len({layer.mlp.down_proj.in_features for layer in model.model.layers}) == 1
+    model.save_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(again(**example).logits, model(**example).logits)
+
+
+def test_units_that_are_zero_leave_by_data_too(batches):
+    """Without a sparsity, and nothing else moves."""
+    model = words()
+    with torch.no_grad():
+        for tensor in (model.blocks[0].up.weight, model.blocks[0].up.bias, model.blocks[0].down.weight.T):
+            tensor[[3, 7]] = 0
+    wanted = answers(model, batches)
+    done = shrink(model, batches[0], batches=batches)
+    assert model.blocks[0].up.out_features == 18
+    assert set(counts(done).values()) <= {18, 20, 12, 4, 3}
+    assert apart(model, batches, wanted) < 1e-5
+
+
+def test_branches_leave_first(batches):
+    model = words()
+    done = shrink(model, batches[0], 0.4, batches=batches, branches=0.25)
+    assert len(done.plans) == 2
+    assert done.got == pytest.approx(0.4, abs=0.05)
+    assert model(batches[0]).isfinite().all()
+
+
+# ---- the proof, and calls that fail ---------------------------------------------------------------------------------
+
+
+def test_the_structure_is_proved_before_any_weight_changes(batches, monkeypatch):
+    model = words()
+    state, seen = state_of(model), []
+    proof = subject.wrong_groups
+
+    def spy(*arguments):
+        seen.append(is_unchanged(model, state))
+        return proof(*arguments)
+
+    monkeypatch.setattr(subject, "wrong_groups", spy)
+    shrink(model, batches[0], 0.3, batches=batches)
+    assert seen
+    assert all(seen)
+
+
+def test_what_the_proof_objects_to_stays(batches, monkeypatch):
+    model = words()
+    objected = []
+
+    def wrong(model, coupling, groups, kept, inputs):
+        found = [group for group in groups if group.name == "blocks.0.up.weight"]
+        objected.extend(found)
+        return found
+
+    monkeypatch.setattr(subject, "wrong_groups", wrong)
+    before = states(model)
+    done = shrink(model, batches[0], 0.2, batches=batches)
+    assert objected
+    assert "blocks.0.up.weight" not in counts(done)
+    assert torch.equal(model.blocks[0].up.weight, before["blocks.0.up.weight"])
+    assert torch.equal(model.blocks[0].down.weight, before["blocks.0.down.weight"])
+
+
+def test_slices_are_those_of_a_model_whose_entries_are_zero(batches):
+    """The plan is that of the units that stayed, whichever they are: the smaller model passes the proof again."""
+    dense, model = words(), words()
+    shrink(model, batches[0], 0.3, batches=batches)
+    verify_shrunken(dense, model, batches[0])
+
+
+class Failing:
+    """Batches' `forward` that raises at its n-th call."""
+
+    def __init__(self, at):
+        self.calls, self.at = 0, at
+
+    def __call__(self, model, batch):
+        self.calls += 1
+        if self.calls == self.at:
+            raise RuntimeError("no more")
+        return model(batch)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.45, 0.7, 0.99])
+def test_a_call_that_fails_leaves_everything_as_it_was(share, batches):
+    """Wherever it fails in the two walks."""
+    count = Failing(-1)
+    shrink(words(), batches[0], 0.3, batches=batches, forward=count)
+    model = words()
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = state_of(model)
+    with pytest.raises(RuntimeError, match="no more"):
+        forward = Failing(int(share * count.calls) + 1)
+        shrink(model, batches[0], 0.3, batches=batches, forward=forward, optimizer=optimizer)
+    assert is_unchanged(model, state)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert not model.training
+    assert torch.equal(model(batches[0]), words()(batches[0]))
+
+
+def test_a_report_that_fails_leaves_everything_as_it_was(batches):
+    model = words()
+    state = state_of(model)
+
+    def report(done):
+        assert not is_unchanged(model, state)
+        raise RuntimeError("do not like it")
+
+    with pytest.raises(RuntimeError, match="do not like it"):
+        shrink(model, batches[0], 0.3, batches=batches, report=report)
+    assert is_unchanged(model, state)
+    assert torch.equal(model(batches[0]), words()(batches[0]))
+
+
+def test_training_mode_and_gradients_are_left_as_they_were(batches):
+    model = words().train()
+    model.blocks[0].eval()
+    for parameter in model.blocks[1].parameters():
+        parameter.requires_grad_(False)
+    shrink(model, batches[0], 0.3, batches=batches)
+    assert model.training
+    assert model.blocks[1].training
+    assert not model.blocks[0].training
+    assert all(parameter.requires_grad for parameter in model.blocks[0].parameters())
+    assert not any(parameter.requires_grad for parameter in model.blocks[1].parameters())
+
+
+# ---- what cannot be asked for, and what is said ---------------------------------------------------------------------
+
+
+def test_no_batches(batches):
+    model = words()
+    state = state_of(model)
+    with pytest.raises(ValueError, match="there are no batches"):
+        shrink(model, batches[0], 0.3, batches=[])
+    assert is_unchanged(model, state)
+
+
+def test_a_model_without_blocks():
+    model = nn.Sequential(nn.Linear(4, 16), nn.LSTM(16, 8), Last(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match=r"Sequential has no repeated blocks.*Shrink it without batches") as caught:
+        shrink(model, torch.zeros(5, 2, 4), 0.3, batches=[torch.randn(5, 2, 4)])
+    assert "sparsify" not in str(caught.value)
+
+
+class Last(nn.Module):
+    def forward(self, found):
+        return found[0]
+
+
+def test_batches_that_run_no_block(batches):
+    model = words()
+    state = state_of(model)
+    with pytest.raises(ValueError, match="data says nothing of what may leave Words: the batches ran none"):
+        shrink(model, batches[0], 0.3, batches=batches, forward=lambda model, batch: model.embed(batch))
+    assert is_unchanged(model, state)
+
+
+def test_batches_that_hold_nan():
+    model = stack()
+    state = state_of(model)
+    wrong = data()
+    wrong[2][1, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"layers\.0 receives in batch 2 holds NaN"):
+        shrink(model, data()[0], 0.3, batches=wrong)
+    assert is_unchanged(model, state)
+
+
+def test_activations_that_are_infinite(batches):
+    model = words()
+    with torch.no_grad():
+        model.blocks[1].up.weight[0, 0] = torch.inf
+    state = state_of(model)
+    with pytest.raises(ValueError, match=r"blocks\.1\.(up|down)\.weight.*(NaN|infinit)"):
+        shrink(model, batches[0], 0.3, batches=batches, verify=False)
+    assert is_unchanged(model, state)
+
+
+def test_repair_means_nothing_without_data():
+    one, two = stack(), stack()
+    shrink(one, data()[0], 0.3, repair=True)
+    shrink(two, data()[0], 0.3, repair=False)
+    assert same(one, two)
+
+
+def is_warned(call):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        call()
+    return [Path(each.filename).name for each in said if each.category is WithoutDataWarning]
+
+
+def test_a_model_of_blocks_says_what_it_costs_to_have_no_data(batches):
+    with pytest.warns(WithoutDataWarning, match=r"perplexity is over a million, and was 14\. Pass batches="):
+        shrink(words(), batches[0], 0.3)
+    assert is_warned(lambda: shrink(words(), batches[0], 0.3)) == [Path(__file__).name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = words()
+        state = state_of(model)
+        with pytest.raises(WithoutDataWarning):
+            shrink(model, batches[0], 0.3)
+        assert is_unchanged(model, state)  # before anything is done
+
+
+def test_where_data_would_not_help_nothing_is_said(batches):
+    gradients = {name: {"grad_sq": torch.ones_like(parameter)} for name, parameter in words().named_parameters()}
+    for call in (
+        lambda: shrink(words(), batches[0], 0.3, batches=batches),
+        lambda: shrink(words(), batches[0], 0.3, criterion=criteria.taylor, evidence=gradients),
+        lambda: shrink(words(), batches[0]),
+        lambda: shrink(words(), batches[0], 0.0),
+        lambda: shrink(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4), 0.3),
+        lambda: shrink(zoo.ZOO["resnet_basic"]()[0], zoo.ZOO["resnet_basic"]()[1], 0.3),
+    ):
+        assert is_warned(call) == []

@@ -1,0 +1,211 @@
+"""What a walk over the dense model says of units: the order in which they leave, and what their consumers lose."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secateur.blockwise import walk_model
+from secateur.coupling import find_coupling
+from secateur.shrinking.measuring import Curve, Measuring, chunk_of, counts_of
+from secateur.shrinking.ties import Tied, by_tie
+from secateur.solvers import Elimination
+from support.families import make
+from support.measured import Words, text, words
+from support.stacks import data, stack
+from support.unchanged import is_unchanged, state_of
+
+
+def measured(model, batches, **options):
+    """The coupling's groups by name, and what was measured of them."""
+    coupling = find_coupling(model, batches[0])
+    measuring = Measuring(coupling, coupling.groups, **options)
+    walk_model(model, batches, measuring)
+    return {group.name: group for group in coupling.groups}, measuring.measured
+
+
+def seen(model, module, batches):
+    """What a module is given, (tokens, inputs), float64."""
+    rows = []
+    hook = module.register_forward_pre_hook(lambda _, given: rows.append(given[0].flatten(0, -2).double()))
+    with torch.no_grad():
+        for batch in batches:
+            model(batch)
+    hook.remove()
+    return torch.cat(rows)
+
+
+def test_nothing_changes():
+    model = words()
+    state = state_of(model)
+    measured(model, text())
+    assert is_unchanged(model, state)
+
+
+def test_units_leave_in_the_order_of_what_least_squares_cannot_make_up_for():
+    """First the one whose removal costs the outputs of its consumer least, after the best repair."""
+    model = stack(layers=2)
+    groups, found = measured(model, data(size=40), damping=1e-9)
+    group = groups["layers.0.up.weight"]
+    x = seen(model, model.layers[0].down, data(size=40))
+    weight = model.layers[0].down.weight.double()
+    costs = []
+    for at in range(12):
+        stay = [other for other in range(12) if other != at]
+        kept = torch.linalg.lstsq(x[:, stay], x @ weight.T).solution
+        lost = x @ weight.T - x[:, stay] @ kept
+        costs.append(lost.square().sum(0))
+    stream = seen(model, model.layers[1].up, data(size=40))  # what the outputs become part of
+    spread = stream.var(0, correction=0)
+    shares = (torch.stack(costs) / spread / len(x)).mean(1).detach()
+    assert int(found.scores[group.axis].argmin()) == int(shares.argmin())
+    assert found.curves[group.axis](11) == pytest.approx(float(shares.min()), rel=0.01)
+    assert found.consumers[group.axis] == {"layers.0.down.weight"}
+
+
+def test_scores_and_curves_are_those_of_ranks_and_losses():
+    groups, found = measured(words(), text())
+    for group in groups.values():
+        if group.axis not in found.scores:
+            continue
+        assert sorted(found.scores[group.axis].tolist()) == list(range(1, group.size + 1))
+        curve = found.curves[group.axis]
+        assert curve.counts[-1] == group.size
+        assert curve(group.size) == pytest.approx(0, abs=1e-12)
+        assert (np.diff(curve.losses) <= 0).all()
+        assert np.isfinite(curve.losses).all()
+        assert len(curve.counts) <= 2 + group.size
+
+
+def test_heads_and_their_widths_are_sets_of_columns():
+    groups, found = measured(words(), text())
+    heads, width = groups["blocks.0.q.weight"], groups["blocks.0.v.weight"]
+    assert (heads.size, width.size) == (3, 4)
+    for group in (heads, width):
+        assert found.consumers[group.axis] == {"blocks.0.o.weight"}
+    # all heads but one cost more than all entries but one of each of them only where the others cannot make up for it
+    assert found.curves[heads.axis](1) > 0
+    assert found.curves[width.axis](1) > 0
+
+
+def test_a_stream_costs_what_all_its_consumers_lose():
+    """Those in the blocks; each unit alone, since nothing holds all of them at once."""
+    model = words()
+    groups, found = measured(model, text())
+    (stream,) = [group for group in groups.values() if group.size == 12 and len(group.members) > 8]
+    inside = {f"blocks.{block}.{name}.weight" for block in range(2) for name in ("q", "k", "v", "up")}
+    assert found.consumers[stream.axis] == inside
+    assert found.curves[stream.axis](6) > found.curves[groups["blocks.0.up.weight"].axis](10)
+
+
+def test_units_of_which_nothing_is_known_cost_more_than_any_share():
+    model = stack()
+    coupling = find_coupling(model, data()[0])
+    measuring = Measuring(coupling, coupling.groups)
+    nothing = measuring.measured
+    assert not nothing.scores
+    for tie in by_tie(coupling.groups):
+        tied = Tied(tie, 1, {})
+        assert nothing.loss(tied, tied.parts) == 0
+        assert nothing.loss(tied, tied.parts - 1) > 1e3
+        assert nothing.loss(tied, 1) > nothing.loss(tied, 2)
+
+
+def test_what_several_blocks_hold_is_not_measured():
+    coupling = find_coupling(model := words(), text()[0])
+    measuring = Measuring(coupling, coupling.groups, shared=frozenset(["blocks.0.down.weight"]))
+    walk_model(model, text(), measuring)
+    assert "blocks.0.down.weight" not in measuring.targets
+    assert not any("blocks.0.down.weight" in names for names in measuring.measured.consumers.values())
+    assert any("blocks.1.down.weight" in names for names in measuring.measured.consumers.values())
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "t5"])
+def test_of_every_family_the_units_of_mlps_are_measured(family):
+    """Conv1D, experts in one tensor, an encoder and a decoder."""
+    model = make(family)
+    batch = {"input_ids": torch.randint(1, 64, (2, 12))} | (
+        {"decoder_input_ids": torch.randint(1, 64, (2, 5))} if family == "t5" else {"use_cache": False}
+    )
+    coupling = find_coupling(model, batch)
+    measuring = Measuring(coupling, coupling.groups)
+    walk_model(model, [batch], measuring)
+    consumers = set().union(*measuring.measured.consumers.values())
+    wanted = {"gpt2": ".mlp.c_proj.weight", "t5": ".DenseReluDense.wo.weight"}
+    if family in wanted:
+        assert sum(name.endswith(wanted[family]) for name in consumers) >= 2
+    assert any("attn" in name.lower() or "attention" in name.lower() for name in consumers)
+
+
+def test_padding_is_not_measured():
+    """The same tokens with and without more of them that a mask takes away."""
+    model = words(dtype=torch.float64)
+    short = text(length=8)
+    longer = [
+        {
+            "input_ids": torch.cat([each, torch.full((3, 4), 5)], 1),
+            "attention_mask": torch.tensor([[1] * 8 + [0] * 4] * 3),
+        }
+        for each in short
+    ]
+    groups, plain = measured(model, short)
+    coupling = find_coupling(model, short[0])
+    measuring = Measuring(coupling, coupling.groups)
+    walk_model(model, longer, measuring)
+    padded = {group.name: measuring.measured.curves.get(group.axis) for group in coupling.groups}
+    for name, group in groups.items():
+        if group.axis in plain.curves:
+            np.testing.assert_allclose(padded[name].losses, plain.curves[group.axis].losses, rtol=1e-6, atol=1e-12)
+
+
+def test_a_curve_lies_between_its_counts():
+    curve = Curve(np.array([1, 3, 5]), np.array([4.0, 2.0, 0.0]))
+    assert [curve(count) for count in (5, 4, 3, 1)] == [0.0, 1.0, 2.0, 4.0]
+
+
+def test_chunks_are_small():
+    assert [chunk_of(count) for count in (3, 32, 33, 1536)] == [1, 1, 2, 48]
+
+
+class Loud(Words):
+    """One output of the stream is a thousand times as large as the others."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.embed.weight[:, 0] *= 1000
+
+
+def test_what_a_loss_counts_is_a_share_of_the_variance():
+    """So that an output whose variance is large does not decide alone."""
+    torch.manual_seed(0)
+    model, found = Loud().eval(), []
+
+    class Looking(Measuring):
+        def solve_stage(self, block, module, stage, met):
+            for piece, its in met.items():
+                if piece.name == "down.weight":
+                    found.append(counts_of(piece.of(stage[piece.name]), its))
+            return super().solve_stage(block, module, stage, met)
+
+    coupling = find_coupling(model, text()[0])
+    walk_model(model, text(), Looking(coupling, coupling.groups))
+    assert len(found) == 2
+    for counts in found:
+        assert counts[0] < 1e-3 * counts[1:].min()
+        assert counts.isfinite().all()
+
+
+def test_a_layer_that_gives_nothing_counts():
+    """Outputs that are all 0 have no variance."""
+    model = nn.Sequential(*stack(layers=2).layers)
+    with torch.no_grad():
+        model[1].down.weight.zero_()
+        model[1].down.bias.zero_()
+        model[1].up.weight.zero_()
+    batches = [torch.zeros(6, 8)]
+    groups, found = measured(model, batches)
+    for curve in found.curves.values():
+        assert np.isfinite(curve.losses).all()
+    assert isinstance(Elimination(torch.zeros(2, 3), torch.zeros(3, 3)).loss, float)
+    assert groups

@@ -1,0 +1,132 @@
+"""What a walk over the model that becomes smaller does: columns leave, and the others take over what they gave."""
+
+import numpy as np
+import pytest
+import torch
+
+from secateur.blockwise import walk_model
+from secateur.coupling import find_coupling
+from secateur.shrinking.measuring import Measuring
+from secateur.shrinking.repairing import Repairing
+from support.measured import text, words
+from support.stacks import data, stack
+
+
+class Looking(Repairing):
+    """Notes of each matrix what met it, what it was, and what it became."""
+
+    seen = None
+
+    def solve_stage(self, block, module, stage, found):
+        solved, said = super().solve_stage(block, module, stage, found)
+        self.seen = {} if self.seen is None else self.seen
+        for piece, met in found.items():
+            if piece.name in solved:
+                old, new = piece.of(stage[piece.name]).clone(), piece.of(solved[piece.name].values).clone()
+                self.seen[f"{block}.{piece.name}"] = old, new, piece.of(solved[piece.name].mask), met
+        return solved, said
+
+
+def walked(model, batches, share=0.6, groups=lambda group: True, **options):
+    """The job after both walks, with a share of the units of some groups chosen."""
+    coupling = find_coupling(model, batches[0])
+    chosen = [group for group in coupling.groups if groups(group)]
+    measuring = Measuring(coupling, chosen)
+    walk_model(model, batches, measuring)
+    measured = measuring.measured
+    kept = {}
+    for group in chosen:
+        if group.axis in measured.consumers:
+            ranks = measured.scores[group.axis].argsort(descending=True).numpy()
+            kept[group.axis] = np.zeros(group.size, dtype=bool)
+            kept[group.axis][ranks[: max(1, round(share * group.size))]] = True
+    job = Looking(coupling, [group for group in chosen if group.axis in kept], kept, measured, **options)
+    walk_model(model, batches, job)
+    return job
+
+
+def inner(group):
+    """The units of MLPs, heads and what is within them; not the stream."""
+    return len(group.members) < 6
+
+
+def lost(old, new, met, aim):
+    """``‖X W'ᵀ - T‖²`` but for what depends on T alone."""
+    gram, wide = met.sums.gram.double(), new.double()
+    towards = old.double() @ gram + (0 if met.lacking is None else aim * met.lacking.double())
+    return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_no_matrix_is_further_from_what_is_aimed_at_than_without_repair(dtype, share):
+    """On the calibration, after rounding; most are much nearer."""
+    job = walked(words(dtype=dtype), text(), share, inner)
+    assert {name.split(".")[2] for name in job.seen} == {"o", "down"}
+    nearer = 0
+    for old, new, mask, met in job.seen.values():
+        assert (new[~mask] == 0).all()
+        plain = old * mask.to(old.dtype)
+        assert lost(old, new, met, job.aim) <= lost(old, plain, met, job.aim) + 1e-9 * abs(lost(old, plain, met, 0))
+        nearer += not torch.equal(new, plain)
+    assert nearer >= 3
+
+
+def test_without_repair_columns_are_zeros_and_nothing_else_moves():
+    job = walked(words(), text(), 0.5, inner, repair=False)
+    assert job.seen
+    for old, new, mask, met in job.seen.values():
+        assert torch.equal(new, old * mask)
+        assert met.lacking is None  # so the dense model is not run beside
+
+
+def test_as_many_units_stay_as_were_chosen():
+    job = walked(words(), text(), 0.5, inner)
+    for axis, chosen in job.chosen.items():
+        assert job.kept[axis].sum() == chosen.sum()
+        assert job.kept[axis].dtype == bool
+
+
+def test_columns_that_left_are_those_of_the_units_that_left():
+    job = walked(words(), text(), 0.5, inner)
+    for group in job.groups:
+        for name, at in group.members:
+            if name in job.seen and at == 1:
+                _, _, mask, _ = job.seen[name]
+                units = job.coupling.indices(group, name, at)
+                gone = ~job.kept[group.axis][units]
+                assert not mask[:, torch.from_numpy(gone)].any()
+
+
+def test_all_that_stays_of_all_groups_is_nothing_to_do():
+    model = words()
+    coupling = find_coupling(model, text()[0])
+    measuring = Measuring(coupling, coupling.groups)
+    walk_model(model, text(), measuring)
+    kept = {group.axis: np.ones(group.size, dtype=bool) for group in coupling.groups}
+    job = Repairing(coupling, coupling.groups, kept, measuring.measured)
+    assert not job.targets
+
+
+def test_a_stream_that_narrows_is_repaired_in_every_block():
+    model = words()
+    job = walked(model, text(), 0.75, lambda group: not inner(group))
+    assert {name.split(".")[2] for name in job.seen} == {"q", "k", "v", "up"}
+    masks = [mask[0] for _, _, mask, _ in job.seen.values()]
+    assert all(torch.equal(mask, masks[0]) for mask in masks)  # its units are the same ones everywhere
+    assert int(masks[0].sum()) == 9
+
+
+def test_what_the_model_becomes_is_what_was_solved():
+    """Of the stages of a block each on what the ones before give: the values are in place afterwards."""
+    model = stack(layers=2)
+    job = walked(model, data(size=30), 0.5, inner)
+    for name, (old, new, _, _) in job.seen.items():
+        assert torch.equal(model.get_parameter(name), new)
+        assert not torch.equal(old, new)
+
+
+def test_errors_are_of_each_matrix():
+    job = walked(words(), text(), 0.5, inner)
+    assert set(job.errors) == set(job.seen)
+    assert all(0 <= error < 10 for error in job.errors.values())

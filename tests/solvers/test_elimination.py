@@ -1,0 +1,313 @@
+"""Columns that leave a layer: what they cost is what least squares says, and the others move to its solution."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from secateur.solvers import Elimination, aimed, eliminated
+from support.solving import layer
+
+LIGHT = 1e-5  # of each input's own squares, while columns leave
+
+
+def least(weight, gram, gone, damping=0.0, target=None):
+    """The weight without some columns whose outputs are nearest to those of the target, what that costs, and how much
+    of it the outputs lose; by the normal equations of the columns that stay. Damping, one number or one for each
+    input, pulls each column, gone or not, towards the target's."""
+    weight, undamped = (weight if target is None else target).double(), gram.double()
+    gram = undamped + damping * torch.eye(len(undamped), dtype=torch.float64)
+    stay = [column for column in range(len(gram)) if column not in gone]
+    new = torch.zeros_like(weight)
+    new[:, stay] = torch.linalg.solve(gram[stay][:, stay], (weight @ gram)[:, stay].T).T
+    change = weight - new
+    return new, float((change @ gram * change).sum()), float((change @ undamped * change).sum())
+
+
+def light(gram):
+    return LIGHT * gram.diagonal()
+
+
+def exact(outputs, inputs, seed=0):
+    """A layer whose Gram matrix is rounded to float64 only."""
+    weight, gram = layer(outputs, inputs, seed=seed, dtype=torch.float64)
+    return weight, gram.double()
+
+
+def some(data, size, least=1):
+    return data.draw(st.lists(st.integers(0, size - 1), min_size=least, max_size=size - 1, unique=True), "columns")
+
+
+@given(st.data(), st.integers(0, 99), st.integers(2, 9), st.integers(1, 5))
+@settings(max_examples=40)
+def test_what_leaves_costs_what_least_squares_says(data, seed, inputs, outputs):
+    weight, gram = exact(outputs, inputs, seed=seed)
+    gone = some(data, inputs)
+    found = Elimination(weight, gram)
+    expected, cost, loss = least(weight, gram, gone, light(gram))
+    torch.testing.assert_close(float(found.costs([gone])[0]), cost, rtol=1e-5, atol=1e-9)
+    found.remove(gone)
+    torch.testing.assert_close(found.weight, expected, rtol=1e-5, atol=1e-6)
+    assert found.loss == pytest.approx(loss, rel=1e-5, abs=1e-9 * cost + 1e-9)
+    assert (found.weight[:, gone] == 0).all()
+
+
+@given(st.data(), st.integers(0, 99), st.integers(3, 9))
+@settings(max_examples=25)
+def test_one_after_the_other_is_all_at_once(data, seed, inputs):
+    weight, gram = exact(3, inputs, seed=seed)
+    gone = some(data, inputs)
+    at_once, in_turn = Elimination(weight, gram), Elimination(weight, gram)
+    together, total = float(at_once.costs([gone])[0]), 0.0
+    at_once.remove(gone)
+    for column in data.draw(st.permutations(gone), "order"):
+        total += float(in_turn.costs([[column]])[0])
+        in_turn.remove([column])
+    assert total == pytest.approx(together, rel=1e-6)
+    torch.testing.assert_close(in_turn.weight, at_once.weight, rtol=1e-6, atol=1e-9)
+    assert in_turn.loss == pytest.approx(at_once.loss, rel=1e-6, abs=1e-9 * together)
+    rest = [[column] for column in range(inputs) if column not in gone]
+    torch.testing.assert_close(in_turn.costs(rest), at_once.costs(rest), rtol=1e-5, atol=1e-9)
+
+
+@given(st.data(), st.integers(0, 99), st.integers(2, 7), st.sampled_from([0.5, 1.0]))
+@settings(max_examples=25)
+def test_what_lacks_is_aimed_at(data, seed, inputs, aim):
+    weight, gram = exact(3, inputs, seed=seed)
+    lacking = torch.randn(3, inputs, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * gram.mean()
+    gone = some(data, inputs)
+    found = Elimination(weight, gram, lacking=lacking, aim=aim, damping=0.01)
+    found.remove(gone)
+    target = aimed(weight, lacking, gram=gram, aim=aim, damping=0.01)
+    expected, _, loss = least(weight, gram, gone, light(gram), target)
+    torch.testing.assert_close(found.weight, expected, rtol=1e-5, atol=1e-6)
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    whole = Elimination(weight, gram, lacking=lacking, aim=0.0)
+    assert torch.equal(whole.weight, weight)
+
+
+def test_units_of_several_columns_cost_what_they_do_together():
+    """As heads do; also those of which a part has left."""
+    weight, gram = exact(5, 12)
+    units = [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    found = Elimination(weight, gram)
+    for unit, cost in zip(units, found.costs(units).tolist(), strict=True):
+        assert cost == pytest.approx(least(weight, gram, unit, light(gram))[1], rel=1e-5)
+    found.remove([5, 9])
+    for unit, cost in zip(units, found.costs(units).tolist(), strict=True):
+        more = least(weight, gram, [5, 9, *unit], light(gram))[1] - least(weight, gram, [5, 9], light(gram))[1]
+        assert cost == pytest.approx(more, rel=1e-5)
+    found.remove(units[1])
+    assert found.costs([units[1]]).tolist() == [0.0]
+    before = found.weight.clone(), found.loss
+    found.remove(units[1])
+    assert torch.equal(found.weight, before[0])
+    assert found.loss == before[1]
+
+
+def test_copies_and_combinations_leave_without_error():
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, x[:, :1], x[:, 1:2] - 2 * x[:, 3:4]], 1)  # the fifth is the first, the sixth a combination
+    weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    found = Elimination(weight, x.T @ x)
+    left, curve = eliminated([(found, [[at] for at in range(6)])], 4)
+    assert len({0, 4} & set(left)) == len({1, 3, 5} & set(left)) == 1
+    assert curve[2][1] <= 1e-6 * float((x @ weight.T).square().sum())
+    torch.testing.assert_close(x @ found.settled(60).T, x @ weight.T, rtol=1e-8, atol=1e-8)
+
+
+def test_dead_inputs_leave_first_and_cost_nothing():
+    weight, gram = exact(4, 6)
+    gram[2], gram[:, 2] = 0, 0
+    found = Elimination(weight, gram)
+    left, curve = eliminated([(found, [[at] for at in range(6)])], 5)
+    assert left == [2]
+    assert curve[-1][1] <= 1e-12 * float(gram.diagonal().mean() * weight[:, 2].square().sum())
+    torch.testing.assert_close(found.weight[:, [0, 1, 3, 4, 5]], weight[:, [0, 1, 3, 4, 5]])
+    nothing = Elimination(weight, torch.zeros(6, 6, dtype=torch.float64))
+    assert nothing.costs([[0], [1, 2]]).isfinite().all()
+    nothing.remove([0, 3])
+    assert nothing.weight.isfinite().all()
+
+
+def test_damping_keeps_the_others_where_they_were():
+    weight, gram = layer(4, 8, dtype=torch.float64)
+    moved = []
+    for damping in (1e-6, 1e-2, 1.0):
+        found = Elimination(weight, gram, damping=damping)
+        found.remove([3, 5])
+        stay = [0, 1, 2, 4, 6, 7]
+        moved.append(float((found.settled(1000) - weight)[:, stay].norm()))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+def test_a_singular_matrix_is_damped_as_much_as_it_takes():
+    """Fewer tokens than inputs, in float32, with next to no damping asked for."""
+    weight, gram = layer(4, 40, tokens=3)
+    found = Elimination(weight, gram, damping=1e-30)
+    found.remove(list(range(30)))
+    assert found.weight.isfinite().all()
+    assert found.settled(3).isfinite().all()
+    assert found.loss >= 0
+
+
+def test_outputs_count_as_they_are_told():
+    weight, gram = exact(3, 5)
+    counts = torch.tensor([4.0, 1.0, 0.0])
+    found = Elimination(weight, gram, counts=counts)
+    plain = Elimination(weight, gram)
+    by_row = [least(weight[[row]], gram, [1, 4], light(gram))[1:] for row in range(3)]
+    assert float(found.costs([[1, 4]])[0]) == pytest.approx(4 * by_row[0][0] + by_row[1][0], rel=1e-5)
+    found.remove([1, 4])
+    plain.remove([1, 4])
+    assert found.loss == pytest.approx(4 * by_row[0][1] + by_row[1][1], rel=1e-5)
+    torch.testing.assert_close(found.weight, plain.weight)  # each row has its own least squares, whatever it counts
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_weights_of_any_dtype_are_solved_in_float64(dtype):
+    weight, gram = layer(4, 8, dtype=dtype)
+    found, wide = Elimination(weight, gram), Elimination(weight.double(), gram)
+    for each in (found, wide):
+        each.remove([1, 6])
+    assert found.weight.dtype == torch.float64
+    assert torch.equal(found.weight, wide.weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_is_written_to_what_is_passed_in(dtype):
+    weight, gram = layer(4, 8, dtype=dtype)
+    lacking, counts, gram = torch.randn(4, 8).to(dtype), torch.ones(4, dtype=dtype), gram.to(dtype)
+    passed = weight, gram, lacking, counts
+    before = [each.clone() for each in passed]
+    found = Elimination(weight, gram, lacking=lacking, aim=1.0, counts=counts)
+    found.remove([2])
+    found.costs([[1], [3]])
+    assert all(torch.equal(each, old) for each, old in zip(passed, before, strict=True))
+
+
+def test_a_layer_is_the_same_whatever_its_strides():
+    weight, gram = layer(4, 8, dtype=torch.float64)
+    parameter = torch.nn.Parameter(weight.T.contiguous().T)  # as a Conv1D's lies
+    found, plain = Elimination(parameter, gram.T), Elimination(weight, gram)
+    for each in (found, plain):
+        each.remove([0, 7])
+    assert torch.equal(found.weight, plain.weight)
+    assert not found.weight.requires_grad
+
+
+def test_a_copy_is_one_of_its_own():
+    weight, gram = layer(4, 8)
+    first = Elimination(weight, gram)
+    first.remove([1])
+    other = first.copy()
+    other.remove([2, 3])
+    again = Elimination(weight, gram)
+    again.remove([1])
+    assert torch.equal(first.weight, again.weight)
+    assert first.loss == again.loss < other.loss
+    assert torch.equal(first.costs([[2]]), again.costs([[2]]))
+
+
+def test_nothing_removed_changes_nothing():
+    weight, gram = layer(4, 8, dtype=torch.float64)
+    found = Elimination(weight, gram)
+    found.remove([])
+    assert torch.equal(found.weight, weight)
+    assert found.loss == 0
+    assert found.costs([]).shape == (0,)
+    assert found.costs([[], [1]]).tolist()[0] == 0
+    assert eliminated([(found, [[at] for at in range(8)])], 8) == ([], [(8, 0.0)])
+    assert torch.equal(found.weight, weight)
+
+
+def test_units_leave_all_their_layers_by_what_they_cost_together():
+    """Such as the keys' and the values' consumers; the second layer decides here."""
+    one, gram = exact(3, 4, seed=1)
+    two, other = exact(5, 8, seed=2)
+    first, second = Elimination(one, gram), Elimination(two, 100 * other)
+    columns = [[0, 1], [2, 3], [4, 5], [6, 7]]
+    together = first.costs([[0], [1], [2], [3]]) + second.costs(columns)
+    left, curve = eliminated([(first, [[0], [1], [2], [3]]), (second, columns)], 2)
+    assert left[0] == int(together.argmin())
+    assert [count for count, _ in curve] == [4, 3, 2]
+    assert curve[1][1] == pytest.approx(float(together.min()), rel=0.05)  # costs count damping
+    assert curve[-1][1] == pytest.approx(first.loss + second.loss)
+    assert (first.weight[:, left] == 0).all()
+    assert all((second.weight[:, columns[at]] == 0).all() for at in left)
+
+
+@given(st.integers(0, 49), st.integers(1, 12), st.integers(1, 5))
+@settings(max_examples=20)
+def test_units_leave_until_so_many_are_left(seed, keep, chunk):
+    weight, gram = layer(3, 12, seed=seed)
+    left, curve = eliminated([(Elimination(weight, gram), [[at] for at in range(12)])], keep, chunk)
+    assert len(left) == len(set(left)) == 12 - keep
+    counts, losses = zip(*curve, strict=True)
+    assert list(counts) == [*range(12, keep, -chunk), keep]
+    assert list(losses) == sorted(losses)
+
+
+def test_what_is_wrong_is_said_at_the_door():
+    weight, gram = layer(4, 8)
+    with pytest.raises(TypeError, match=r"floating dtypes; this one is torch\.int64"):
+        Elimination(weight.long(), gram)
+    with pytest.raises(ValueError, match=r"weight of shape \(outputs, inputs\), not \(8,\)"):
+        Elimination(weight[0], gram)
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        Elimination(weight * torch.nan, gram)
+    with pytest.raises(ValueError, match=r"\(8, 8\)"):
+        Elimination(weight, gram[:4])
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        Elimination(weight, gram * torch.inf)
+    with pytest.raises(ValueError, match="not positive semidefinite"):
+        Elimination(weight, gram - 2 * gram.diagonal().mean() * (1 - torch.eye(8)))
+    with pytest.raises(ValueError, match=r"lacks? .*\(4, 7\).*\(4, 8\)"):
+        Elimination(weight, gram, lacking=torch.zeros(4, 7), aim=0.5)
+    with pytest.raises(ValueError, match=r"lack"):
+        Elimination(weight, gram, lacking=torch.full((4, 8), torch.nan), aim=0.5)
+    with pytest.raises(ValueError, match=r"counts.*\(3,\).*4 outputs"):
+        Elimination(weight, gram, counts=torch.ones(3))
+    with pytest.raises(ValueError, match=r"counts"):
+        Elimination(weight, gram, counts=-torch.ones(4))
+    with pytest.raises(ValueError, match=r"damping .*\(0, 1\].*-1"):
+        Elimination(weight, gram, damping=-1.0)
+    found = Elimination(weight, gram)
+    for wrong in ([8], [-1]):
+        with pytest.raises(ValueError, match=r"8 inputs"):
+            found.remove(wrong)
+        with pytest.raises(ValueError, match=r"8 inputs"):
+            found.costs([wrong])
+    assert found.loss == 0
+
+
+@given(st.data(), st.integers(0, 99), st.integers(3, 8))
+@settings(max_examples=20)
+def test_what_is_noise_is_damped_as_asked_for(data, seed, inputs):
+    """So is all with no more tokens than columns, where no share can be told."""
+    weight, gram = exact(3, inputs, seed=seed)
+    gone = some(data, inputs)
+    found = Elimination(weight, gram, damping=1e-4)
+    found.remove(gone)
+    damped, _, _ = least(weight, gram, gone, 1e-4 * float(gram.diagonal().mean()))
+    torch.testing.assert_close(found.settled(inputs - len(gone)), damped, rtol=1e-5, atol=1e-7)
+    best, _, lost = least(weight, gram, gone)
+    whole = float((weight[:, gone] @ gram.double()[gone][:, gone] * weight[:, gone]).sum())
+    if lost / whole > 1e-4:
+        torch.testing.assert_close(found.settled(1000), damped, rtol=1e-5, atol=1e-7)
+    assert (found.settled(1000) - best).norm() <= (damped - best).norm() * (1 + 1e-4) + 1e-6
+
+
+def test_what_others_can_give_they_give_to_rounding_whatever_the_damping():
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(60, 4, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, 2 * x[:, :1], x[:, 1:2] - 2 * x[:, 3:4]], 1)
+    weight = torch.randn(3, 6, generator=generator, dtype=torch.float64)
+    found = Elimination(weight, x.T @ x, damping=0.1)
+    found.remove([4, 5])
+    torch.testing.assert_close(x @ found.settled(60).T, x @ weight.T, rtol=1e-8, atol=1e-8)
+    assert float((x @ found.settled(4).T - x @ weight.T).norm()) > 0.01  # of which nothing is known with 4 tokens
+    assert (found.settled(60)[:, [4, 5]] == 0).all()
+    whole = Elimination(weight, x.T @ x)
+    assert torch.equal(whole.settled(60), weight)

@@ -1,0 +1,84 @@
+"""Small models of blocks for shrinking by data, text-like batches for them, and how far outputs are apart."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Attending(nn.Module):
+    """Attention and an MLP, each added to the stream; a bias where asked for."""
+
+    def __init__(self, width=12, heads=3, hidden=20):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, x, mask=None):
+        h = self.first(x)
+        q, k, v = (each(h).unflatten(-1, (self.heads, -1)).transpose(1, 2) for each in (self.q, self.k, self.v))
+        mask = None if mask is None else mask[:, None, None, :].bool()
+        y = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        x = x + self.o(y.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class Words(nn.Module):
+    """A model of words, with a head that is tied to the embedding where asked for."""
+
+    def __init__(self, layers=2, width=12, words=16, tied=False, **sizes):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(Attending(width, **sizes) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, input_ids, attention_mask=None):
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x, attention_mask)
+        return self.head(self.norm(x))
+
+
+def words(seed=0, dtype=torch.float32, **settings):
+    torch.manual_seed(seed)
+    return Words(**settings).to(dtype).eval()
+
+
+def text(count=6, rows=3, length=12, seed=0, words=16):
+    """Batches of tokens in which some words follow others."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(1, 4, (count, rows, length), generator=generator)
+    return list((steps.cumsum(-1) * 3 % words).unbind())
+
+
+def answers(model, batches):
+    with torch.no_grad():
+        return torch.cat([model(each).double().flatten() for each in batches])
+
+
+def apart(model, batches, wanted):
+    """How far the model's answers are from those wanted, as a share of these."""
+    return float((answers(model, batches) - wanted).norm() / wanted.norm())
+
+
+def trained(steps=120):
+    """A model of words that has learned which words follow."""
+    model = words(width=16, hidden=32, heads=4).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for tokens in text(count=steps, rows=8, seed=1):
+        optimizer.zero_grad()
+        loss_of(model, [tokens], graph=True).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def loss_of(model, batches, *, graph=False):
+    """The mean cross entropy of each next word."""
+    with torch.set_grad_enabled(graph):
+        losses = [
+            functional.cross_entropy(model(each)[:, :-1].flatten(0, 1), each[:, 1:].flatten()) for each in batches
+        ]
+    return torch.stack(losses).mean()
