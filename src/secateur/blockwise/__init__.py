@@ -4,14 +4,14 @@ from secateur.blockwise.calibration import read_calibration
 from secateur.blockwise.finding import find_blocks
 from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import walk_model
+from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank_and_world
+from secateur.blockwise.products import Met, Piece
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import described, digest, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
-from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
-from secateur.blockwise.products import Met, Piece
 
 __all__ = [
     "DirectoryWalk",

@@ -19,6 +19,7 @@ from torch import nn
 from secateur.blockwise.dense_scores import share_out
 from secateur.blockwise.directory import BlockFiles, Written
 from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
 from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot, Tally
@@ -27,7 +28,6 @@ from secateur.blockwise.record import said_of, write_record
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta
-from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import Weights, check_pruned, never_run, walk
 from secateur.checkpoints import (

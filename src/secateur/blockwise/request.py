@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from secateur.allocation import Allocation
+from secateur.blockwise.jobs import Layer
 from secateur.blockwise.processes import rank_and_world
 from secateur.blockwise.replay import Outputs
-from secateur.blockwise.jobs import Layer
 from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.patterns import Pattern, word_of
 from secateur.support import Forward, check_batches

@@ -4,12 +4,14 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from secateur.cli.calibration import Activations, Data, Device, Samples, Seed, SequenceLength, calibration
 from secateur.cli.terminal import clear_errors, command_line, printing, terminable, waiting
 
 __all__ = ["shrink"]
@@ -84,6 +86,19 @@ def shrink(
             help="Keep what the model's config can say, so that from_pretrained loads it. Directories: always.",
         ),
     ] = False,
+    data: Data = None,
+    without_data: Annotated[
+        bool,
+        typer.Option("--without-data", help="Choose by the weights alone, though the model is of repeated blocks."),
+    ] = False,
+    no_repair: Annotated[
+        bool, typer.Option("--no-repair", help="With data: leave the weights that stay as they are.")
+    ] = False,
+    samples: Samples = 128,
+    sequence_length: SequenceLength = None,
+    seed: Seed = 0,
+    activations: Activations = None,
+    device: Device = None,
 ) -> None:
     """Take whole channels, heads and hidden units out of a model, and write the smaller one.
 
@@ -93,6 +108,8 @@ def shrink(
     with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
     Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads DIR.
+    With a text, units are chosen by what it shows that the outputs lose, and what stays is repaired, block by block: a
+    run that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
     """
     with clear_errors(), terminable():
         if Path(factory).is_dir():
@@ -110,8 +127,18 @@ def shrink(
                 no_verify=no_verify,
                 dry_run=dry_run,
                 verbose=verbose,
+                data=data,
+                without_data=without_data,
+                no_repair=no_repair,
+                samples=samples,
+                sequence_length=sequence_length,
+                seed=seed,
+                activations=activations,
+                device=device,
             )
             return
+        if data is not None:
+            raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
         import torch
 
         from secateur.checkpoints import new_directory
@@ -171,6 +198,14 @@ def _shrink_directory(
     no_verify: bool,
     dry_run: bool,
     verbose: bool,
+    data: str | None,
+    without_data: bool,
+    no_repair: bool,
+    samples: int,
+    sequence_length: int | None,
+    seed: int,
+    activations: Path | None,
+    device: str | None,
 ) -> None:
     if out is None and not dry_run:
         raise ValueError("give --out DIR, the directory to write, or --dry-run.")
@@ -179,18 +214,35 @@ def _shrink_directory(
     from secateur.shrinking import shrink_checkpoint
 
     options = {"include": include, "exclude": exclude, "round-to": round_to, "example": example, "target": target}
-    command = command_line("shrink", directory, sparsity=sparsity, out=out, **options, no_verify=no_verify)
-    done = shrink_checkpoint(
+    if data is not None:
+        options |= {"data": data, "samples": samples, "sequence-length": sequence_length, "seed": seed}
+    flags = {"no_verify": no_verify, "without_data": without_data, "no_repair": no_repair}
+    command = command_line("shrink", directory, sparsity=sparsity, out=out, **options, **flags)
+    with calibration(
         directory,
-        None if dry_run else out,
-        sparsity,
-        example_inputs=None if example is None else inputs_of(example),
-        include=include,
-        exclude=exclude,
-        round_to=round_to,
-        target=target,
-        verify=not no_verify,
-        arguments={"command": command, "sparsity": sparsity, **options},
-    )
+        data,
+        samples=samples,
+        sequence_length=sequence_length,
+        seed=seed,
+        activations=activations,
+        device=device,
+        repair=not no_repair,
+        without_data=without_data,
+    ) as calibrated:
+        done = shrink_checkpoint(
+            directory,
+            None if dry_run else out,
+            sparsity,
+            example_inputs=None if example is None else inputs_of(example),
+            include=include,
+            exclude=exclude,
+            round_to=round_to,
+            target=target,
+            verify=not no_verify,
+            arguments={"command": command, "sparsity": sparsity, **options},
+            **calibrated,
+        )
+    if int(os.environ.get("RANK", "0")):
+        return
     with printing() as console:
         print_checkpoint(console, done, verbose=verbose)

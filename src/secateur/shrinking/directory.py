@@ -10,7 +10,7 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,6 +30,7 @@ from secateur.blockwise import (
     described,
     digest,
     family_of,
+    find_blocks,
     held_batches,
     parameters_counted,
     rank_and_world,
@@ -61,6 +62,7 @@ from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import role_of
+from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.streamed import Streamed, chosen_in_directory
 from secateur.shrinking.subject import Subject, subject_of
@@ -201,24 +203,15 @@ def shrink_checkpoint(
     check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
-    if batches is not None:
-        if model is not None:
-            raise ValueError("batches= runs the model that config.json says; leave out model=, or load it and use shrink.")
-        if out is not None:
-            check_new(out)
-        every, held = held_batches(batches)
-        place = DirectoryWalk(
-            checkpoint,
-            checkpoint.root if out is None else unfinished_copy(out),
-            held,
-            forward=forward,
-            activations=None if activations is None else Path(activations),
-            device=device,
-        )
+    if batches is not None and model is not None:
+        raise ValueError("batches= runs the model that config.json says; leave out model=, or load it and use shrink.")
     model = meta_model_of(checkpoint) if model is None else model
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = _example_for(model) if example_inputs is None else example_inputs
+    if batches is not None:
+        every, held = held_batches(batches)
+        place = _to_walk(checkpoint, model, held, out, forward=forward, activations=activations, device=device)
     dense = _dense(checkpoint, model, example_inputs, verify=verify)
     if batches is None:
         choice = choose(dense.subject, asked)
@@ -228,7 +221,8 @@ def shrink_checkpoint(
         with new_directory(out) as temporary:
             _write_directory(checkpoint, temporary, dense, planned, choice, _record(planned, said, previous))
         return replace(planned, seconds=time.monotonic() - started)
-    place.check()
+    check_globs(names_of(dense.subject.coupling), asked.globs)
+    groups_in_scope(dense.subject.coupling, asked)
     if out is None:
         found = chosen_in_directory(dense.subject, asked, place, None, repair=repair)
         return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
@@ -242,6 +236,38 @@ def shrink_checkpoint(
             _publish(begun, dense, planned, found.choice, record)
         barrier()
     return replace(planned, seconds=time.monotonic() - started)
+
+
+def _to_walk(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    batches: Sequence[Any],
+    out: Path | None,
+    *,
+    forward: Forward | None,
+    activations: Path | str | None,
+    device: torch.device | str | None,
+) -> DirectoryWalk:
+    """A walk through a directory whose model is of blocks, and runs; else an error before anything is written."""
+    if out is not None:
+        check_new(out)
+    try:
+        find_blocks(model)
+    except ValueError:
+        raise ValueError(
+            f"{checkpoint.root}: {type(model).__name__} has no repeated blocks, and a directory is gone through block "
+            "by block; load it and use shrink(model, example_inputs, ..., batches=...)."
+        ) from None
+    place = DirectoryWalk(
+        checkpoint,
+        checkpoint.root if out is None else unfinished_copy(out),
+        batches,
+        forward=forward,
+        activations=None if activations is None else Path(activations),
+        device=device,
+    )
+    place.check()
+    return place
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def chosen_in_directory(
     )
     job.kept.update({named[name].axis: mask for name, mask in kept.items()})
     choice = replace(choice, kept=job.kept, plan=plan_of(subject.model, subject.coupling, job.kept))
-    return Streamed(choice, errors, tokens)
+    return Streamed(choice, errors if repair else {}, tokens)
 
 
 def _learn(begun: Unfinished | None, **facts: Any) -> None:
@@ -104,9 +104,7 @@ def _learn(begun: Unfinished | None, **facts: Any) -> None:
 # ---- measured and chosen --------------------------------------------------------------------------------------------
 
 
-def _measured_by_walk(
-    subject: Subject, asked: Request, place: DirectoryWalk, named: _Named
-) -> tuple[Measured, int]:
+def _measured_by_walk(subject: Subject, asked: Request, place: DirectoryWalk, named: _Named) -> tuple[Measured, int]:
     measuring = Measuring(subject.coupling, groups_in_scope(subject.coupling, asked))
     job = _OfTheFirst(measuring)
     for _ in place.walk(job):

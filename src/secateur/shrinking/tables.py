@@ -87,6 +87,8 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
     yield ""
     yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
     yield _asked_and_got(done.asked, done.got)
+    if done.tokens is not None:
+        yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
 
 
 def proof_words(done: CheckpointShrinking) -> str:
@@ -98,6 +100,16 @@ def _asked_and_got(asked: Request, got: float) -> str:
     if asked.sparsity is None:
         return f"Without a sparsity what is zero leaves: {percent(got)} of the {asked.target}."
     return f"Asked: {percent(asked.sparsity)} of the {asked.target}. Gone: {percent(got)}."
+
+
+def _repaired(errors: Mapping[str, float]) -> str:
+    if not errors:
+        return ""
+    worst = max(errors, key=lambda name: errors[name])
+    return (
+        f" Of {len(errors)} weights, repaired, the outputs lose {sum(errors.values()) / len(errors):.2%} of their "
+        f"variance in the mean, and {errors[worst]:.2%} at most, of {printable(worst)}."
+    )
 
 
 def _totals(*rows: tuple[str, int, int, Callable[[int], str]]) -> Rows:
