@@ -151,7 +151,7 @@ class DirectoryWalk:
         self.forward = functools.partial(_run_of_directory, source.root) if forward is None else forward
 
     def check(self) -> None:
-        """Whether the files hold the blocks, and the model runs: what is wrong is an error before anything is copied."""
+        """Whether the files hold the blocks and the model runs: else it is an error before anything is copied."""
         self.files.check()
         _try(self.model, self.files, self.batches[0], self.forward, self.device)
 

@@ -16,7 +16,7 @@ from secateur.checkpoints.inspection import Inspection, TensorInspection, inspec
 from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
-from secateur.checkpoints.verification import Verification, verify_checkpoint
+from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import copy_tree, files_below, new_directory, write_tensor
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "TensorEntry",
     "TensorInspection",
     "Verification",
+    "VerifiedTensor",
     "check_arguments",
     "check_places",
     "copy_tree",

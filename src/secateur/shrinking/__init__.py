@@ -10,6 +10,7 @@ from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
 from secateur.shrinking.tables import Rows, checkpoint_parts, proof_words, shrunk_parts
+from secateur.shrinking.verification import is_shrunken, verify_shrunken_checkpoint
 
 __all__ = [
     "CheckpointShrinking",
@@ -20,6 +21,7 @@ __all__ = [
     "Shrunk",
     "check_globs",
     "checkpoint_parts",
+    "is_shrunken",
     "load_shrunken",
     "may_leave",
     "meta_model_of",
@@ -30,4 +32,5 @@ __all__ = [
     "shrink_checkpoint",
     "shrunk_parts",
     "verify_shrunken",
+    "verify_shrunken_checkpoint",
 ]

@@ -70,11 +70,19 @@ from secateur.shrinking.tables import checkpoint_parts, proof_words, text_of_par
 from secateur.support import Forward, printable, tensors_of, track
 from secateur.version import __version__
 
-__all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]
+__all__ = [
+    "CheckpointShrinking",
+    "Cuts",
+    "meta_model_of",
+    "shape_of_cut",
+    "shrink_checkpoint",
+    "tensor_names",
+    "write_cut",
+]
 
 PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
 _PIECE = 1 << 24  # bytes of a tensor that are read at a time while it is sliced
-_Cuts = Mapping[int, npt.NDArray[np.int64]]
+Cuts = Mapping[int, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -280,7 +288,7 @@ class _Dense:
     configured: Configured
     proof: str
 
-    def cuts(self, plan: Plan) -> dict[str, _Cuts]:
+    def cuts(self, plan: Plan) -> dict[str, Cuts]:
         """What stays of each tensor in the files that becomes smaller."""
         return {file: plan.tensors[mine][1] for file, mine in self.files.items() if mine in plan.tensors}
 
@@ -293,7 +301,7 @@ class _Dense:
 
 
 def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
-    files = _names(model, checkpoint)
+    files = tensor_names(model, checkpoint)
     parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
     coupling = _coupling_of(model, example_inputs)
     configured = Configured(model, coupling)
@@ -306,7 +314,7 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
     """What a choice comes to, of the files as they are."""
     coupling, kept, cuts = dense.subject.coupling, choice.kept, dense.cuts(choice.plan)
     entries = dense.checkpoint.entries
-    shapes = {name: _shape(entry, cuts.get(name, {})) for name, entry in entries.items()}
+    shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
     return CheckpointShrinking(
         out,
         choice.plan,
@@ -401,7 +409,7 @@ def _coupling_of(model: nn.Module, example_inputs: Any) -> Coupling:
         ) from error
 
 
-def _names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+def tensor_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     """``{name in the files: name in the model}`` of all tensors of the model that the files hold."""
     tensors = tensors_of(model)
     first = {id(tensor): name for name, tensor in tensors.items()}
@@ -509,7 +517,7 @@ def _write_directory(
     choice: Choice,
     record: Mapping[str, Any],
 ) -> None:
-    """The smaller model's directory, of the files of a checkpoint: the dense one, or a copy whose weights are repaired."""
+    """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired."""
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
     factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
@@ -532,12 +540,12 @@ def _publish(
 
 
 def _sliced_files(
-    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts], factors: Mapping[str, Factors]
+    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], factors: Mapping[str, Factors]
 ) -> Iterator[str]:
     """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
     for file in checkpoint.files:
         entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
-        shapes = {entry.name: _shape(entry, cuts.get(entry.name, {})) for entry in entries}
+        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
         tensors = {
             entry.name: (entry.dtype, shapes[entry.name], _nbytes(entry, shapes[entry.name])) for entry in entries
         }
@@ -546,11 +554,11 @@ def _sliced_files(
         with open(path, "wb", buffering=0) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
-                _write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+                write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
                 yield entry.name
 
 
-def _shape(entry: TensorEntry, cuts: _Cuts) -> tuple[int, ...]:
+def shape_of_cut(entry: TensorEntry, cuts: Cuts) -> tuple[int, ...]:
     return tuple(len(cuts[at]) if at in cuts else size for at, size in enumerate(entry.shape))
 
 
@@ -558,7 +566,7 @@ def _nbytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
     return entry.nbytes if shape == entry.shape else entry.nbytes // entry.numel * math.prod(shape)
 
 
-def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: _Cuts, factors: Factors) -> None:
+def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
     """What stays of one tensor, scaled, read and written piece by piece."""
     if not cuts:
         for start in range(0, entry.nbytes, _PIECE):

@@ -1,4 +1,4 @@
-"""What leaves a directory is chosen by data, and what stays is repaired, block by block, as `calibrated` does in memory.
+"""What leaves a directory is chosen by data, and what stays is repaired: block by block, else as `calibrated` does.
 
 Law: of the weights one block is in memory, and once more while it is repaired. What was measured, what was chosen and
 which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes; of several

@@ -127,7 +127,8 @@ def print_verification(console: Console, found: Verification) -> None:
         ("pruned", f"{len(pruned):,}", percent(found.target_sparsity)),
         ("left alone", f"{len(found.tensors) - len(pruned):,}", ""),
     )
-    console.print(table_of(("", ">Tensors", ">Zeros"), rows))
+    if any(tensor.zeros is not None for tensor in found.tensors):  # of a shrunken model no zeros are counted
+        console.print(table_of(("", ">Tensors", ">Zeros"), rows))
     pattern = f", pattern {found.pattern}" if found.pattern else ""
     compared = f", {found.files} other files compared" if found.source else ""
     verdict = "holds" if found.ok else f"does not hold: {len(found.problems)} problems"
