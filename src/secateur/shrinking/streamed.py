@@ -122,7 +122,7 @@ def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
             "scores": measured.scores[group.axis].tolist(),
             "counts": measured.curves[group.axis].counts.tolist(),
             "losses": measured.curves[group.axis].losses.tolist(),
-            "consumers": sorted(measured.consumers[group.axis]),
+            "consumers": sorted(measured.consumers.get(group.axis, ())),
         }
         for name, group in named.items()
         if group.axis in measured.scores
