@@ -102,6 +102,34 @@ def test_without_out_it_says_what_would_leave(llama, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
 
 
+def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):
+    places, there = [], []
+    begin = DirectoryWalk.__init__
+
+    def beginning(self, *arguments, **keywords):
+        begin(self, *arguments, **keywords)
+        places.append(self)
+
+    def loaded():
+        return sum(any(not each.is_meta for each in block.parameters()) for block in places[0].blocks.values())
+
+    def counting(solve):
+        def call(*arguments):
+            there.append(loaded())
+            return solve(*arguments)
+
+        return call
+
+    monkeypatch.setattr(DirectoryWalk, "__init__", beginning)
+    monkeypatch.setattr(Measuring, "solve_stage", counting(Measuring.solve_stage))
+    monkeypatch.setattr(Repairing, "solve_stage", counting(Repairing.solve_stage))
+    UNPROVED(llama, tmp_path / "small", 0.3, batches=batches("llama"), activations=tmp_path)
+    assert len(there) >= 4
+    assert set(there) == {1}
+    assert loaded() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"], "and no activations are left"
+
+
 # ---- killed ---------------------------------------------------------------------------------------------------------
 
 
