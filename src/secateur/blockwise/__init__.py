@@ -1,16 +1,21 @@
 """Transformers pruned block by block with calibration data: `oneshot`, in memory and from a directory."""
 
 from secateur.blockwise.calibration import read_calibration
-from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import walk_model
+from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
+from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
 from secateur.blockwise.outcome import OneShot
+from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank_and_world
 from secateur.blockwise.products import Met, Piece
 from secateur.blockwise.pruning import oneshot
+from secateur.blockwise.request import described, digest, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
 from secateur.blockwise.slopes import slopes
 
 __all__ = [
+    "DirectoryWalk",
     "Job",
     "Layer",
     "Met",
@@ -18,13 +23,23 @@ __all__ = [
     "Piece",
     "Pruned",
     "Solved",
+    "Unfinished",
+    "barrier",
     "blaming_config",
     "build_on_meta",
+    "check_new",
+    "described",
+    "digest",
     "family_of",
     "find_blocks",
+    "handed_out",
+    "held_batches",
+    "of_the_first",
     "oneshot",
     "parameters_counted",
+    "rank_and_world",
     "read_calibration",
     "slopes",
+    "unfinished_copy",
     "walk_model",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from secateur.blockwise.dense_scores import share_out
-from secateur.blockwise.directory import BlockFiles
+from secateur.blockwise.directory import BlockFiles, Written
 from secateur.blockwise.finding import find_blocks
-from secateur.blockwise.jobs import Layer, Pruned, Solved
+from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
 from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot, Tally
@@ -29,11 +29,21 @@ from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta
 from secateur.blockwise.targets import choose_targets
-from secateur.blockwise.walk import check_pruned, never_run, walk
-from secateur.checkpoints import CheckpointError, check_arguments, check_places, open_checkpoint, previous_record
+from secateur.blockwise.walk import Weights, check_pruned, never_run, walk
+from secateur.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    check_arguments,
+    check_places,
+    open_checkpoint,
+    previous_record,
+)
 from secateur.support import Fields, Forward, printable, private, run_batch
 
-__all__ = ["prune_directory"]
+__all__ = ["DirectoryWalk", "prune_directory"]
+
+_Writings = Mapping[str, Written]
+_Note = Callable[[Pruned, Mapping[str, Solved], _Writings], Mapping[str, Any]]
 
 
 def prune_directory(
@@ -47,58 +57,151 @@ def prune_directory(
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
     every, held = held_batches(batches)
-    device = torch.device("cpu" if device is None else device)
-    model = build_on_meta(checkpoint)
-    for buffers in [private.buffers_of(module) for module in model.modules()]:
-        buffers.update({key: None if buffer is None else buffer.to(device) for key, buffer in buffers.items()})
-    with blaming_config(source, "the model is not one of repeated blocks"):
-        blocks = find_blocks(model)
-    targets, left_alone = choose_targets(model, blocks, request.include, request.exclude)
-    files = BlockFiles(model, blocks, checkpoint, unfinished_copy(out), device)
-    files.check()
-    forward = functools.partial(_run_of_directory, source) if request.forward is None else request.forward
-    _try(model, files, held[0], forward, device)
+    place = DirectoryWalk(
+        checkpoint,
+        unfinished_copy(out),
+        held,
+        forward=request.forward,
+        activations=request.activations,
+        device=device,
+    )
+    targets, left_alone = choose_targets(place.model, place.blocks, request.include, request.exclude)
+    place.check()
     said = said_of(request, every)
     rank, _ = rank_and_world()
-    if rank:
-        barrier()  # the first process has copied the source
-    with unfinished(out, said, checkpoint, first=not rank) as begun, prepared(model):
-        if not rank:
-            begun.copy()
-            barrier()
+    with place.begun(out, said) as begun:
         tally = Tally()
         tally.leave_alone(left_alone)
-        sparsities = _gone_on_with(begun, tally, blocks, targets)
-        weights = _InFiles(files, begun, tally)
-        replay = Replay(
-            model,
-            blocks,
-            outputs=Outputs(request.activations),
-            dense=request.dense_outputs(),
-            forward=forward,
-            on_arrival=weights.arrive,
-            device=device,
-        )
-        with contextlib.ExitStack() as stack:
-            stack.callback(replay.clear)
-            stack.enter_context(replay.installed())
-            stack.enter_context(torch.random.fork_rng(devices=[]))
+        sparsities = _gone_on_with(begun, tally, place.blocks, targets)
+        note = functools.partial(_noted, begun, place.files, tally)
+        with place.replaying(dense=bool(request.aim)) as replay:
             if sparsities is None:
-                sparsities = share_out(request, targets, replay, weights, held)
+                sparsities = share_out(request, targets, replay, place.weights(begun, note), held)
                 if not rank:
                     begun.learn(sparsities=sparsities)
             job, already = request.job(sparsities), [block["name"] for block in begun.blocks]
-            for pruned in walk(replay, weights, held, job, already=already):
+            for pruned in walk(replay, place.weights(begun, note), held, job, already=already):
                 tally.layers.extend(pruned.layers)  # what is left alone was noted as the block was written
             tally.leave_alone(never_run(replay, job))
             if not already:
                 check_pruned(tally.layers, tally.left_alone, replay, job)
         done = tally.outcome(time.monotonic() - started, out)
         if not rank:
-            write_record(begun, done, request, said, files, previous)
+            write_record(begun, done, request, said, place.files, previous)
             begun.publish()
         barrier()
     return done
+
+
+def _noted(
+    begun: Unfinished, files: BlockFiles, tally: Tally, pruned: Pruned, new: Mapping[str, Solved], written: _Writings
+) -> dict[str, Any]:
+    """What the journal says of a block that `oneshot` pruned."""
+    tally.leave_alone(pruned.left_alone)
+    begun.facts["left_alone"] = tally.left_alone
+    masks = files.taken_apart(pruned.block, {name: solved.mask for name, solved in new.items()}) if written else {}
+    tensors = {
+        name: {
+            "sparsity": (found.numel - found.nonzero) / found.numel,
+            "removed": found.numel - int(masks[name].count_nonzero()),
+            "kept_as_they_were": found.kept_as_they_were,
+        }
+        for name, found in written.items()
+    }
+    return {"name": pruned.block, "layers": [asdict(layer) for layer in pruned.layers], "tensors": tensors}
+
+
+# ---- the walk -------------------------------------------------------------------------------------------------------
+
+
+class DirectoryWalk:
+    """A model whose weights lie in files, and the batches that are run through its blocks: for jobs of any kind.
+
+    Args:
+        source: the checkpoint.
+        work: a copy of it, there once a run has `begun`, into which blocks are written; the source itself where
+            nothing is.
+        batches: this process's share.
+        forward: ``(model, batch) -> outputs``.
+        activations: a folder for what blocks pass on; None: memory.
+        device: where blocks are computed; None: the processor.
+
+    Raises:
+        CheckpointError: no model can be made of what the directory says, or it is none of repeated blocks.
+    """
+
+    def __init__(
+        self,
+        source: Checkpoint,
+        work: Path,
+        batches: Sequence[Any],
+        *,
+        forward: Forward | None = None,
+        activations: Path | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        self.source, self.batches, self.activations = source, batches, activations
+        self.device = torch.device("cpu" if device is None else device)
+        self.model = build_on_meta(source)
+        for buffers in [private.buffers_of(module) for module in self.model.modules()]:
+            buffers.update({key: None if buffer is None else buffer.to(self.device) for key, buffer in buffers.items()})
+        with blaming_config(source.root, "the model is not one of repeated blocks"):
+            self.blocks = find_blocks(self.model)
+        self.files = BlockFiles(self.model, self.blocks, source, work, self.device)
+        self.forward = functools.partial(_run_of_directory, source.root) if forward is None else forward
+
+    def check(self) -> None:
+        """Whether the files hold the blocks and the model runs: else it is an error before anything is copied."""
+        self.files.check()
+        _try(self.model, self.files, self.batches[0], self.forward, self.device)
+
+    @contextlib.contextmanager
+    def begun(self, out: Path, said: Mapping[str, Any]) -> Iterator[Unfinished]:
+        """The unfinished directory beside ``out``, copied by the first process; see `unfinished`."""
+        rank, _ = rank_and_world()
+        if rank:
+            barrier()  # the first process has copied the source
+        with unfinished(out, said, self.source, first=not rank) as begun:
+            if not rank:
+                begun.copy()
+                barrier()
+            yield begun
+
+    @contextlib.contextmanager
+    def replaying(self, *, dense: bool) -> Iterator[Replay]:
+        """What runs the batches up to a block; ``dense``: also through the blocks as they were, beside."""
+        replay = Replay(
+            self.model,
+            self.blocks,
+            outputs=Outputs(self.activations),
+            dense=Outputs(self.activations, "dense") if dense else None,
+            forward=self.forward,
+            on_arrival=self.files.arrive,
+            device=self.device,
+        )
+        with contextlib.ExitStack() as stack:
+            stack.callback(replay.clear)
+            stack.enter_context(prepared(self.model))
+            stack.enter_context(replay.installed())
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            yield replay
+
+    def weights(self, begun: Unfinished | None = None, note: _Note | None = None) -> Weights:
+        """The weights for a walk; without a run that has begun and what is noted of a block, nothing is written."""
+        return _InFiles(self.files, begun, note)
+
+    def walk(
+        self, job: Job, begun: Unfinished | None = None, note: _Note | None = None, already: Sequence[str] = ()
+    ) -> Iterator[Pruned]:
+        """Does a job block by block; those ``already`` done are only run.
+
+        Args:
+            begun: where new weights are written.
+            note: ``(pruned, new, written) -> what the journal says of the block``; called on all processes, of which
+                the first has written.
+        """
+        with self.replaying(dense=job.beside_dense) as replay:
+            yield from walk(replay, self.weights(begun, note), self.batches, job, already=already)
 
 
 def _run_of_directory(root: Path, model: nn.Module, batch: Any) -> Any:
@@ -139,26 +242,17 @@ def _try(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, devi
 class _InFiles:
     """The weights are in files; the first process writes."""
 
-    def __init__(self, files: BlockFiles, run: Unfinished, tally: Tally) -> None:
-        self.files, self.run, self.tally = files, run, tally
+    def __init__(self, files: BlockFiles, run: Unfinished | None, note: _Note | None) -> None:
+        self.files, self.run, self.note = files, run, note
         self.load, self.unload, self.arrive = files.load, files.unload, files.arrive
 
     def commit(self, pruned: Pruned, new: Mapping[str, Solved]) -> None:
-        self.tally.leave_alone(pruned.left_alone)
-        if not rank_and_world()[0]:
-            written = self.files.write(pruned.block, {name: solved.values for name, solved in new.items()})
-            masks = self.files.taken_apart(pruned.block, {name: solved.mask for name, solved in new.items()})
-            tensors = {
-                name: {
-                    "sparsity": (found.numel - found.nonzero) / found.numel,
-                    "removed": found.numel - int(masks[name].count_nonzero()),
-                    "kept_as_they_were": found.kept_as_they_were,
-                }
-                for name, found in written.items()
-            }
-            self.run.facts["left_alone"] = self.tally.left_alone
-            layers = [asdict(layer) for layer in pruned.layers]
-            self.run.note({"name": pruned.block, "layers": layers, "tensors": tensors})
+        if self.run is not None and self.note is not None:
+            first = not rank_and_world()[0]
+            values = {name: solved.values for name, solved in new.items()}
+            found = self.note(pruned, new, self.files.write(pruned.block, values) if first else {})
+            if first:
+                self.run.note(found)
         barrier()
         with torch.no_grad():  # the block is run once more with its new weights
             for name, solved in new.items():

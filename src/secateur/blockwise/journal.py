@@ -5,7 +5,7 @@ nothing; a run with other arguments, data or source files does not go on with wh
 begun is not touched.
 
 Beside the final name is ``<out>.unfinished`` with the journal, the lock, and the copy, ``result``, in which nothing is
-written but what shall be in the end.
+written but what shall be in the end; and ``remade``, where that is made of the copy when all blocks are done.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy"]
 
 FORMAT = 2
 RESULT = "result"
+REMADE = "remade"
 JOURNAL = "journal.json"
 LOCK = ".secateur.lock"
 ADDED = "added"
@@ -135,10 +136,19 @@ class Unfinished:
         """A file in the copy that is not of the source; a kill leaves none of it there."""
         os.replace(write_whole(self.place / ADDED, text), self.folder / name)
 
-    def publish(self) -> None:
-        """Gives the directory its final name."""
+    def remade(self) -> Path:
+        """An empty folder, for what is made of the copy in the end: it is made anew by a run that goes on."""
+        folder = self.place / REMADE
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+        return folder
+
+    def publish(self, folder: Path | None = None) -> None:
+        """Gives the copy, or what was `remade` of it, its final name."""
+        folder = self.folder if folder is None else folder
         self._check_source()
-        for directory, _, files in os.walk(self.folder):
+        for directory, _, files in os.walk(folder):
             for name in files:
                 with open(Path(directory) / name, "rb") as file:
                     os.fsync(file.fileno())
@@ -146,13 +156,14 @@ class Unfinished:
             raise CheckpointError(
                 f"{self.out}: was created by somebody else in the meantime; move it, and run the same command again."
             )
-        self.folder.rename(self.out)
+        folder.rename(self.out)
         self.remove()
 
     def remove(self) -> None:
         """The whole place, the lock last, so that at any moment it is known whose it is, and nobody else is in it."""
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
+        for folder in (self.folder, self.place / REMADE):
+            if folder.exists():
+                shutil.rmtree(folder)
         self.sweep()
         (self.place / JOURNAL).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Windows keeps what is open; the next run may be here already
@@ -173,10 +184,10 @@ class Unfinished:
                 "for the result."
             )
         names = set(os.listdir(self.place))
-        ours = {LOCK, JOURNAL, RESULT} if JOURNAL in names else {LOCK}
+        ours = {LOCK, JOURNAL, RESULT, REMADE} if JOURNAL in names else {LOCK}
         for name in sorted(names):
             path = self.place / name
-            kind = stat.S_ISDIR if name == RESULT else stat.S_ISREG
+            kind = stat.S_ISDIR if name in (RESULT, REMADE) else stat.S_ISREG
             if not (name in ours or _TEMPORARY.fullmatch(name)) or not kind(os.lstat(path).st_mode):
                 raise CheckpointError(
                     f"{self.place}: holds {printable(name)}, which no unfinished run has put there; move it, or choose "

@@ -165,7 +165,10 @@ class Pairs(Products):
 
     def found(self) -> dict[Piece, Met]:
         """As of `Products`, each with what it lacks; sums that matrices share are one object still."""
-        return {piece: replace(met, lacking=self._lacking(piece), around=self.around.get(piece)) for piece, met in super().found().items()}
+        return {
+            piece: replace(met, lacking=self._lacking(piece), around=self.around.get(piece))
+            for piece, met in super().found().items()
+        }
 
     def _lacking(self, piece: Piece) -> Tensor | None:
         crossed = self.crossed.get(self.shared.get(piece, piece))

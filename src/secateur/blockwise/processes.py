@@ -6,9 +6,9 @@ Law: after each step here all processes hold the same values; an error of one is
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,9 @@ from torch import Tensor
 from secateur.blockwise.products import SAMPLE, Met, Piece, Products
 from secateur.evidence import Sums, sum_over_ranks
 
-__all__ = ["barrier", "gathered", "handed_out", "rank_and_world", "reduced"]
+__all__ = ["barrier", "gathered", "handed_out", "of_the_first", "rank_and_world", "reduced"]
+
+_T = TypeVar("_T")
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -51,6 +53,21 @@ def handed_out(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
     if isinstance(said, Exception):
         raise said
     return said
+
+
+def of_the_first(compute: Callable[[], _T]) -> _T:
+    """What the first process computes, on all of them; what it raises is raised on all."""
+    rank, world = rank_and_world()
+    if world == 1:
+        return compute()
+    said: Any = None
+    if not rank:
+        try:
+            said = compute()
+        except Exception as error:  # the others wait for a word
+            said = error
+    found: _T = handed_out(said, (), 0)
+    return found
 
 
 def gathered(said: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.patterns import Pattern, word_of
 from secateur.support import Forward, check_batches
 
-__all__ = ["Request", "RunAlong", "digest", "held_batches"]
+__all__ = ["Request", "RunAlong", "described", "digest", "held_batches"]
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,8 @@ class Request:
         return {
             "sparsity": self.sparsity,
             "pattern": word_of(self.pattern),
-            "solver": _described(self.solver),
-            "allocate": _described(self.allocate),
+            "solver": described(self.solver),
+            "allocate": described(self.allocate),
             "include": self.include,
             "exclude": self.exclude,
             "stages": self.stages,
@@ -127,10 +127,10 @@ def digest(batches: Iterable[Any]) -> str:
     return total.hexdigest()
 
 
-def _described(function: Any) -> str:
+def described(function: Any) -> str:
     """A callable's name, with what a partial gives it."""
     if isinstance(function, functools.partial):
         given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
-        return f"{_described(function.func)}({', '.join(given)})"
+        return f"{described(function.func)}({', '.join(given)})"
     named = getattr(function, "__qualname__", getattr(function, "__name__", type(function).__qualname__))
     return str(named)

@@ -17,7 +17,7 @@ from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSp
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
 from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
-from secateur.checkpoints.verification import Verification, verify_checkpoint
+from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import copy_tree, files_below, new_directory, write_tensor
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "TensorEntry",
     "TensorInspection",
     "Verification",
+    "VerifiedTensor",
     "check_arguments",
     "check_places",
     "copy_tree",

@@ -4,12 +4,14 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from secateur.cli.calibration import Activations, Data, Device, Samples, Seed, SequenceLength, calibration
 from secateur.cli.options import Example, Model, Report, Weights
 from secateur.cli.page import page_at
 from secateur.cli.prune import without_evidence
@@ -95,6 +97,19 @@ def shrink(
             help="Keep what the model's config can say, so that from_pretrained loads it. Directories: always.",
         ),
     ] = False,
+    data: Data = None,
+    without_data: Annotated[
+        bool,
+        typer.Option("--without-data", help="Choose by the weights alone, though the model is of repeated blocks."),
+    ] = False,
+    no_repair: Annotated[
+        bool, typer.Option("--no-repair", help="With data: leave the weights that stay as they are.")
+    ] = False,
+    samples: Samples = 128,
+    sequence_length: SequenceLength = None,
+    seed: Seed = 0,
+    activations: Activations = None,
+    device: Device = None,
     report: Report = None,
 ) -> None:
     """Take whole channels, heads and hidden units out of a model, and write the smaller one.
@@ -105,6 +120,8 @@ def shrink(
     with plan.json and model.safetensors; load_shrunken reads it into a model that the factory made.
 
     Of a Hugging Face directory, of any size, the shards are sliced one tensor at a time, and from_pretrained loads OUT.
+    With a text, units are chosen by what it shows that the outputs lose, and what stays is repaired, block by block: a
+    run that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
     """
     with clear_errors(), terminable():
         page = page_at(report)
@@ -136,18 +153,36 @@ def shrink(
             from secateur.cli.printing.shrunken import directory_parts, directory_sheets
             from secateur.shrinking import shrink_checkpoint
 
-            said = {"round-to" if key == "round_to" else key: value for key, value in how.items()}
+            said: dict[str, Any] = {"round-to" if key == "round_to" else key: value for key, value in how.items()}
             said["example"] = example
-            command = command_line("shrink", factory, sparsity=sparsity, out=out, **said, no_verify=no_verify)
-            done = shrink_checkpoint(
-                factory,
-                None if dry_run else out,
-                sparsity,
-                example_inputs=None if example is None else inputs_of(example),
-                verify=not no_verify,
-                arguments={"command": command, "sparsity": sparsity, **said},
-                **how,
-            )
+            if data is not None:
+                said |= {"data": data, "samples": samples, "sequence-length": sequence_length, "seed": seed}
+            asked |= {"data": data, "without_data": without_data, "no_repair": no_repair}
+            flags = {"no_verify": no_verify, "without_data": without_data, "no_repair": no_repair}
+            command = command_line("shrink", factory, sparsity=sparsity, out=out, **said, **flags)
+            with calibration(
+                Path(factory),
+                data,
+                samples=samples,
+                sequence_length=sequence_length,
+                seed=seed,
+                activations=activations,
+                device=device,
+                repair=not no_repair,
+                without_data=without_data,
+            ) as calibrated:
+                done = shrink_checkpoint(
+                    factory,
+                    None if dry_run else out,
+                    sparsity,
+                    example_inputs=None if example is None else inputs_of(example),
+                    verify=not no_verify,
+                    arguments={"command": command, "sparsity": sparsity, **said},
+                    **how,
+                    **calibrated,
+                )
+            if int(os.environ.get("RANK", "0")):
+                return
             show(directory_parts(done, verbose=verbose))
             page.write(
                 f"{factory}, shrunk",
@@ -158,6 +193,8 @@ def shrink(
                 lambda: directory_sheets(done),
             )
             return
+        if data is not None:
+            raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
         import torch
 
         from secateur.checkpoints import new_directory

@@ -28,14 +28,17 @@ def verify(
 ) -> None:
     """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
+    Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's.
+
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """
     with clear_errors():
         from secateur.checkpoints import verify_checkpoint
         from secateur.cli.printing.checkpoints import verified_parts, verified_sheets
+        from secateur.shrinking import is_shrunken, verify_shrunken_checkpoint
 
         page = page_at(report)
-        found = verify_checkpoint(directory, source)
+        found = (verify_shrunken_checkpoint if is_shrunken(directory) else verify_checkpoint)(directory, source)
         if as_json:
             print(json.dumps(found.as_json(), indent=2), flush=True)
         else:

@@ -10,6 +10,7 @@ from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
 from secateur.shrinking.tables import checkpoint_parts, proof_words, shrunk_parts
+from secateur.shrinking.verification import is_shrunken, verify_shrunken_checkpoint
 from secateur.shrinking.without_data import WithoutDataWarning
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "WithoutDataWarning",
     "check_globs",
     "checkpoint_parts",
+    "is_shrunken",
     "load_shrunken",
     "may_leave",
     "meta_model_of",
@@ -31,4 +33,5 @@ __all__ = [
     "shrink_checkpoint",
     "shrunk_parts",
     "verify_shrunken",
+    "verify_shrunken_checkpoint",
 ]

@@ -52,9 +52,7 @@ class Choice:
     refused: Mapping[Any, str]
 
 
-def choose(
-    subject: Subject, asked: Request, known: Collection[str] = (), measured: Measured | None = None
-) -> Choice:
+def choose(subject: Subject, asked: Request, known: Collection[str] = (), measured: Measured | None = None) -> Choice:
     """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
 
     ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
@@ -77,7 +75,9 @@ def choose(
             kept = _dead(subject, groups)
             beside = _counts(kept), _counts(kept)
         else:
-            found = counted(subject, groups, asked, scores=scores, minimum=minimum, loss=None if measured is None else measured.loss)
+            found = counted(
+                subject, groups, asked, scores=scores, minimum=minimum, loss=None if measured is None else measured.loss
+            )
             kept = {
                 axis: keep_largest(scores[axis].reshape(1, -1), count)[0].numpy()
                 for axis, count in found.counts.items()

@@ -1,7 +1,7 @@
 """Shrinks a checkpoint directory shard by shard, from a plan that is made on the meta device.
 
 Law: the output is what `shrink` makes of the loaded model, tensor for tensor, but no more than one tensor is ever in
-memory; it appears under its name complete or not at all.
+memory, or with data one block; it appears under its name complete or not at all.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +21,21 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
-from secateur.blockwise import blaming_config, family_of, parameters_counted
+from secateur.blockwise import (
+    DirectoryWalk,
+    Unfinished,
+    barrier,
+    blaming_config,
+    check_new,
+    described,
+    digest,
+    family_of,
+    find_blocks,
+    held_batches,
+    parameters_counted,
+    rank_and_world,
+    unfinished_copy,
+)
 from secateur.checkpoints import (
     NO_WEIGHTS,
     OTHER_WEIGHTS,
@@ -42,22 +56,33 @@ from secateur.checkpoints import (
 from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.configuration import Configured, has_configuration
-from secateur.shrinking.counts import choose
+from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.fields import Place, with_fields
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import role_of
+from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.scores import rows_at_once
+from secateur.shrinking.streamed import Streamed, chosen_in_directory
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, proof_words, text_of_parts
-from secateur.support import LazyTensors, printable, tensors_of, track
+from secateur.support import Forward, LazyTensors, printable, tensors_of, track
+from secateur.version import __version__
 
-__all__ = ["CheckpointShrinking", "meta_model_of", "shrink_checkpoint"]
+__all__ = [
+    "CheckpointShrinking",
+    "Cuts",
+    "meta_model_of",
+    "shape_of_cut",
+    "shrink_checkpoint",
+    "tensor_names",
+    "write_cut",
+]
 
 PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
 _PIECE = 1 << 24  # bytes of a tensor that are read at a time while it is sliced
-_Cuts = Mapping[int, npt.NDArray[np.int64]]
+Cuts = Mapping[int, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -77,6 +102,9 @@ class CheckpointShrinking:
         beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
+        tokens: how many were measured; None without data.
+        errors: what the outputs of each matrix lost whose columns left, by the names of tensors in the files: as a
+            share of the variance of what they become part of, the residual stream or themselves.
     """
 
     out: Path | None
@@ -92,6 +120,8 @@ class CheckpointShrinking:
     beside: tuple[float, float]
     left_out: tuple[Path, ...]
     seconds: float
+    tokens: int | None = None
+    errors: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return text_of_parts((*checkpoint_parts(self), f"{proof_words(self)}."))
@@ -110,6 +140,11 @@ def shrink_checkpoint(
     exclude: str | Iterable[str] | None = None,
     round_to: int | None = None,
     target: str = "params",
+    batches: Iterable[Any] | None = None,
+    repair: bool = True,
+    forward: Forward | None = None,
+    activations: Path | str | None = None,
+    device: torch.device | str | None = None,
     verify: bool = True,
     arguments: Mapping[str, Any] | None = None,
 ) -> CheckpointShrinking:
@@ -119,6 +154,11 @@ def shrink_checkpoint(
     meta device, and its files are read twice: once to rank, once to slice, one tensor at a time. Shards keep their
     names, tensors their order, dtypes and ``__metadata__``; ``config.json`` and the index say the new sizes, others are
     copied, ``secateur.json`` and ``plan.json`` (as of `save_shrunken`) are added.
+
+    With ``batches`` the model is run, block by block as by `oneshot`: once to measure which units and how many of each
+    group may leave, and once more to repair what multiplied them. One block's weights are in memory, twice while it is
+    repaired, and what blocks pass on. A run that was killed goes on where it was when it is started again, from
+    ``<out>.unfinished``, to the same bytes; in processes of `torch.distributed` each takes its share of the batches.
 
     Args:
         source: a directory with ``config.json`` and safetensors files, sharded or not.
@@ -130,6 +170,11 @@ def shrink_checkpoint(
         criterion: one that needs no evidence, or evidence is asked for by a `TypeError`.
         allocate, include, exclude, round_to: as in `shrink`.
         target: ``"params"``, ``"macs"``, ``"memory"`` or ``"units"``.
+        batches: what a DataLoader yields, as for `oneshot`, for models of repeated blocks: units are chosen by what the
+            outputs of their consumers lose. Without, by the criterion, which a trained language model does not survive.
+        repair: with batches, solve for what stays of the consumers' weights, half of the way towards the dense model;
+            else columns only leave.
+        forward, activations, device: as for `oneshot`.
         verify: prove on random weights that nothing else changes: on this model if it is small, otherwise on one of the
             same class with few and narrow layers. What is not right there is frozen here.
         arguments: what ``secateur.json`` shall say of how this was called.
@@ -168,57 +213,156 @@ def shrink_checkpoint(
     check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
     checkpoint = open_checkpoint(source)
     previous = previous_record(source)
+    if batches is not None and model is not None:
+        raise ValueError("batches= runs the model that config.json says; leave out model=, or load it and use shrink.")
     model = meta_model_of(checkpoint) if model is None else model
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
     example_inputs = _example_for(model) if example_inputs is None else example_inputs
-    files = _names(model, checkpoint)
+    if batches is not None:
+        every, held = held_batches(batches)
+        place = _to_walk(checkpoint, model, held, out, forward=forward, activations=activations, device=device)
+    dense = _dense(checkpoint, model, example_inputs, verify=verify)
+    if batches is None:
+        choice = choose(dense.subject, asked)
+        planned = _planned(dense, asked, choice, out, started)
+        if out is None:
+            return planned
+        with new_directory(out) as temporary:
+            _write_directory(checkpoint, temporary, dense, planned, choice, _record(planned, said, previous))
+        return replace(planned, seconds=time.monotonic() - started)
+    check_globs(names_of(dense.subject.coupling), asked.globs)
+    groups_in_scope(dense.subject.coupling, asked)
+    if out is None:
+        found = chosen_in_directory(dense.subject, asked, place, None, repair=repair)
+        return _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
+    data = {"sha256": digest(every)}
+    with place.begun(out, _said_of(asked, data, example_inputs, repair=repair)) as begun:
+        found = chosen_in_directory(dense.subject, asked, place, begun, repair=repair)
+        planned = _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
+        if not rank_and_world()[0]:
+            calibration = {"data": data, "tokens": found.tokens, "repair": repair, "errors": planned.errors}
+            record = _record(planned, said, previous, calibration=calibration)
+            _publish(begun, dense, planned, found.choice, record)
+        barrier()
+    return replace(planned, seconds=time.monotonic() - started)
+
+
+def _to_walk(
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    batches: Sequence[Any],
+    out: Path | None,
+    *,
+    forward: Forward | None,
+    activations: Path | str | None,
+    device: torch.device | str | None,
+) -> DirectoryWalk:
+    """A walk through a directory whose model is of blocks, and runs; else an error before anything is written."""
+    if out is not None:
+        check_new(out)
+    try:
+        find_blocks(model)
+    except ValueError:
+        raise ValueError(
+            f"{checkpoint.root}: {type(model).__name__} has no repeated blocks, and a directory is gone through block "
+            "by block; load it and use shrink(model, example_inputs, ..., batches=...)."
+        ) from None
+    place = DirectoryWalk(
+        checkpoint,
+        checkpoint.root if out is None else unfinished_copy(out),
+        batches,
+        forward=forward,
+        activations=None if activations is None else Path(activations),
+        device=device,
+    )
+    place.check()
+    return place
+
+
+@dataclass(frozen=True)
+class _Dense:
+    """What is to become smaller: the model, the files, and which tensor of the one is which of the other."""
+
+    checkpoint: Checkpoint
+    files: Mapping[str, str]  # name in the files: name in the model
+    subject: Subject
+    configured: Configured
+    proof: str
+
+    def cuts(self, plan: Plan) -> dict[str, Cuts]:
+        """What stays of each tensor in the files that becomes smaller."""
+        return {file: plan.tensors[mine][1] for file, mine in self.files.items() if mine in plan.tensors}
+
+    def left_out(self) -> tuple[Path, ...]:
+        """Files that hold the weights in other forms."""
+        root = self.checkpoint.root
+        weights = {file.relative_to(root) for file in self.checkpoint.files}
+        others = {path.relative_to(root) for path in root.rglob("*") if path.suffix in OTHER_WEIGHTS}
+        return tuple(sorted(path for path in others - weights if path.name not in NO_WEIGHTS))
+
+
+def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
+    files = tensor_names(model, checkpoint)
     parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
     coupling = _coupling_of(model, example_inputs)
     configured = Configured(model, coupling)
     real, proof = _proof(model, coupling, configured, example_inputs, verify=verify)
     subject = Subject(model, coupling, [example_inputs], parameters, parameters.blocks, configured, real)
-    choice = choose(subject, asked)
-    plan, kept, fields = choice.plan, choice.kept, choice.fields
-    cuts = {file: plan.tensors[mine][1] for file, mine in files.items() if mine in plan.tensors}
-    scales = factors_of(plan)
-    factors = {file: scales[mine] for file, mine in files.items() if mine in scales}
-    weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
-    others = {path.relative_to(source) for path in source.rglob("*") if path.suffix in OTHER_WEIGHTS}
-    left_out = sorted(path for path in others - weights if path.name not in NO_WEIGHTS)
-    shapes = {name: _shape(entry, cuts.get(name, {})) for name, entry in checkpoint.entries.items()}
-    dense = checkpoint.entries.values()
-    planned = CheckpointShrinking(
+    return _Dense(checkpoint, files, subject, configured, proof)
+
+
+def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, started: float) -> CheckpointShrinking:
+    """What a choice comes to, of the files as they are."""
+    coupling, kept, cuts = dense.subject.coupling, choice.kept, dense.cuts(choice.plan)
+    entries = dense.checkpoint.entries
+    shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
+    return CheckpointShrinking(
         out,
-        plan,
+        choice.plan,
         {
             group.name: (group.size, int(kept[group.axis].sum()))
             for group in coupling.groups
             if group.axis in kept and not kept[group.axis].all()
         },
         dict(coupling.frozen),
-        {".".join(map(str, place)): (configured.value(place), value) for place, value in fields.items()},
-        (sum(each.numel for each in dense), sum(map(math.prod, shapes.values()))),
-        (checkpoint.nbytes, sum(_nbytes(each, shapes[each.name]) for each in dense)),
-        proof,
+        {".".join(map(str, place)): (dense.configured.value(place), value) for place, value in choice.fields.items()},
+        (sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
+        (dense.checkpoint.nbytes, sum(_nbytes(each, shapes[each.name]) for each in entries.values())),
+        dense.proof,
         asked,
         1 - choice.left,
         (1 - choice.beside[0], 1 - choice.beside[1]),
-        (),
+        () if out is None else dense.left_out(),
         time.monotonic() - started,
     )
-    if out is None:
-        return planned
-    with new_directory(out) as temporary:
-        for _ in track(copy_tree(source, temporary, skip={*weights, *left_out}), "copying"):
-            pass
-        for _ in track(_sliced_files(checkpoint, temporary, cuts, factors), "slicing", total=len(shapes)):
-            pass
-        _write_index(checkpoint, temporary, planned)
-        (temporary / "config.json").write_text(_config_text(checkpoint, configured, fields), "utf-8")
-        (temporary / "plan.json").write_text(text_of([plan]), "utf-8")
-        _write_record(temporary / RECORD, planned, said, previous)
-    return replace(planned, left_out=tuple(left_out), seconds=time.monotonic() - started)
+
+
+def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) -> CheckpointShrinking:
+    errors = {file: found.errors[mine] for file, mine in dense.files.items() if mine in found.errors}
+    return replace(planned, tokens=found.tokens, errors=errors)
+
+
+def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:
+    """As JSON: what the bytes of a shrunken directory depend on, but for the source's files."""
+    import transformers
+
+    return {
+        "method": "shrink",
+        "data": data,
+        "example": digest([example_inputs]),
+        "sparsity": asked.sparsity,
+        "target": asked.target,
+        "criterion": described(asked.criterion),
+        "allocate": None if asked.allocate is None else described(asked.allocate),
+        "include": asked.include,
+        "exclude": asked.exclude,
+        "round_to": asked.round_to,
+        "verify": asked.verify,
+        "repair": repair,
+        "processes": rank_and_world()[1],
+        "versions": {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    }
 
 
 def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
@@ -268,7 +412,7 @@ def _coupling_of(model: nn.Module, example_inputs: Any) -> Coupling:
         ) from error
 
 
-def _names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+def tensor_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     """``{name in the files: name in the model}`` of all tensors of the model that the files hold."""
     tensors = tensors_of(model)
     first = {id(tensor): name for name, tensor in tensors.items()}
@@ -366,13 +510,41 @@ def _prove_on(small: nn.Module, coupling: Coupling, example_inputs: Any) -> None
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
+def _write_directory(
+    checkpoint: Checkpoint,
+    target: Path,
+    dense: _Dense,
+    planned: CheckpointShrinking,
+    choice: Choice,
+    record: str,
+) -> None:
+    """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired."""
+    weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
+    cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
+    factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
+    for _ in track(copy_tree(checkpoint.root, target, skip={*weights, *planned.left_out}), "copying"):
+        pass
+    for _ in track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries)):
+        pass
+    _write_index(checkpoint, target, planned)
+    (target / "config.json").write_text(_config_text(checkpoint, dense.configured, choice.fields), "utf-8")
+    (target / "plan.json").write_text(text_of([choice.plan]), "utf-8")
+    (target / RECORD).write_text(record, "utf-8")
+
+
+def _publish(begun: Unfinished, dense: _Dense, planned: CheckpointShrinking, choice: Choice, record: str) -> None:
+    folder = begun.remade()
+    _write_directory(open_checkpoint(begun.folder), folder, dense, planned, choice, record)
+    begun.publish(folder)
+
+
 def _sliced_files(
-    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, _Cuts], factors: Mapping[str, Factors]
+    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], factors: Mapping[str, Factors]
 ) -> Iterator[str]:
     """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
     for file in checkpoint.files:
         entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
-        shapes = {entry.name: _shape(entry, cuts.get(entry.name, {})) for entry in entries}
+        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
         tensors = {
             entry.name: (entry.dtype, shapes[entry.name], _nbytes(entry, shapes[entry.name])) for entry in entries
         }
@@ -381,11 +553,11 @@ def _sliced_files(
         with open(path, "wb", buffering=0) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
-                _write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+                write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
                 yield entry.name
 
 
-def _shape(entry: TensorEntry, cuts: _Cuts) -> tuple[int, ...]:
+def shape_of_cut(entry: TensorEntry, cuts: Cuts) -> tuple[int, ...]:
     return tuple(len(cuts[at]) if at in cuts else size for at, size in enumerate(entry.shape))
 
 
@@ -393,7 +565,7 @@ def _nbytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
     return entry.nbytes if shape == entry.shape else entry.nbytes // entry.numel * math.prod(shape)
 
 
-def _write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: _Cuts, factors: Factors) -> None:
+def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
     """What stays of one tensor, scaled, read and written piece by piece."""
     if not cuts:
         for start in range(0, entry.nbytes, _PIECE):
@@ -458,13 +630,16 @@ def _public(config: Any) -> dict[str, Any]:
     return {key: value for key, value in config.to_dict().items() if not key.startswith("_")}
 
 
-def _write_record(
-    path: Path, done: CheckpointShrinking, arguments: Mapping[str, Any], previous: Mapping[str, Any] | None
-) -> None:
+def _record(
+    done: CheckpointShrinking,
+    arguments: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
+    **more: Any,
+) -> str:
     found = {
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "groups": {name: {"from": before, "to": after} for name, (before, after) in done.counts.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
     }
-    path.write_text(record_text("shrink", found, arguments=arguments, previous=previous), "utf-8")
+    return record_text("shrink", {**found, **more}, arguments=arguments, previous=previous)

@@ -19,7 +19,7 @@ from secateur.shrinking.execution import carry_out
 from secateur.shrinking.plan import Plan, plan_in, plans_of
 from secateur.support import Fields, Undo, private, tensors_of, write_whole
 
-__all__ = ["load_shrunken", "save_shrunken", "text_of"]
+__all__ = ["load_shrunken", "read_plans", "save_shrunken", "text_of"]
 
 _FORMAT = "secateur shrink plan"
 _VERSIONS = (1, 2)  # plans that need no more are written as 1, which earlier versions of secateur read
@@ -82,7 +82,7 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
     torch.Size([8, 4])
     """
     directory = Path(directory)
-    plans = _read_plans(directory / "plan.json")
+    plans = read_plans(directory / "plan.json")
     tensors, of = _read_weights(directory / "model.safetensors")
     if of is not None and of != _fingerprint(plans):
         raise ValueError(f"plan.json and model.safetensors in {directory} are not of one save; save the model again.")
@@ -116,7 +116,8 @@ def _carry_out_of(path: Path, model: nn.Module, plan: Plan) -> Callable[[], None
         raise ValueError(f"{path} does not fit the model: {error}") from error
 
 
-def _read_plans(path: Path) -> list[Plan]:
+def read_plans(path: Path) -> list[Plan]:
+    """The plans in a ``plan.json``, in order."""
     hint = f" {path.name} is no plan that this version of secateur reads; save the model again."
     read = Fields.read(path, hint=hint, largest=_MAX_BYTES)
     if read.take("format", str) != _FORMAT:

@@ -121,7 +121,7 @@ class Measuring:
                 self._measure(group, [(layer.copy(), units) for layer, units in its])
             else:
                 costs = sum(layer.costs(units) for layer, units in its)
-                self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs.numpy()
+                self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs.cpu().numpy()
         return {}, Pruned(block)
 
     def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:

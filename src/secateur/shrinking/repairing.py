@@ -77,7 +77,9 @@ class Repairing:
                     lacking=met.lacking,
                     aim=self.aim if self.repair else 0.0,
                     damping=self.damping,
-                    counts=counts_of(matrix, met, self.measured.slopes.get(piece._replace(name=f"{block}.{piece.name}"))),
+                    counts=counts_of(
+                        matrix, met, self.measured.slopes.get(piece._replace(name=f"{block}.{piece.name}"))
+                    ),
                 )
         here = {f"{block}.{name}" for name in stage}
         for group in self.groups:  # heads before what is within them

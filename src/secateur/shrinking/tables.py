@@ -79,6 +79,8 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
     yield ""
     yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
     yield _asked_and_got(done.asked, done.got, done.beside)
+    if done.tokens is not None:
+        yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
 
 
 def proof_words(done: CheckpointShrinking) -> str:
@@ -93,6 +95,16 @@ def _asked_and_got(asked: Request, got: float, beside: tuple[float, float]) -> s
     if beside[0] == beside[1] or abs(got - asked.sparsity) < _OFF:
         return said
     return f"{said} The nearest that exist are {percent(beside[0])} and {percent(beside[1])}."
+
+
+def _repaired(errors: Mapping[str, float]) -> str:
+    if not errors:
+        return ""
+    worst = max(errors, key=lambda name: errors[name])
+    return (
+        f" Of {len(errors)} weights, repaired, the outputs lose {sum(errors.values()) / len(errors):.2%} of their "
+        f"variance in the mean, and {errors[worst]:.2%} at most, of {printable(worst)}."
+    )
 
 
 def _totals(*rows: tuple[str, int, int, Callable[[int], str]]) -> Rows:

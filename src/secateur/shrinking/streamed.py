@@ -1,0 +1,272 @@
+"""What leaves a directory is chosen by data, and what stays is repaired: block by block, else as `calibrated` does.
+
+Law: of the weights one block is in memory, and once more while it is repaired. What was measured, what was chosen and
+which blocks are repaired is in the journal, so that a run that was killed goes on to the same bytes; of several
+processes the first one's word counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import (
+    DirectoryWalk,
+    Job,
+    Met,
+    Piece,
+    Pruned,
+    Solved,
+    Unfinished,
+    handed_out,
+    of_the_first,
+    rank_and_world,
+)
+from secateur.coupling import Axis, Group
+from secateur.shrinking.counts import Choice, choose
+from secateur.shrinking.measuring import Curve, Measured, Measuring
+from secateur.shrinking.plan import plan_of
+from secateur.shrinking.repairing import Repairing
+from secateur.shrinking.request import Request
+from secateur.shrinking.scope import groups_in_scope
+from secateur.shrinking.subject import Subject
+from secateur.support import Fields
+
+__all__ = ["Streamed", "chosen_in_directory"]
+
+_Named = Mapping[str, Group]
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """What two walks over a directory came to.
+
+    Attributes:
+        choice: what stays; the copy that was walked over holds the repaired weights, of the shapes that they had.
+        errors: what the outputs of each repaired matrix lost, by its name.
+        tokens: how many were measured.
+    """
+
+    choice: Choice
+    errors: Mapping[str, float]
+    tokens: int
+
+
+def chosen_in_directory(
+    subject: Subject, asked: Request, place: DirectoryWalk, begun: Unfinished | None, *, repair: bool
+) -> Streamed:
+    """What stays of a model whose weights lie in files; its consumers are repaired in the copy of a run that has begun.
+    Without one only what would stay is said."""
+    named = {group.name: group for group in subject.coupling.groups}  # before any of them is frozen
+    found = begun and begun.found().inner("facts")
+    if found:
+        found.only("measured", "tokens", "chosen", "repaired")
+    if found and "measured" in found.values:
+        measured, tokens = _measured_in(found.inner("measured"), named), found.take("tokens", int, least=1)
+    else:
+        measured, tokens = _measured_by_walk(subject, asked, place, named)
+        _learn(begun, measured=_plain(measured, named), tokens=tokens)
+    choice = _choice(subject, asked, measured, named)
+    counts = {name: int(choice.kept[group.axis].sum()) for name, group in named.items() if group.axis in choice.kept}
+    if found and "chosen" in found.values:
+        if found.each_named("chosen", int, least=0) != counts:
+            raise found.wrong("chosen", "is of other counts than what was measured comes to")
+    else:
+        _learn(begun, chosen=counts)
+    left = [group for group in named.values() if group.axis in choice.kept and not choice.kept[group.axis].all()]
+    if begun is None or not left:
+        return Streamed(choice, {}, tokens)
+    job = Repairing(subject.coupling, left, choice.kept, measured, repair=repair)
+    already = _gone_on_with(begun, place, job, named)
+    if not (found and found.optional("repaired", bool)):
+        noted = _Noted(job, named, {name for name, group in named.items() if _is_anew(job, group)})
+        for _ in place.walk(_OfTheFirst(job), begun, noted, already):
+            pass
+        _learn(begun, repaired=True)
+    kept, errors = of_the_first(
+        lambda: ({name: job.kept[group.axis] for name, group in named.items() if group.axis in job.kept}, job.errors)
+    )
+    job.kept.update({named[name].axis: mask for name, mask in kept.items()})
+    choice = replace(choice, kept=job.kept, plan=plan_of(subject.model, subject.coupling, job.kept))
+    return Streamed(choice, errors if repair else {}, tokens)
+
+
+def _learn(begun: Unfinished | None, **facts: Any) -> None:
+    if begun is not None and not rank_and_world()[0]:
+        begun.learn(**facts)
+
+
+# ---- measured and chosen --------------------------------------------------------------------------------------------
+
+
+def _measured_by_walk(subject: Subject, asked: Request, place: DirectoryWalk, named: _Named) -> tuple[Measured, int]:
+    measuring = Measuring(subject.coupling, groups_in_scope(subject.coupling, asked))
+    job = _OfTheFirst(measuring)
+    for _ in place.walk(job):
+        pass
+    if not job.tokens:
+        raise ValueError("nothing was measured: the batches ran none of the blocks, or no product with their weights.")
+    plain = of_the_first(lambda: _plain(measuring.measured, named))
+    return _measured_in(Fields(plain, place.source.root), named), job.tokens
+
+
+def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
+    """As JSON, by the names of groups."""
+    return {
+        name: {
+            "scores": measured.scores[group.axis].tolist(),
+            "counts": measured.curves[group.axis].counts.tolist(),
+            "losses": measured.curves[group.axis].losses.tolist(),
+            "consumers": sorted(measured.consumers.get(group.axis, ())),
+        }
+        for name, group in named.items()
+        if group.axis in measured.scores
+    }
+
+
+def _measured_in(found: Fields, named: _Named) -> Measured:
+    """What `_plain` said; a journal is a file like others."""
+    scores: dict[Axis, Tensor] = {}
+    curves: dict[Axis, Curve] = {}
+    consumers: dict[Axis, frozenset[str]] = {}
+    for name in found.values:
+        if name not in named:
+            raise found.wrong(name, "is no group of units of the model")
+        one, group = found.inner(name), named[name]
+        one.only("scores", "counts", "losses", "consumers")
+        scores[group.axis] = torch.tensor(one.each("scores", float), dtype=torch.float64)
+        counts, losses = np.array(one.each("counts", int, least=0, most=group.size)), one.each("losses", float)
+        if len(scores[group.axis]) != group.size or len(counts) != len(losses) or not (np.diff(counts) > 0).all():
+            raise one.wrong("", f"is not what is measured of {group.size} units")
+        curves[group.axis] = Curve(counts, np.array(losses, dtype=np.float64))
+        consumers[group.axis] = frozenset(one.each("consumers", str))
+    return Measured(scores, curves, consumers)
+
+
+def _choice(subject: Subject, asked: Request, measured: Measured, named: _Named) -> Choice:
+    """What the first process chooses; there is one proof of it."""
+    mine: list[Choice] = []
+
+    def chosen() -> tuple[Any, ...]:
+        mine.append(choose(subject, asked, (), measured))
+        choice, frozen = mine[0], dict(subject.coupling.frozen)
+        kept = {name: choice.kept[group.axis] for name, group in named.items() if group.axis in choice.kept}
+        return kept, choice.fields, choice.left, choice.beside, frozen
+
+    kept, fields, left, beside, frozen = of_the_first(chosen)
+    if mine:
+        return mine[0]
+    masks = {named[name].axis: mask for name, mask in kept.items()}
+    subject.coupling.freeze([group for group in subject.coupling.groups if group.axis not in masks], "stays whole")
+    subject.coupling.frozen = frozen
+    return Choice(masks, plan_of(subject.model, subject.coupling, masks), fields, left, beside, {})
+
+
+# ---- repaired -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _OfTheFirst:
+    """A job that the first process does for all: sums that were rounded in another order, or a processor of another
+    kind, would choose other units."""
+
+    job: Job
+    tokens: int = 0
+
+    @property
+    def targets(self) -> Collection[str]:
+        return self.job.targets
+
+    @property
+    def words(self) -> Collection[str]:
+        return self.job.words
+
+    @property
+    def in_stages(self) -> bool:
+        return self.job.in_stages
+
+    @property
+    def beside_dense(self) -> bool:
+        return self.job.beside_dense
+
+    @property
+    def around(self) -> bool:
+        return self.job.around
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        self.tokens = max([self.tokens, *(met.tokens for met in found.values())])
+        rank, world = rank_and_world()
+        if world == 1:
+            return self.job.solve_stage(block, module, stage, found)
+        solved: dict[str, Solved] = {}
+
+        def names() -> list[str]:
+            solved.update(self.job.solve_stage(block, module, stage, found)[0])
+            return list(solved)
+
+        for name in of_the_first(names):
+            like = module.get_parameter(name)
+            new = solved[name] if not rank else Solved(torch.empty_like(like), torch.ones_like(like, dtype=torch.bool))
+            solved[name] = Solved(*(each.contiguous() for each in new))
+            handed_out(None, solved[name], 0)
+        return solved, Pruned(block)
+
+
+@dataclass(eq=False)
+class _Noted:
+    """What the journal says of a repaired block: which units stay that were chosen anew, and what was lost."""
+
+    job: Repairing
+    named: _Named
+    known: set[str] = field(default_factory=set)
+
+    def __call__(self, pruned: Pruned, *_: object) -> dict[str, Any]:
+        fresh = [name for name, group in self.named.items() if name not in self.known and _is_anew(self.job, group)]
+        self.known.update(fresh)
+        return {
+            "name": pruned.block,
+            "kept": {name: np.flatnonzero(self.job.kept[self.named[name].axis]).tolist() for name in fresh},
+            "errors": {name: loss for name, loss in self.job.errors.items() if name.startswith(f"{pruned.block}.")},
+        }
+
+
+def _is_anew(job: Repairing, group: Group) -> bool:
+    axis = group.axis
+    return axis in job.chosen and not np.array_equal(job.kept[axis], job.chosen[axis])
+
+
+def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named: _Named) -> Sequence[str]:
+    """The blocks that an earlier run repaired; what it chose anew and lost is the job's again."""
+    done: list[str] = []
+    for block in begun.found().inners("blocks"):
+        block.only("name", "kept", "errors")
+        name = block.take("name", str)
+        if name not in place.blocks or name in done:
+            raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
+        done.append(name)
+        kept = block.inner("kept")
+        for group, units in _kept_in(kept, named, job):
+            mask = np.zeros(group.size, dtype=bool)
+            mask[units] = True
+            if mask.sum() != job.chosen[group.axis].sum():
+                raise kept.wrong(group.name, f"is not so many units as were chosen of {group.size}")
+            job.kept[group.axis] = mask
+        errors = block.each_named("errors", float, least=0)
+        if wrong := [each for each in errors if each not in job.targets or not each.startswith(f"{name}.")]:
+            raise block.wrong(f"errors.{wrong[0]}", f"is no weight that is repaired in {name}")
+        job.errors.update(errors)
+    return done
+
+
+def _kept_in(kept: Fields, named: _Named, job: Repairing) -> Iterator[tuple[Group, list[int]]]:
+    for name in kept.values:
+        if name not in named or named[name].axis not in job.chosen:
+            raise kept.wrong(name, "is no group of which units leave")
+        yield named[name], kept.each(name, int, least=0, most=named[name].size - 1)

@@ -1,0 +1,206 @@
+"""What the ``secateur.json`` of a shrunken directory claims, seen again on the stored bytes.
+
+Law: every tensor is what the plan leaves of the source's, byte for byte, but for those that the record says were
+repaired, of which the shape is.
+"""
+
+from __future__ import annotations
+
+import filecmp
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from torch import nn
+
+from secateur.checkpoints import (
+    OTHER_WEIGHTS,
+    RECORD,
+    Checkpoint,
+    CheckpointError,
+    Verification,
+    VerifiedTensor,
+    files_below,
+    open_checkpoint,
+)
+from secateur.shrinking.directory import Cuts, meta_model_of, shape_of_cut, tensor_names, write_cut
+from secateur.shrinking.files import read_plans
+from secateur.shrinking.plan import Factors, Plan, factors_of, fits
+from secateur.support import Fields, printable, track
+
+__all__ = ["is_shrunken", "verify_shrunken_checkpoint"]
+
+PLAN = "plan.json"
+_HINT = " It is not the record of this model, or no longer."
+
+
+def is_shrunken(directory: Path | str) -> bool:
+    """Whether there is a record that `shrink_checkpoint` wrote; any other is for `verify_checkpoint`."""
+    if not (Path(directory) / RECORD).is_file():
+        return False
+    values = _record(Path(directory)).values
+    return "groups" in values and "pruned" not in values
+
+
+def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
+    """Whether a directory is what its ``secateur.json`` and ``plan.json`` say; compares with ``source`` where given.
+
+    The files hold the tensors of the model that ``config.json`` describes, as many parameters as the record says, and
+    the configuration has the values that it says. With the source: each tensor is the slice of the source's that the
+    plan leaves, byte for byte, but for those that were repaired with data, which are counted; and other files are the
+    source's.
+
+    Args:
+        directory: what `shrink_checkpoint` wrote.
+        source: what it was made from, if it is there still.
+
+    Raises:
+        CheckpointError: a damaged or missing directory, record or plan. What does not hold is no error, but one of the
+            result's ``problems``.
+    """
+    directory = Path(directory)
+    checkpoint, read = open_checkpoint(directory), _record(directory)
+    plan = _plan(directory / PLAN)
+    unchecked: list[str] = []
+    problems = list(_about_sizes(checkpoint, read, unchecked))
+    repaired = _repaired(read)
+    problems += [
+        f"{printable(name)}: was repaired, {RECORD} says; it is not here." for name in repaired - {*checkpoint}
+    ]
+    tensors: list[VerifiedTensor] = []
+    if source is None:
+        unchecked.append("no source was given: what the tensors hold, and whether all else is unchanged")
+        tensors += [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
+        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), tuple(unchecked))
+    dense = open_checkpoint(source)
+    for found, problem in _about_tensors(checkpoint, dense, plan, repaired):
+        tensors += [found] if found else []
+        problems += [problem] if problem else []
+    files, others = _about_files(checkpoint, dense)
+    if repaired:
+        unchecked.append(f"{len(repaired)} tensors were repaired with data: what they hold")
+    return Verification(directory, dense.root, None, tuple(tensors), files, (*problems, *others), tuple(unchecked))
+
+
+def _record(directory: Path) -> Fields:
+    return Fields.read(directory / RECORD, error=CheckpointError, hint=_HINT, finite=False)
+
+
+def _repaired(read: Fields) -> set[str]:
+    if "calibration" not in read.values:
+        return set()
+    calibration = read.inner("calibration")
+    return {*calibration.each_named("errors", float)} if calibration.take("repair", bool) else set()
+
+
+def _plan(path: Path) -> Plan:
+    try:
+        (plan,) = read_plans(path)
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path}: is not the one plan of a shrunken directory ({error}).") from error
+    return plan
+
+
+def _model(checkpoint: Checkpoint) -> nn.Module | None:
+    """None where it is a class of somebody's own: then names in the files are those of the plan."""
+    try:
+        return meta_model_of(checkpoint)
+    except CheckpointError:
+        return None
+
+
+def _about_sizes(checkpoint: Checkpoint, read: Fields, unchecked: list[str]) -> Iterator[str]:
+    model = _model(checkpoint)
+    if model is None:
+        unchecked.append("no model can be built of config.json here: whether the files hold it")
+    else:
+        try:
+            tensor_names(model, checkpoint)
+        except CheckpointError as error:
+            yield str(error)
+    claimed = read.inner("parameters").take("to", int, least=0)
+    if (counted := sum(entry.numel for entry in checkpoint.entries.values())) != claimed:
+        yield f"the files hold {counted:,} parameters; {RECORD} claims {claimed:,}."
+    for place, change in read.inners_named("config"):
+        wanted, value = change.values.get("to"), _at(checkpoint.config, place.split("."))
+        if value != wanted:
+            yield f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(wanted), 60)}."
+
+
+def _at(values: Any, place: list[str]) -> Any:
+    for key in place:
+        values = values.get(key) if isinstance(values, Mapping) else None
+    return values
+
+
+def _about_tensors(
+    checkpoint: Checkpoint, dense: Checkpoint, plan: Plan, repaired: Collection[str]
+) -> Iterator[tuple[VerifiedTensor | None, str | None]]:
+    model = _model(dense)
+    names = {} if model is None else tensor_names(model, dense)
+    scales = factors_of(plan)
+    for name in checkpoint:
+        if name not in dense:
+            yield None, f"{printable(name)}: not in the source."
+    for name, entry in track(dense.entries.items(), "verifying", total=len(dense)):
+        if name not in checkpoint:
+            yield None, f"{printable(name)}: in the source, but not here."
+            continue
+        its, mine = checkpoint.entries[name], names.get(name, name)
+        shape, cuts = plan.tensors.get(mine, (entry.shape, {}))
+        wrong = (
+            tuple(shape) != entry.shape
+            or (cuts and entry.torch_dtype is None)
+            or not all(at < len(shape) and fits(indices, shape[at]) for at, indices in cuts.items())
+        )
+        if wrong:
+            yield None, f"{printable(name)}: {PLAN} does not fit the source's shape {entry.shape}."
+            continue
+        same = None
+        problem = None
+        if (its.dtype, its.shape) != (entry.dtype, shape_of_cut(entry, cuts)):
+            left = f"the plan leaves {entry.dtype} of shape {shape_of_cut(entry, cuts)}"
+            problem = f"{printable(name)}: {its.dtype} of shape {its.shape}; of the source {left}."
+        elif name not in repaired:
+            same = _is_cut(checkpoint, name, dense, cuts, scales.get(mine, []))
+            if not same:
+                problem = f"{printable(name)}: is not what the plan leaves of the source's."
+        yield VerifiedTensor(name, its.shape, its.dtype, None, unchanged=same), problem
+
+
+def _is_cut(checkpoint: Checkpoint, name: str, dense: Checkpoint, cuts: Cuts, factors: Factors) -> bool:
+    compared = _Compared(checkpoint, name)
+    write_cut(cast(BinaryIO, compared), dense, dense.entries[name], cuts, factors)
+    return compared.same and compared.at == checkpoint.entries[name].nbytes
+
+
+class _Compared:
+    """Compares what would be written with what stands there."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self.checkpoint, self.name, self.at, self.same = checkpoint, name, 0, True
+
+    def write(self, data: memoryview) -> int:
+        end = min(self.at + len(data), self.checkpoint.entries[self.name].nbytes)
+        there = self.checkpoint.raw(self.name, self.at, end).numpy().data
+        self.same = self.same and there == data
+        self.at += len(data)
+        return len(data)
+
+
+def _about_files(checkpoint: Checkpoint, dense: Checkpoint) -> tuple[int, list[str]]:
+    """How many other files are the source's, and which are not."""
+    weights = {file.relative_to(each.root) for each in (checkpoint, dense) for file in each.files}
+    weights |= {each.index.relative_to(each.root) for each in (checkpoint, dense) if each.index is not None}
+    changed = weights | {Path(RECORD), Path(PLAN), Path("config.json")}
+    ours, theirs = ({*files_below(each.root)} - changed for each in (checkpoint, dense))
+    problems = [
+        f"{printable(str(file))}: in the source, but not here."
+        for file in sorted(theirs - ours)
+        if file.suffix not in OTHER_WEIGHTS
+    ]
+    problems += [f"{printable(str(file))}: not in the source." for file in sorted(ours - theirs)]
+    both = sorted(ours & theirs)
+    same = [file for file in both if filecmp.cmp(checkpoint.root / file, dense.root / file, shallow=False)]
+    problems += [f"{printable(str(file))}: its bytes are not the source's." for file in both if file not in same]
+    return len(same), problems

@@ -1,0 +1,336 @@
+"""A directory with data: what `shrink` makes of the loaded model, block by block, and the same bytes after a kill."""
+
+import functools
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import distributed, nn
+
+from secateur import shrink
+from secateur.blockwise import DirectoryWalk
+from secateur.blockwise import directory as block_files
+from secateur.blockwise import journal as resumable
+from secateur.blockwise.journal import JOURNAL
+from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.shrinking import directory, shrink_checkpoint
+from secateur.shrinking.measuring import Measuring
+from secateur.shrinking.repairing import Repairing
+from support.families import batches, make
+from support.forks import forked, on_ranks
+from support.stacks import contents
+
+TOKENS = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
+EXAMPLE = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
+UNPROVED = functools.partial(shrink_checkpoint, verify=False)
+
+
+def saved(folder, family="llama", dtype=torch.float32):
+    make(family, dtype=dtype).save_pretrained(folder, max_shard_size="8KB")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_bytes(b"stale")
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path):
+    return saved(tmp_path / "dense")
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("bert", "float32"), ("llama", "bfloat16")])
+def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype):
+    source = saved(tmp_path / "dense", family, getattr(torch, dtype))
+    kind = type(make(family))
+    before = contents(source)
+    done = shrink_checkpoint(source, tmp_path / "small", 0.3, batches=batches(family))
+    assert contents(source) == before
+    model = kind.from_pretrained(source, dtype="auto").eval()
+    example = EXAMPLE | ({"use_cache": False} if family == "llama" else {})
+    mine = shrink(model, example, 0.3, batches=batches(family), uniform=True)
+    loaded = kind.from_pretrained(tmp_path / "small", dtype="auto").eval()
+    assert loaded.dtype == getattr(torch, dtype)
+    assert done.got == pytest.approx(mine.got)
+    assert done.got > 0.2
+    expected, found = model.state_dict(), loaded.state_dict()
+    assert expected.keys() == found.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, msg=lambda m, name=name: f"{name} {m}")
+    dense = kind.from_pretrained(source, dtype="auto").state_dict()
+    (worst, loss), *_ = sorted(done.errors.items(), key=lambda item: -item[1])
+    assert found[worst].shape != dense[worst].shape
+    assert loss > 0
+    assert f"Chosen by what {done.tokens} tokens show. Of {len(done.errors)} weights" in str(done)
+    assert f"{loss:.2%} at most, of {worst}." in str(done)
+    record = json.loads((tmp_path / "small/secateur.json").read_text())
+    assert record["calibration"]["tokens"] == done.tokens == 60
+    assert record["calibration"]["errors"] == done.errors
+    assert str(tmp_path) not in json.dumps(record)
+    after = contents(tmp_path / "small")
+    assert before.keys() - after.keys() == {"pytorch_model.bin"}
+    assert after.keys() - before.keys() == {"plan.json", "secateur.json"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
+
+
+def test_repair_moves_only_what_multiplies_the_units_that_left(llama, tmp_path):
+    done = UNPROVED(llama, tmp_path / "repaired", 0.3, batches=batches("llama"))
+    plain = UNPROVED(llama, tmp_path / "plain", 0.3, batches=batches("llama"), repair=False)
+    assert plain.errors == {}
+    assert plain.counts == done.counts
+    dense, cut, repaired = (open_checkpoint(tmp_path / name) for name in ("dense", "plain", "repaired"))
+    for name in dense:
+        expected = dense[name]
+        for at, units in plain.plan.tensors.get(name, ((), {}))[1].items():
+            expected = expected.index_select(at, torch.from_numpy(units))
+        assert torch.equal(cut[name], expected), name
+    moved = {name for name in done.errors if not torch.equal(repaired[name], cut[name])}
+    assert moved
+    assert all(dense[name].shape[1] > repaired[name].shape[1] for name in moved)
+
+
+def test_without_out_it_says_what_would_leave(llama, tmp_path):
+    planned = UNPROVED(llama, None, 0.3, batches=batches("llama"))
+    done = UNPROVED(llama, tmp_path / "small", 0.3, batches=batches("llama"))
+    assert (planned.counts, planned.got, planned.tokens) == (done.counts, done.got, done.tokens)
+    assert planned.errors == {}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
+
+
+def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):
+    places, there = [], []
+    begin = DirectoryWalk.__init__
+
+    def beginning(self, *arguments, **keywords):
+        begin(self, *arguments, **keywords)
+        places.append(self)
+
+    def loaded():
+        return sum(any(not each.is_meta for each in block.parameters()) for block in places[0].blocks.values())
+
+    def counting(solve):
+        def call(*arguments):
+            there.append(loaded())
+            return solve(*arguments)
+
+        return call
+
+    monkeypatch.setattr(DirectoryWalk, "__init__", beginning)
+    monkeypatch.setattr(Measuring, "solve_stage", counting(Measuring.solve_stage))
+    monkeypatch.setattr(Repairing, "solve_stage", counting(Repairing.solve_stage))
+    UNPROVED(llama, tmp_path / "small", 0.3, batches=batches("llama"), activations=tmp_path)
+    assert len(there) >= 4
+    assert set(there) == {1}
+    assert loaded() == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"], "and no activations are left"
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
+
+
+def dying(moment, source, out):
+    """`shrink_checkpoint` in a process that is killed at the n-th call of a function; else writes down how often each
+    ran."""
+    events = []
+
+    def before(function, name):
+        def call(*arguments, **keywords):
+            events.append(name)
+            if f"{name}:{events.count(name)}" == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        return call
+
+    block_files.write_tensor = before(block_files.write_tensor, "write")
+    resumable.copy_tree = before(resumable.copy_tree, "copy")
+    resumable.Unfinished._write = before(resumable.Unfinished._write, "journal")
+    resumable.Unfinished.publish = before(resumable.Unfinished.publish, "publish")
+    directory._write_index = before(directory._write_index, "slice")
+    Measuring.solve_stage = before(Measuring.solve_stage, "measure")
+    Repairing.solve_stage = before(Repairing.solve_stage, "repair")
+    UNPROVED(source, out, 0.3, batches=batches("llama"))
+    out.with_name("counts.json").write_text(json.dumps({name: events.count(name) for name in events}))
+
+
+def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert forked(lambda: dying("never", llama, whole)) == 0
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert counts["measure"] == 2
+    # in the copy; half measured; measured, and chosen, but not yet in the journal; in the first block; written, but not
+    # yet in the journal; the second; all done, but not yet in the journal; half sliced; before the last rename
+    measuring, repairing = ("measure:2", "journal:1", "journal:2"), ("write:1", "journal:1", "journal:2", "journal:2")
+    for moment in ("copy:1", *measuring, *repairing, "slice:1", "publish:1"):
+        assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
+        assert not out.exists()
+        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
+    assert forked(lambda: dying("never", llama, out)) == 0
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert not counts.keys() & {"measure", "repair", "write", "copy"}, "what is done is not done again"
+    assert contents(out) == contents(whole)
+    assert not (tmp_path / "out.unfinished").exists()
+
+
+def interrupted(source, out):
+    """A run that was stopped in the second block."""
+
+    class Interruption(Exception):
+        pass
+
+    def solve(self, block, *arguments):
+        if block.endswith("1"):
+            raise Interruption
+        return right(self, block, *arguments)
+
+    right, Repairing.solve_stage = Repairing.solve_stage, solve
+    try:
+        with pytest.raises(Interruption):
+            UNPROVED(source, out, 0.3, batches=batches("llama"))
+    finally:
+        Repairing.solve_stage = right
+    assert not out.exists()
+    return out.with_name(f"{out.name}.unfinished")
+
+
+def test_a_run_goes_on_only_with_the_same_request_and_source(llama, tmp_path):
+    out = tmp_path / "out"
+    unfinished = interrupted(llama, out)
+    for keywords, difference in (
+        ({"sparsity": 0.4}, "sparsity 0.3, not 0.4"),
+        ({"batches": batches("llama", count=2)}, "data.sha256 "),
+        ({"repair": False}, "repair true, not false"),
+        ({"include": "*mlp*"}, "include null, not "),
+        ({"example_inputs": EXAMPLE}, "example "),
+        ({"criterion": "random"}, "criterion "),
+    ):
+        with pytest.raises(CheckpointError, match=difference):
+            UNPROVED(llama, out, **{"batches": batches("llama"), "sparsity": 0.3, **keywords})
+    shutil.copytree(llama, tmp_path / "kept")
+    (llama / "tokenizer.json").write_text("{ }")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: changed since .* was begun"):
+        UNPROVED(llama, out, 0.3, batches=batches("llama"))
+    (llama / "tokenizer.json").write_text("{}")
+    UNPROVED(llama, out, 0.3, batches=batches("llama"))
+    UNPROVED(tmp_path / "kept", tmp_path / "whole", 0.3, batches=batches("llama"))
+    assert contents(out) == contents(tmp_path / "whole")
+    assert not unfinished.exists()
+
+
+GATE = "model.layers.0.mlp.gate_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda j: j["blocks"][0].update(name="model.layers.7"), r"blocks\[0\].name is model.layers.7, which is no"),
+        (lambda j: j["blocks"][0].update(kept={"fc": [1]}), "kept.fc is no group of which units leave"),
+        (lambda j: j["blocks"][0].update(kept={GATE: [1]}), "is not so many units as were chosen of 24"),
+        (lambda j: j["blocks"][0].update(kept={GATE: [24]}), "at most 23, not 24"),
+        (lambda j: j["blocks"][0].update(errors={"lm_head.weight": 0.1}), "errors.lm_head.weight is no weight that is"),
+        (lambda j: j["facts"]["measured"].update(fc=1), "measured.fc is no group of units"),
+        (lambda j: j["facts"]["measured"][GATE].update(scores=[1.0]), "is not what is measured of 24 units"),
+        (lambda j: j["facts"]["measured"][GATE]["counts"].reverse(), "is not what is measured of 24 units"),
+        (lambda j: j["facts"].update(tokens=0), "tokens must be a whole number of at least 1"),
+        (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen is of other counts"),
+        (lambda j: j["facts"].update(more=1), "more is not known"),
+    ],
+)
+def test_a_journal_of_what_the_model_has_not_is_refused(llama, tmp_path, damage, message):
+    journal = interrupted(llama, tmp_path / "out") / JOURNAL
+    found = json.loads(journal.read_text())
+    damage(found)
+    found["sha256"] = resumable._digest(found)
+    journal.write_text(json.dumps(found))
+    with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"):
+        UNPROVED(llama, tmp_path / "out", 0.3, batches=batches("llama"))
+    assert not (tmp_path / "out").exists()
+
+
+# ---- refused --------------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_refused_before_anything_is_written(llama, tmp_path, monkeypatch):
+    def refused(message, source=llama, out=tmp_path / "out", **keywords):
+        with pytest.raises(ValueError, match=message) as caught:
+            UNPROVED(source, out, **{"sparsity": 0.3, "batches": batches("llama"), **keywords})
+        assert "\n" not in str(caught.value)
+        assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+    (tmp_path / "taken").mkdir()
+    bare = tmp_path / "bare"
+    none = transformers.GPT2Config(n_layer=0, n_embd=8, n_head=2, vocab_size=64, n_positions=64)
+    transformers.GPT2LMHeadModel(none).save_pretrained(bare)
+    broken = tmp_path / "broken"
+    shutil.copytree(llama, broken)
+    names = ["bare", "broken", "dense", "taken"]
+    refused(r"has no repeated blocks.* load it and use shrink\(model, example_inputs, ..., batches", source=bare)
+    refused("already exists", out=tmp_path / "taken")
+    refused("there are no batches", batches=[])
+    refused("leave out model=", model=nn.Linear(2, 2))
+    refused("'nothing' matches no tensor", include="nothing", out=None)
+    config = json.loads((llama / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
+    refused(r"model\.layers\.2\..* is (in no shard|not in the files)", source=broken)
+    (broken / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    refused("is quantized", source=broken)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    refused("1e-09 GB are free")
+
+
+def test_a_full_disk_keeps_the_finished_blocks(llama, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(directory, "_write_index", full)
+    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again, the 2"):
+        UNPROVED(llama, tmp_path / "out", 0.3, batches=batches("llama"))
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(DirectoryWalk, "walk", full)
+    UNPROVED(llama, tmp_path / "out", 0.3, batches=batches("llama"))
+    monkeypatch.undo()
+    UNPROVED(llama, tmp_path / "whole", 0.3, batches=batches("llama"))
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+def start(rank, port, folder):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    distributed.init_process_group("gloo", rank=rank, world_size=2)
+    try:
+        done = UNPROVED(folder / "dense", folder / "two", 0.3, batches=batches("llama", count=4))
+        said = [None, None]
+        distributed.all_gather_object(said, [done.counts, done.fields, done.got, done.tokens, done.errors, str(done)])
+        assert said[0] == said[1]
+        assert done.tokens == 80
+        with pytest.raises(ValueError, match=re.escape("at most")):  # what one finds is raised on both
+            UNPROVED(folder / "dense", folder / "three", 0.99, batches=batches("llama", count=4))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.distributed
+@pytest.mark.skipif(not distributed.is_available(), reason="torch was built without torch.distributed")
+def test_two_processes_come_to_what_one_comes_to(llama, tmp_path):
+    done = UNPROVED(llama, tmp_path / "one", 0.3, batches=batches("llama", count=4))
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    on_ranks(start, port, tmp_path)
+    one, two = open_checkpoint(tmp_path / "one"), open_checkpoint(tmp_path / "two")
+    assert [*one] == [*two]
+    for name in one:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-5, msg=lambda m, name=name: f"{name} {m}")
+    record = json.loads((tmp_path / "two/secateur.json").read_text())
+    assert record["calibration"]["tokens"] == done.tokens
+    assert not (tmp_path / "two.unfinished").exists()

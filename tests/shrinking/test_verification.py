@@ -1,0 +1,116 @@
+"""What a shrunken directory claims is seen again on its bytes: any change of them, or of what it claims, is named."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from secateur.checkpoints import CheckpointError, verify_checkpoint
+from secateur.shrinking import is_shrunken, shrink_checkpoint, verify_shrunken_checkpoint
+from support.commands import run
+from support.families import batches, make
+
+UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    make("llama").save_pretrained(folder / "dense")
+    (folder / "dense/tokenizer.json").write_text("{}")
+    (folder / "dense/pytorch_model.bin").write_bytes(b"stale")
+    shrink_checkpoint(folder / "dense", folder / "small", 0.3, batches=batches("llama"), verify=False)
+    shrink_checkpoint(folder / "dense", folder / "plain", 0.3, verify=False)
+    return folder
+
+
+def test_what_shrink_wrote_holds(made):
+    found = verify_shrunken_checkpoint(made / "small", made / "dense")
+    assert found.ok, found.problems
+    assert found.files == len(list((made / "small").iterdir())) - 4  # config, plan, record, weights
+    assert found.unchecked == ("2 tensors were repaired with data: what they hold",)
+    changed = {tensor.name: tensor.unchanged for tensor in found.tensors}
+    assert (changed.pop(DOWN), changed.pop(DOWN.replace("1", "0"))) == (None, None)
+    assert set(changed.values()) == {True}
+    assert not verify_shrunken_checkpoint(made / "plain", made / "dense").unchecked
+    assert "no source was given" in verify_shrunken_checkpoint(made / "small").unchecked[0]
+    assert is_shrunken(made / "small")
+    assert not is_shrunken(made / "dense")
+    with pytest.raises(CheckpointError, match="the record of a model that was shrunken"):
+        verify_checkpoint(made / "small")
+
+
+@pytest.mark.parametrize("source", [(), ("--source",)])
+def test_the_command_verifies_it(made, source):
+    ended = run("verify", made / "small", *source, *([made / "dense"] if source else []))
+    assert ended.exit_code == 0, ended.output
+    assert "small: what secateur.json claims holds" in ended.stdout
+    assert "unchecked  " in ended.stdout
+
+
+def changed(**fields):
+    def change(folder):
+        record = json.loads((folder / "secateur.json").read_text())
+        (folder / "secateur.json").write_text(json.dumps(record | fields))
+
+    return change
+
+
+def tensor(name, change):
+    def changed(folder):
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = change(tensors.get(name)).contiguous()
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return changed
+
+
+def planned(folder):
+    plan = json.loads((folder / "plan.json").read_text())
+    kept = plan["plans"][0]["tensors"][UP]["kept"]["0"]
+    left = sorted({*range(24)} - {*kept})
+    plan["plans"][0]["tensors"][UP]["kept"]["0"] = sorted([*kept[1:], left[0]])
+    del plan["fingerprint"]
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def configured(folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 24}))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (tensor(UP, lambda each: each + 1), f"{UP}: is not what the plan leaves"),
+        (tensor("lm_head.weight", lambda each: each.flip(0)), "lm_head.weight: is not what the plan leaves"),
+        (tensor(DOWN, lambda each: each[:, 1:]), f"{DOWN}: F32 of shape"),
+        (tensor(DOWN, lambda each: each[:, 1:]), "the files hold "),
+        (tensor(DOWN, lambda each: each.to(torch.float16)), f"{DOWN}: F16 of shape"),
+        (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
+        (changed(parameters={"from": 1, "to": 1}), "claims 1"),
+        (changed(calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
+        (changed(calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
+        (configured, "config.json: intermediate_size is 24, not"),
+        (configured, "as config.json says it"),
+        (planned, f"{UP}: is not what the plan leaves"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{ }"), "tokenizer.json: its bytes are not"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json: in the source, but not here"),
+        (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
+    ],
+)
+def test_what_does_not_hold_is_named(made, tmp_path, change, problem):
+    shutil.copytree(made / "small", tmp_path / "small")
+    change(tmp_path / "small")
+    found = verify_shrunken_checkpoint(tmp_path / "small", made / "dense")
+    assert any(problem in each for each in found.problems), found.problems
+    assert run("verify", tmp_path / "small", "--source", made / "dense").exit_code == 1
+
+
+def test_a_plan_that_is_none_is_refused(made, tmp_path):
+    shutil.copytree(made / "small", tmp_path / "small")
+    (tmp_path / "small/plan.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="is not the one plan of a shrunken directory"):
+        verify_shrunken_checkpoint(tmp_path / "small")
