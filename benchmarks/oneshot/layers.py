@@ -21,6 +21,7 @@ from secateur.blockwise import oneshot
 
 __all__ = ["layers"]
 
+STEPS = 600  # of training
 CRITERIA = ("magnitude", "wanda", "ria")
 WAYS: dict[str, dict[str, Any]] = {"at once": {"stages": False}, "stages": {"aim": 0.0}, "oneshot": {}}
 
@@ -70,7 +71,7 @@ def _digits() -> tuple[Tensor, Tensor]:
     return torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
 
 
-def _train(model: nn.Module, x: Tensor, y: Tensor, steps: int = 600) -> nn.Module:
+def _train(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> nn.Module:
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
     for _ in range(steps):
@@ -94,7 +95,7 @@ def layers(sparsities: list[float], seeds: int) -> list[dict[str, Any]]:
         models = []
         for seed in range(seeds):
             torch.manual_seed(seed)
-            models.append(_train(make(), x[:1200], y[:1200]))
+            models.append(_train(make(), x[:1200], y[:1200], STEPS))
         for sparsity in sparsities:
             found: dict[str, list[float]] = {each: [] for each in names}
             seconds = []

@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.oneshot import peers, quality, speed
+from benchmarks.oneshot import layers, peers, quality, speed, stages
 from benchmarks.support import corpora
 from benchmarks.support.language_models import GPT, MiniLM
 from benchmarks.support.memory import from_its_peak
@@ -80,10 +80,10 @@ class Stack:
         self.model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(2)))
         self.held_out = torch.randn(64, 16)
 
-    def batches(self, seed):
+    def batches(self, seed, samples=400, size=None):
         generator = torch.Generator().manual_seed(seed)
         # first the quiet ones: an error over the first tokens is not the one over all
-        return [scale * torch.randn(400, 16, generator=generator) for scale in (0.1, 3.0)]
+        return [scale * torch.randn(samples, 16, generator=generator) for scale in (0.1, 3.0)]
 
     @torch.no_grad()
     def measure(self, model):
@@ -367,3 +367,21 @@ def test_every_case_is_one_that_its_tool_has():
     for case in peers.CASES:
         twin = dataclasses.replace(case, tool=peers.OURS)
         assert twin in peers.CASES  # nobody is compared with nothing
+
+
+def test_stages_are_measured_beside_all_at_once(capsys):
+    rows = stages.stages(Stack(), ["50%", "2:4"], ["at once", "stages, aim 0.5"], seeds=2, samples=8, size=4)
+    assert [(row["setting"], row["way"]) for row in rows] == [
+        (setting, way) for setting in ("50%", "2:4") for way in ("at once", "stages, aim 0.5")
+    ]
+    assert all(len(row["runs"]) == len(row["seconds"]) == 2 for row in rows)
+    assert capsys.readouterr().out.count("| 50% |") == 2
+
+
+def test_networks_of_layers_are_measured_beside_criteria(monkeypatch, capsys):
+    monkeypatch.setattr(layers, "NETWORKS", {"CNN": lambda: layers.Convolutions(2)})
+    monkeypatch.setattr(layers, "STEPS", 40)
+    (row,) = layers.layers([0.5], seeds=1)
+    assert row.keys() == {"network", "sparsity", "dense", *layers.CRITERIA, *layers.WAYS}
+    assert all(0 <= row[way][0] <= 100 for way in ("dense", *layers.CRITERIA, *layers.WAYS))
+    assert "| CNN | 50% |" in capsys.readouterr().out
