@@ -105,6 +105,16 @@ def test_units_of_several_columns_cost_what_they_do_together():
     assert found.loss == before[1]
 
 
+def test_what_a_unit_gives_alone_is_what_zeros_cost():
+    weight, gram = exact(5, 6)
+    found = Elimination(weight, gram)
+    for unit, cost in zip([[0], [1, 4], [5]], found.alone([[0], [1, 4], [5]]).tolist(), strict=True):
+        change = torch.zeros_like(weight)
+        change[:, unit] = weight[:, unit]
+        assert cost == pytest.approx(float((change @ gram * change).sum()))
+        assert cost >= float(found.costs([unit])[0]) * (1 - 1e-3)
+
+
 def test_copies_and_combinations_leave_without_error():
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(60, 4, generator=generator, dtype=torch.float64)

@@ -120,7 +120,7 @@ class Measuring:
             if all(name in inside for name, _ in group.members):
                 self._measure(group, [(layer.copy(), units) for layer, units in its])
             else:
-                costs = sum(layer.costs(units) for layer, units in its)
+                costs = sum(layer.alone(units) for layer, units in its)
                 self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs.cpu().numpy()
         return {}, Pruned(block)
 
@@ -134,8 +134,10 @@ class Measuring:
     @property
     def measured(self) -> Measured:
         """After the walk. Of a group with members in several blocks, such as a residual stream, each unit costs what
-        it does alone: nothing holds all its consumers at once. Nor is there a matrix that could make up for a unit of
-        a group without consumers, such as the width of queries and keys: that costs what its outputs are."""
+        it gives, and several the sum: nothing holds all its consumers at once, and what others could make up for says
+        nothing of several, since of a normalized stream any one unit follows from all others. Nor is there a
+        matrix that could make up for a unit of a group without consumers, such as the width of queries and keys: that
+        costs what its outputs are."""
         scores, curves = dict(self._scores), dict(self._curves)
         for axis, costs in self._costs.items():
             order = np.argsort(costs, kind="stable")

@@ -120,6 +120,19 @@ class Elimination:
         found: Tensor = self._scale * half.square().sum((1, 2))
         return found
 
+    def alone(self, units: Sequence[Sequence[int]]) -> Tensor:
+        """What the outputs would lose with each of these sets of columns if nothing else moved; float64."""
+        units = [self._there(unit) for unit in units]
+        if len({len(unit) for unit in units}) > 1:
+            return torch.cat([self.alone([unit]) for unit in units])
+        at = torch.as_tensor(units, device=self.weight.device)
+        if not at.numel():
+            return self.weight.new_zeros(len(units))
+        corners = self._gram[at[:, :, None], at[:, None, :]]
+        parts = self._counted(self.weight).T[at]
+        found: Tensor = self._scale * (corners @ parts * parts).sum((1, 2))
+        return found
+
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""
         columns = self._there(columns)
