@@ -1,7 +1,7 @@
 """Transformers pruned block by block with calibration data: `oneshot`, in memory and from a directory."""
 
 from secateur.blockwise.calibration import read_calibration
-from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
@@ -13,6 +13,7 @@ from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import described, digest, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
 from secateur.blockwise.slopes import slopes
+from secateur.blockwise.targets import full_name
 
 __all__ = [
     "DirectoryWalk",
@@ -32,11 +33,13 @@ __all__ = [
     "digest",
     "family_of",
     "find_blocks",
+    "full_name",
     "handed_out",
     "held_batches",
     "of_the_first",
     "oneshot",
     "parameters_counted",
+    "parts_of",
     "rank_and_world",
     "read_calibration",
     "slopes",

@@ -17,7 +17,7 @@ from torch import nn
 
 from secateur.blockwise.dense_scores import share_out
 from secateur.blockwise.finding import parts_of
-from secateur.blockwise.jobs import Pruned, Solved
+from secateur.blockwise.jobs import Job, Pruned, Solved
 from secateur.blockwise.observation import prepared
 from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.replay import RUNS_AGAIN, Outputs, Replay
@@ -70,15 +70,16 @@ def walk_model(
     forward: Forward | None = None,
     activations: Path | None = None,
 ) -> list[Pruned]:
-    """A walk over the blocks of a model in memory that does a job of one's own; what it said of each block.
+    """A walk over the blocks of a model in memory, or the layers of one without blocks (`parts_of`), that does a job of
+    one's own; what it said of each block.
 
     Raises:
-        ValueError: the model has no blocks, or runs one of them more than once in a forward pass.
+        ValueError: the model has no matrices, or runs one of its blocks more than once in a forward pass.
     """
     _, held = held_batches(batches)
     inner = unwrapped(model)
     with unchanged(inner), prepared(inner), torch.no_grad():
-        blocks = find_blocks(inner)
+        blocks = parts_of(inner)
         _refuse_repeated(inner, blocks, held[0], forward)
         replay = Replay(
             inner,

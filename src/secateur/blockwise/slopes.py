@@ -1,15 +1,16 @@
-"""How far the outputs of a model move when the outputs of a product move: squared slopes, from one backward pass a batch.
+"""How far the outputs of a model move when those of a product move: squared slopes, from one backward pass a batch.
 
 Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given.
 
 For outputs f of a model and a change e of a product's outputs, ``KL(f, f + J e) ≈ ½ eᵀ F e``, F being the Fisher
-information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y drawn,
-for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens, as for
+information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y
+drawn, for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens, as for
 weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from secateur.blockwise.observation import prepared
 from secateur.blockwise.pairs import Meeting, Pairs
 from secateur.blockwise.products import Piece, Tokens
+from secateur.evidence import CONVOLUTIONS
 from secateur.support import Forward, device_of, moved, run_batch, seeded, tensors_in, track, unchanged, unwrapped
 
 __all__ = ["slopes"]
@@ -28,26 +30,32 @@ class _Slopes(Pairs):
     """Adds up the squared gradients that reach the outputs of products."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
-        super().__init__(parameters, frozenset())
+        super().__init__(parameters, frozenset(), unfolds=True)
         self.squares: dict[Piece, Tensor] = {}
         self.rows: dict[Piece, int] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.just_met = []
         output = super(Pairs, self).__torch_function__(func, types, args, kwargs)
-        meeting = self._whose(func, args, kwargs or {})
+        is_convolution = func in CONVOLUTIONS and len(self.just_met) == 1  # of groups each has channels of its own
+        meeting = self.just_met[0] if is_convolution else self._whose(func, args, kwargs or {})
         value = output[0] if isinstance(output, tuple) else output
-        if meeting is not None and isinstance(value, Tensor) and value.shape[-1] == meeting.piece.shape[0]:
+        if meeting is None or not isinstance(value, Tensor):
+            return output
+        at = -1 if not is_convolution else value.dim() - len(args[1].shape[2:]) - 1  # where its outputs lie
+        if value.shape[at] == meeting.piece.shape[0]:
             if not value.requires_grad:
                 value.requires_grad_()  # no parameter asks for a gradient: the graph begins here
-            value.register_hook(lambda grad, piece=meeting.piece: self._see(piece, grad))
+            see = functools.partial(self._see, meeting.piece, at)
+            value.register_hook(see)  # type: ignore[no-untyped-call]
         return output
 
     def _add(self, piece: Piece, *_: Any) -> None:
         self.just_met.append(Meeting(piece, 0))
 
-    def _see(self, piece: Piece, grad: Tensor) -> None:
-        rows = grad.detach().reshape(-1, grad.shape[-1])
+    def _see(self, piece: Piece, at: int, grad: Tensor) -> None:
+        grad = grad.detach().movedim(at, -1)
+        rows = grad.reshape(-1, grad.shape[-1])
         if self.tokens.own is not None and self.tokens.own.numel() == len(rows):
             rows = rows[self.tokens.own.reshape(-1).to(rows.device)]
         square = rows.double().square().sum(0)

@@ -5,14 +5,13 @@ Law: the structure is proved before any weight changes; what changed is taken ba
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from secateur.blockwise import find_blocks, slopes, walk_model
+from secateur.blockwise import full_name, parts_of, slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.plan import plan_of
@@ -31,7 +30,7 @@ def chosen_by_data(
     subject: Subject,
     asked: Request,
     known: Collection[str],
-    batches: Iterable[Any],
+    batches: Sequence[Any],
     *,
     repair: bool,
     forward: Forward | None,
@@ -40,19 +39,21 @@ def chosen_by_data(
     """What stays of a model in memory, whose consumers are repaired already; the plan is not carried out yet.
 
     Raises:
-        ValueError: the model has no repeated blocks, there are no batches, or they measure nothing that may leave.
+        ValueError: there are no batches, or they measure nothing that may leave.
     """
     model, coupling = subject.model, subject.coupling
-    shared = _shared(model)
-    batches = batches if isinstance(batches, list | tuple) else list(batches)
-    measuring = Measuring(coupling, groups_in_scope(coupling, asked), shared=shared)
+    groups = groups_in_scope(coupling, asked)
+    measuring = Measuring(coupling, groups, shared=_shared(model))
     measuring.slopes.update(slopes(model, batches[:_SLOPES], measuring.targets, forward=forward))
     walk_model(model, batches, measuring, forward=forward)
+    if measuring.slopes and measuring.unsloped:
+        measuring = Measuring(coupling, groups, shared=measuring.shared)
+        walk_model(model, batches, measuring, forward=forward)
     measured = measuring.measured
     if not measured.scores:
         raise ValueError(
             f"data says nothing of what may leave {type(model).__name__}: the batches ran none of its blocks, or no "
-            "product of a unit with a matrix in them (of convolutions nothing is measured). Pass other batches, or "
+            "product of a unit with a matrix in them. Pass other batches, or "
             "none: then magnitude ranks the units."
         )
     choice = choose(subject, asked, known, measured)
@@ -60,39 +61,16 @@ def chosen_by_data(
     if not left:
         return choice
     job = Repairing(coupling, left, choice.kept, measured, repair=repair)
-    before = {name: model.get_parameter(name).detach().clone() for name in job.targets}
-
-    def put_back() -> None:
-        with torch.no_grad():
-            for name, values in before.items():
-                _parameter(model, name).copy_(values)
-
-    undo.call(put_back)
+    undo.values(*(model.get_parameter(name) for name in job.targets))
     walk_model(model, batches, job, forward=forward)
     return replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept))
 
 
 def _shared(model: nn.Module) -> frozenset[str]:
-    """The parameters that several blocks hold: what is right for one is wrong for the others, so they stay as they are.
-
-    Raises:
-        ValueError: the model has no blocks.
-    """
-    try:
-        blocks = find_blocks(model)
-    except ValueError:
-        raise ValueError(
-            f"{type(model).__name__} has no repeated blocks (no ModuleList or Sequential of modules that hold "
-            "matrices), and data is measured block by block. Shrink it without batches, or put its blocks into a "
-            "ModuleList."
-        ) from None
+    """The parameters that several blocks hold: what is right for one is wrong for the others, so they stay."""
+    blocks = parts_of(model)
     names: dict[int, list[str]] = {}
     for block, module in blocks.items():
         for name, parameter in module.named_parameters():
-            names.setdefault(id(parameter), []).append(f"{block}.{name}")
+            names.setdefault(id(parameter), []).append(full_name(block, name))
     return frozenset(name for each in names.values() if len(each) > 1 for name in each)
-
-
-def _parameter(model: Any, name: str) -> Tensor:
-    found: Tensor = model.get_parameter(name)
-    return found

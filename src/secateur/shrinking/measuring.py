@@ -15,13 +15,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Met, Piece, Pruned, Solved
+from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group
 from secateur.shrinking.consumers import Columns, columns_of, rows_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["Curve", "Measured", "Measuring", "chunk_of", "counts_of"]
+__all__ = ["Curve", "Measured", "Measuring", "chunk_of", "counts_of", "gram_of"]
 
 WORDS = ("gram", "input_mean")
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
@@ -78,6 +78,7 @@ class Measuring:
     around: bool = True
     words: tuple[str, ...] = WORDS
     shared: frozenset[str] = frozenset()  # parameters that several blocks hold
+    unsloped: bool = False  # whether of a consumer no slopes are known: its losses compare with no others then
     _scores: dict[Axis, Tensor] = field(default_factory=dict)
     _curves: dict[Axis, Curve] = field(default_factory=dict)
     _costs: dict[Axis, npt.NDArray[np.float64]] = field(default_factory=dict)
@@ -93,9 +94,9 @@ class Measuring:
     ) -> tuple[Mapping[str, Solved], Pruned]:
         layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
         given: dict[Axis, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
-        inside = {f"{block}.{name}" for name, _ in module.named_parameters()}
+        inside = {full_name(block, name) for name, _ in module.named_parameters()}
         for piece, met in found.items():
-            name, parameter = f"{block}.{piece.name}", stage[piece.name]
+            name, parameter = full_name(block, piece.name), stage[piece.name]
             columns = columns_of(self.coupling, self.groups, name, piece, parameter)
             matrix, slopes = piece.of(parameter), self.slopes.get(piece._replace(name=name))
             if not met.tokens:
@@ -107,7 +108,8 @@ class Measuring:
                     given[axis] = np.maximum(given.get(axis, 0.0), costs)
             if not columns:
                 continue
-            layer = Elimination(matrix, met.sums.gram, damping=self.damping, counts=counts_of(matrix, met, slopes))
+            self.unsloped = self.unsloped or slopes is None
+            layer = Elimination(matrix, gram_of(met), damping=self.damping, counts=counts_of(matrix, met, slopes))
             for axis, units in columns.items():
                 layers.setdefault(axis, []).append((layer, units))
                 self._consumers.setdefault(axis, set()).add(name)
@@ -120,8 +122,9 @@ class Measuring:
             if all(name in inside for name, _ in group.members):
                 self._measure(group, [(layer.copy(), units) for layer, units in its])
             else:
-                costs = sum(layer.alone(units) for layer, units in its)
-                self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs.cpu().numpy()
+                for layer, units in its:
+                    costs = layer.alone(units).cpu().numpy()
+                    self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs
         return {}, Pruned(block)
 
     def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:
@@ -153,6 +156,12 @@ def chunk_of(count: int) -> int:
     return math.ceil(count / _TIMES)
 
 
+def gram_of(met: Met) -> Tensor:
+    """The Gram matrix of what met a matrix, which both walks ask for."""
+    assert met.sums.gram is not None
+    return met.sums.gram
+
+
 def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     """What the squared loss of each output counts: half its squared slope, where that is known (`slopes`), so that a
     loss is a divergence of the model's outputs.
@@ -168,7 +177,7 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     mean = sums.totals.double() / int(sums.tokens)
     if met.around is None:
         weight = matrix.double()
-        squares = (weight @ sums.gram.double() * weight).sum(1)
+        squares = (weight @ gram_of(met).double() * weight).sum(1)
         mean = weight @ mean
     else:
         squares = sums.squares
@@ -181,7 +190,7 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
 def _energy(matrix: Tensor, met: Met, slopes: Tensor) -> npt.NDArray[np.float64]:
     """What it costs that an output is 0, for each of them."""
     weight = matrix.double()
-    squares = (weight @ met.sums.gram.double() * weight).sum(1)
+    squares = (weight @ gram_of(met).double() * weight).sum(1)
     found: npt.NDArray[np.float64] = (squares * slopes / (2 * int(met.sums.tokens))).cpu().numpy()
     return found
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
+from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
@@ -220,7 +221,8 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
-    if batches is None:
+    held = None if batches is None else list(batches)  # run through several times
+    if held is None:
         warn_without_data(model, before, asked)
     known = names_of(before)  # what is frozen later has a name all the same
     plans: list[Plan] = []
@@ -245,12 +247,15 @@ def shrink(
             tie_roles(coupling)
         if rest.sparsity or not branches:
             subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
-            if batches is None:
+            if held is None:
                 choice = choose(subject, rest, known)
             else:
-                choice = chosen_by_data(subject, rest, known, batches, repair=repair, forward=forward, undo=undo)
+                choice = chosen_by_data(subject, rest, known, held, repair=repair, forward=forward, undo=undo)
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer))
+            if held is not None and repair and choice.plan.tensors and any(map(private.is_batchnorm, model.modules())):
+                undo.values(*model.buffers())
+                reestimate_batchnorm(model, held, forward=forward)
             if configured is not None:
                 undo.call(configured.adopt(model, choice.fields))
         kept = {} if choice is None else choice.kept

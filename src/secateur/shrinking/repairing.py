@@ -14,10 +14,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Met, Piece, Pruned, Solved
+from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.shrinking.consumers import Columns, columns_of
-from secateur.shrinking.measuring import Measured, chunk_of, counts_of
+from secateur.shrinking.measuring import Measured, chunk_of, counts_of, gram_of
 from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing"]
@@ -63,29 +63,33 @@ class Repairing:
         return {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
 
     def solve_stage(
-        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+        self,
+        block: str,
+        module: nn.Module,
+        stage: Mapping[str, Tensor],
+        found: Mapping[Piece, Met],
     ) -> tuple[Mapping[str, Solved], Pruned]:
         layers: dict[Piece, Elimination] = {}
         columns: dict[Piece, Mapping[Axis, Columns]] = {}
         for piece, met in found.items():
-            its = columns_of(self.coupling, self.groups, f"{block}.{piece.name}", piece, stage[piece.name])
+            its = columns_of(self.coupling, self.groups, full_name(block, piece.name), piece, stage[piece.name])
             if its:
                 matrix, columns[piece] = piece.of(stage[piece.name]), its
                 layers[piece] = Elimination(
                     matrix,
-                    met.sums.gram,
+                    gram_of(met),
                     lacking=met.lacking,
                     aim=self.aim if self.repair else 0.0,
                     damping=self.damping,
                     counts=counts_of(
-                        matrix, met, self.measured.slopes.get(piece._replace(name=f"{block}.{piece.name}"))
+                        matrix, met, self.measured.slopes.get(piece._replace(name=full_name(block, piece.name)))
                     ),
                 )
-        here = {f"{block}.{name}" for name in stage}
+        here = {full_name(block, name) for name in stage}
         for group in self.groups:  # heads before what is within them
-            its = [(layer, columns[each][group.axis]) for each, layer in layers.items() if group.axis in columns[each]]
-            if its:
-                self._remove(group, its, anew=self.measured.consumers[group.axis] <= here)
+            behind = [(layer, columns[at][group.axis]) for at, layer in layers.items() if group.axis in columns[at]]
+            if behind:
+                self._remove(group, behind, anew=self.measured.consumers[group.axis] <= here)
         new: dict[str, Solved] = {}
         for piece, layer in layers.items():
             parameter = stage[piece.name]
@@ -100,7 +104,7 @@ class Repairing:
             values = self._better(matrix, layer, found[piece], mask)
             piece.of(solved.values).copy_(values)
             piece.of(solved.mask).copy_(mask.expand(piece.shape))
-            name = f"{block}.{piece.name}"
+            name = full_name(block, piece.name)
             self.errors[name] = self.errors.get(name, 0.0) + layer.loss
         return new, Pruned(block)
 
@@ -120,7 +124,7 @@ class Repairing:
         if not self.repair:
             return plain
         repaired = layer.settled(met.tokens).to(matrix.dtype)
-        gram = met.sums.gram.double()
+        gram = gram_of(met).double()
         towards = matrix.double() @ gram
         if met.lacking is not None:
             towards += self.aim * met.lacking.double()
