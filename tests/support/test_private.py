@@ -206,3 +206,12 @@ def test_tells_of_steps_if_made_by_torchs_constructor():
     optimizer.register_step_post_hook(lambda *_: called.append(1))
     optimizer.step()
     assert called == [1]
+
+
+def test_a_recurrent_module_computes_with_the_parameters_that_it_has_now():
+    module, x = nn.LSTM(2, 3), torch.randn(4, 1, 2)
+    module._parameters["weight_hh_l0"] = nn.Parameter(torch.zeros(12, 3))
+    before = module(x)[0]
+    private.flatten_anew(module)
+    assert not torch.equal(module(x)[0], before)
+    assert module._flat_weights[1] is module.weight_hh_l0
