@@ -80,7 +80,7 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
 
 
 def flatten_anew(module: nn.RNNBase) -> None:
-    """A recurrent module has its parameters in a list once more, from which it computes: those that it has now."""
+    """A recurrent module lists its parameters once more, to compute with: from now on those that it has now."""
     module._flat_weights = [getattr(module, name, None) for name in module._flat_weights_names]
 
 
