@@ -102,6 +102,8 @@ def test_a_run_goes_on_only_with_the_same_request(llama, tmp_path, monkeypatch):
         ({"solver": functools.partial(admm, damping=0.1)}, r'solver "admm", not "admm\(damping=0.1\)"'),
         ({"pattern": Rows()}, r"pattern "),
         ({"batches": batches("llama", count=2)}, "data "),
+        ({"aim": 0.25}, "aim 0.5, not 0.25"),
+        ({"stages": False, "aim": 0.5}, "stages true, not false"),
         ({"exclude": "*q_proj*"}, r'exclude null, not \["\*q_proj\*"\]'),
     ):
         with pytest.raises(CheckpointError, match=difference) as caught:

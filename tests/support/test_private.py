@@ -369,3 +369,13 @@ def test_composed_states_are_those_that_modules_have():
     assert private.shard_groups_of(state) == [1]
     state._fsdp_param_groups = [1, None, 2]
     assert private.shard_groups_of(state) == [1, 2]
+
+
+def test_a_recurrent_module_lists_the_parameters_that_it_has_now():
+    module, x = nn.LSTM(2, 3), torch.randn(4, 1, 2)
+    before, old = module(x)[0], module.weight_hh_l0
+    module._parameters["weight_hh_l0"] = nn.Parameter(torch.zeros(12, 3))
+    assert module._flat_weights[1] is old
+    private.flatten_anew(module)
+    assert module._flat_weights[1] is module.weight_hh_l0
+    assert not torch.equal(module(x)[0], before)

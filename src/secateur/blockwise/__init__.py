@@ -1,4 +1,4 @@
-"""Transformers pruned block by block with calibration data: `oneshot`, in memory and from a directory."""
+"""Transformers pruned block by block, and other networks layer by layer, with calibration data: `oneshot`."""
 
 from secateur.blockwise.calibration import read_calibration
 from secateur.blockwise.finding import find_blocks, parts_of

@@ -1,7 +1,8 @@
 """One-shot pruning of a model made of repeated blocks: calibrate, prune and repair one block after the other.
 
 Law: a block is pruned by what reaches it from the pruned blocks before it; its weights change only when all of them
-are solved, and are written down before the next block is read. Memory is one block and the activations between two.
+are solved, and are written down before the next block is read. Memory is one block, as it was and as it becomes, and
+the activations between two, of the dense model as well where that runs beside.
 """
 
 from __future__ import annotations
@@ -54,15 +55,21 @@ def oneshot(
     """Prunes a model of repeated blocks with calibration data, block by block, as SparseGPT does (Frantar & Alistarh
     2023, arXiv:2301.00774) and Wanda (Sun et al. 2023, arXiv:2306.11695): in memory, or a directory larger than it.
 
-    For each block in the order in which the model runs them: run the batches up to it through the pruned blocks before
-    it, sum what each of its matrices is multiplied with, solve all of them, and run it again with its new weights. All
-    matrices of a block are solved from one such run, as in the authors' code. Sums are over tokens, in float32 or
-    wider, and leave out what an ``attention_mask`` calls padding; they do not depend on how tokens are batched.
+    For each block in the order in which the model runs them, and each stage of it: run the batches up to it through
+    the pruned ones before it, sum what each of its matrices is multiplied with, and solve them; then run the block
+    again with its new weights. The dense model runs beside, and a weight is moved half of the way to what restores its
+    outputs first. Without stages all matrices of a block are solved from one run, as in the authors' code. Sums are
+    over tokens, in float32 or wider, and leave out what an ``attention_mask`` calls padding; they do not depend on how
+    tokens are batched.
 
     Blocks are found by structure (`find_blocks`), their weights by watching the products in them: ``Linear``,
     ``Conv1D``, each expert of a fused tensor, the parts of ``MultiheadAttention``. Embeddings, heads and all else
     outside the blocks, and routers, normalizations and adapters inside them, are left alone. An expert that no token
     was sent to is pruned by magnitude, and named in its layer's ``without_tokens``.
+
+    In memory, a network without repeated blocks, or mostly of convolutions and recurrent layers, is one block whose
+    layers are the stages: convolutions as products with patches, and the gates of LSTM, GRU and RNN. Each stage runs
+    the batches from the start.
 
     A model in memory is changed in place, block by block; if a block fails, those before it stay pruned. A directory
     is not changed: the result is written beside ``out`` and renamed at the end, and a run that was killed goes on where
@@ -100,8 +107,8 @@ def oneshot(
         What was done: it prints as a table, and holds the numbers.
 
     Raises:
-        ValueError: no blocks, no batches, a glob without a match, a sparsity or shape that does not fit the pattern,
-            activations that are NaN, a block that runs twice in a forward pass.
+        ValueError: no blocks in a directory's model, no batches, a glob without a match, a sparsity or shape that does
+            not fit the pattern, activations that are NaN, a block that runs twice in a forward pass.
         TypeError: the solver asks for what is not gathered here, or a batch is of no known kind.
         CheckpointError: a directory that cannot be read, or an ``out`` that cannot be written.
 

@@ -4,8 +4,8 @@ Law: the model is left as it is; padding does not count; what no slope reaches i
 
 For outputs f of a model and a change e of a product's outputs, ``KL(f, f + J e) ≈ ½ eᵀ F e``, F being the Fisher
 information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y
-drawn, for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens, as for
-weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
+drawn, for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens,
+as for weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -18,8 +18,10 @@ from secateur.support import private
 
 __all__ = ["Marks", "Order"]
 
-# what they return has the shape of what they are given, and nothing else of it
-_SHAPE_ONLY = re.compile(r"aten::(empty|zeros|ones|full|rand|randn|randint)_like|aten::new_(empty|zeros|ones|full)")
+# what they return has the shape of what they are given and nothing else of it, or is new
+_NOTHING_OF = re.compile(
+    r"aten::(empty|zeros|ones|full|rand|randn|randint)_like|aten::new_(empty|zeros|ones|full)|aten::lift_fresh"
+)
 
 
 class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
@@ -30,6 +32,11 @@ class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
         self.own = {_memory(weight): 1 << at for at, weight in enumerate(weights)}
         self.of_memory: dict[int, int] = {}
 
+    def __enter__(self) -> Self:
+        self.of_memory.clear()  # what was made outside may lie where something marked was
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
     def of(self, tensor: Tensor) -> int:
         memory = _memory(tensor)
         return self.own.get(memory, 0) | self.of_memory.get(memory, 0)
@@ -39,10 +46,11 @@ class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
         given = [each for each in private.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         made = [each for each in private.tree_leaves(output) if isinstance(each, Tensor)]
         marks = 0
-        if not _SHAPE_ONLY.match(str(func.name())):
+        if not _NOTHING_OF.match(str(func.name())):
             for each in given:
                 marks |= self.of(each)
-        aliases = {_memory(each) for each in given}
+        # what comes from Python has memory that no operation gave it
+        aliases = set() if str(func.name()) == "aten::lift_fresh" else {_memory(each) for each in given}
         for each in made:
             memory = _memory(each)
             # memory that is new may have been another's before

@@ -65,7 +65,7 @@ class Repairing:
     def solve_stage(
         self,
         block: str,
-        module: nn.Module,
+        module: nn.Module,  # noqa: ARG002
         stage: Mapping[str, Tensor],
         found: Mapping[Piece, Met],
     ) -> tuple[Mapping[str, Solved], Pruned]:
