@@ -248,17 +248,26 @@ class Headed(Stack):
 
     def __init__(self):
         super().__init__()
-        self.head = nn.Sequential(nn.Linear(8, 10), nn.ReLU(), nn.Linear(10, 2))
+        self.head = Head()
+
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 10), nn.Linear(10, 2)
+
+    def forward(self, x):
+        return self.second(self.first(x).relu())
 
 
 def test_units_of_which_nothing_is_known_leave_last():
     torch.manual_seed(0)
     model, far = Headed(), Headed()
     found = counts(shrink(model, data()[0], 0.3, batches=data(), exclude="enter.*"))
-    assert found["head.0.weight"] == 10
+    assert found["head.first.weight"] == 10
     assert min(found[f"layers.{at}.up.weight"] for at in range(3)) < 12
     # when nothing else is left to leave
-    assert counts(shrink(far, data()[0], 0.8, batches=data(), exclude="enter.*"))["head.0.weight"] < 10
+    assert counts(shrink(far, data()[0], 0.8, batches=data(), exclude="enter.*"))["head.first.weight"] < 10
 
 
 def test_uniform_keeps_equally_many_and_loads(tmp_path):
@@ -442,7 +451,7 @@ def test_activations_that_are_infinite(batches):
     with torch.no_grad():
         model.blocks[1].up.weight[0, 0] = torch.inf
     state = state_of(model)
-    with pytest.raises(ValueError, match=r"blocks\.1\.(up|down)\.weight.*(NaN|infinit)"):
+    with pytest.raises(ValueError, match=r"blocks\.1.*(NaN|infinit)"):
         shrink(model, batches[0], 0.3, batches=batches, verify=False)
     assert is_unchanged(model, state)
 
