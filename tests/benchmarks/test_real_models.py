@@ -16,7 +16,7 @@ from torch import nn
 from benchmarks.shrinking import accuracy, packages, real, rivals, run, times
 from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case, Options
 from benchmarks.shrinking.rivals import Keep, all_groups
-from benchmarks.shrinking.sizes import count_of
+from benchmarks.shrinking.sizes import count_of, multiply_adds
 from benchmarks.support import corpora
 from benchmarks.support.language_models import SmolLM2
 
@@ -202,6 +202,18 @@ def test_half_of_an_encoder(bert):
     assert real.goal_of(bert, UNITS).keep == Keep(20, 6)
     assert real.goal_of(bert, HALF).keep == Keep(20, 3)
     assert real.goal_of(bert, HALF).target == "macs"
+
+
+@pytest.mark.parametrize("level", [UNITS, HALF])
+def test_shrink_is_asked_for_the_same_half(level, bert, batches):
+    goal = real.goal_of(bert, level)
+    before = multiply_adds(bert, batches[0])
+    real.RIVALS["shrink"].make(bert, batches, goal)
+    if level == UNITS:
+        assert {group.count for group in all_groups(bert) if group.kind == "units"} == {goal.keep.units}
+        assert all(group.consumer.in_features == 24 for group in all_groups(bert) if group.kind == "heads")
+    else:
+        assert 0.4 * before < multiply_adds(bert, batches[0]) < 0.6 * before
 
 
 @pytest.fixture
