@@ -216,7 +216,7 @@ class Encoder(Subject):
         fit(model, loss, self.steps, 5e-4, masks)
 
 
-class _NextToken(nn.Module):
+class NextToken(nn.Module):
     """The logits of one token after others, whose keys and values are held."""
 
     def __init__(self, model: nn.Module, before: Tensor) -> None:
@@ -258,7 +258,7 @@ class Decoder(Subject):
         self.judged = (self.held_out[:1],)
 
     def serve(self, model: nn.Module) -> nn.Module:
-        return _NextToken(model, self.held_out[:1, :64]).eval()
+        return NextToken(model, self.held_out[:1, :64]).eval()
 
     def judge(self, model: nn.Module) -> nn.Module:
         return _Logits(model).eval()

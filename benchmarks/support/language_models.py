@@ -1,4 +1,4 @@
-"""The language models that benchmarks prune: all-MiniLM-L6-v2, and small Llamas that are trained here, by one loop.
+"""The language models that benchmarks prune: all-MiniLM-L6-v2, SmolLM2, and small Llamas that are trained here.
 
 Law: a model is measured on text that neither training nor calibration saw, and is the same in every run.
 """
@@ -73,9 +73,15 @@ class MiniLM:
 
         transformers.logging.disable_progress_bar()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
-        self.model = transformers.AutoModel.from_pretrained(directory).eval()
+        self.model = self.load(directory)
         self.held_out = corpora.sentences()[:1000]
         self.dense = self.embeddings(self.model)
+
+    @staticmethod
+    def load(directory: Path) -> Any:
+        import transformers
+
+        return transformers.AutoModel.from_pretrained(directory).eval()
 
     def _tokens(self, texts: list[str], size: int) -> list[dict[str, Tensor]]:
         texts = sorted(texts, key=len)
@@ -105,6 +111,49 @@ class MiniLM:
             neighbours.append(torch.zeros_like(similar, dtype=torch.bool).scatter_(1, similar.topk(10).indices, True))
         overlap = (neighbours[0] & neighbours[1]).sum() / neighbours[0].sum()
         return float((self.dense * new).sum(1).mean()), float(overlap)
+
+
+class SmolLM2:
+    """SmolLM2-135M-Instruct, or another causal model of transformers with its tokenizer in a directory.
+
+    Measured by its perplexity on docstrings of modules that no calibration sees, and on a third as much of Python's own
+    manual.
+    """
+
+    columns = ("perplexity", "of the manual")
+    higher_is_better = False
+    length = 512
+
+    def __init__(self, directory: Path, judged: int = 24) -> None:
+        import transformers
+
+        transformers.logging.disable_progress_bar()
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        self.model = self.load(directory)
+        calibration, held_out = corpora.of_modules()
+        self.train = self._rows(calibration)
+        self.held_out = [self._rows(held_out)[:judged], self._rows(corpora.language_reference())[: -(-judged // 3)]]
+
+    @staticmethod
+    def load(directory: Path) -> Any:
+        import transformers
+
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+
+    def _rows(self, text: str) -> Tensor:
+        tokens = self.tokenizer(text, return_tensors="pt", verbose=False).input_ids[0]
+        return tokens[: len(tokens) // self.length * self.length].view(-1, self.length)
+
+    def batches(self, seed: int, samples: int = 24, size: int = 1) -> list[dict[str, Tensor]]:
+        chosen = random.Random(seed).sample(range(len(self.train)), samples)
+        return [{"input_ids": self.train[chosen[i : i + size]]} for i in range(0, samples, size)]
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module) -> tuple[float, ...]:
+        return tuple(
+            math.exp(statistics.mean(float(model(input_ids=part, labels=part).loss) for part in rows.split(1)))
+            for rows in self.held_out
+        )
 
 
 class GPT:

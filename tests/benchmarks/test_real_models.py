@@ -1,0 +1,431 @@
+"""The benchmark of real models at once, on a tiny Llama and a tiny BERT: its rivals are what their papers say.
+
+Law: a rival takes as many units as it is told and nothing else; where nothing leaves, or what leaves is a copy, what
+the papers promise holds to rounding.
+"""
+
+import copy
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.shrinking import accuracy, packages, real, rivals, run, times
+from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case, Options
+from benchmarks.shrinking.rivals import Keep, all_groups
+from benchmarks.shrinking.sizes import count_of, multiply_adds
+from benchmarks.support import corpora
+from benchmarks.support.language_models import SmolLM2
+
+METHODS = {"magnitude": rivals.magnitude, "wanda": rivals.wanda, "flap": rivals.flap, "fasp": rivals.fasp}
+
+
+@pytest.fixture
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+        num_key_value_heads=3, max_position_embeddings=64, tie_word_embeddings=True, initializer_range=0.3,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture
+def bert():
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(
+        vocab_size=64, hidden_size=24, intermediate_size=40, num_hidden_layers=2, num_attention_heads=6,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    return BertModel(config).eval()
+
+
+@pytest.fixture
+def batches():
+    return [{"input_ids": torch.randint(64, (2, 16))} for _ in range(3)]
+
+
+def logits(model, batches):
+    with torch.no_grad():
+        return torch.cat([model(**batch)[0] for batch in batches])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_as_many_units_leave_as_told(method, llama, batches):
+    before = count_of(llama)
+    unit = sum(group.weights for group in all_groups(llama) if group.kind == "units")
+    METHODS[method](llama, batches, Keep(units=30, heads=3))
+    assert [group.count for group in all_groups(llama)] == [3, 30, 3, 30]
+    biases = 2 * (2 * 30 + 24) if method == "flap" else 0
+    assert count_of(llama) == before - 10 * unit + biases
+    assert logits(llama, batches).isfinite().all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_heads_leave_with_their_queries(method, bert, batches):
+    real_tokens = torch.ones(2, 16, dtype=torch.long)
+    real_tokens[1, 10:] = 0
+    padded = [{**batch, "attention_mask": real_tokens} for batch in batches]
+    METHODS[method](bert, padded, Keep(units=20, heads=3))
+    attention = bert.encoder.layer[0].attention
+    assert attention.self.query.weight.shape == attention.self.value.weight.shape == (12, 24)
+    assert attention.output.dense.weight.shape == (24, 12)
+    assert logits(bert, padded).isfinite().all()
+
+
+@pytest.mark.parametrize("method", [*METHODS, "flap_adaptive"])
+def test_where_nothing_leaves_nothing_changes(method, llama, batches):
+    before = logits(llama, batches)
+    getattr(rivals, method)(llama, batches, Keep(units=40, heads=3))
+    assert torch.equal(logits(llama, batches), before)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_leaves_is_what_does_nothing(method, llama, batches):
+    """Units whose column is zero, and rows nearly so, are the ones that go, wherever they are."""
+    for block in llama.model.layers:
+        for each in (block.mlp.gate_proj, block.mlp.up_proj):
+            each.weight.data[7:17] *= 1e-3
+        block.mlp.down_proj.weight.data[:, 7:17] = 0
+    before = logits(llama, batches)
+    METHODS[method](llama, batches, Keep(units=30, heads=3))
+    within = 0.05 if method == "fasp" else 1e-4  # its damping draws what stays towards zero
+    assert (logits(llama, batches) - before).norm() <= within * before.norm()
+
+
+def test_least_squares_make_up_for_a_copy(llama, batches):
+    """FASP: what leaves is a unit whose rows another has, too, and the other takes over."""
+    for block in llama.model.layers:
+        block.mlp.down_proj.weight.data[:, 20:] *= 0.1  # these are the least
+        for each in (block.mlp.gate_proj, block.mlp.up_proj):
+            each.weight.data[20:] = each.weight.data[:20]
+    dense, batches = logits(llama, batches), [*batches, *batches]
+    fasp, wanda = copy.deepcopy(llama), llama
+    rivals.fasp(fasp, batches, Keep(units=38, heads=3), damping=1e-9)
+    rivals.wanda(wanda, batches, Keep(units=38, heads=3))
+    errors = [(logits(each, batches[:3]) - dense).norm() / dense.norm() for each in (fasp, wanda)]
+    assert errors[0] < 1e-4 < 1e-3 < errors[1]
+
+
+def test_the_bias_makes_up_for_the_mean(llama, batches):
+    """FLAP: the mean of what the last block adds to the stream is what it was, on the calibration."""
+
+    def mean_added(model):
+        found = []
+        handle = model.model.layers[0].mlp.register_forward_hook(lambda _, given, out: found.append(out))
+        logits(model, batches)
+        handle.remove()
+        return torch.cat(found).mean((0, 1))
+
+    before = mean_added(llama)
+    rivals.flap(llama, batches, Keep(units=25, heads=3))
+    torch.testing.assert_close(mean_added(llama), before, rtol=1e-4, atol=1e-5)
+    assert llama.config.mlp_bias
+
+
+def test_fluctuation_by_hand():
+    consumer = nn.Linear(2, 3, bias=False)
+    consumer.weight.data = torch.tensor([[1.0, 0.0], [2.0, 1.0], [2.0, 0.0]])
+    group = rivals.Group("units", (), consumer, 2)
+    inputs = torch.tensor([[5.0, -1.0], [7.0, 1.0]])
+    assert rivals.fluctuation(group, inputs).tolist() == [2 * 9, 2 * 1]  # means do not count
+
+
+def test_adaptive_layers_differ_and_the_count_is_met(llama, batches):
+    llama.model.layers[0].mlp.down_proj.weight.data[:, :20] *= 10
+    before = count_of(llama)
+    unit = all_groups(llama)[1].weights
+    rivals.flap_adaptive(llama, batches, Keep(units=30, heads=3))
+    counts = [group.count for group in all_groups(llama) if group.kind == "units"]
+    assert counts[0] != counts[1]
+    largest = max(group.weights for group in all_groups(llama))
+    biases = sum(each.numel() for name, each in llama.named_parameters() if name.endswith("bias"))
+    assert abs(before - count_of(llama) + biases - 20 * unit) <= largest
+    assert logits(llama, batches).isfinite().all()
+
+
+def test_slicing_nothing_turns_the_stream_and_changes_nothing(llama, batches):
+    for norm in (module for module in llama.modules() if type(module).__name__ == "LlamaRMSNorm"):
+        norm.weight.data.uniform_(0.5, 1.5)
+    before = logits(llama, batches)
+    whole = rivals.sliced_parameters(llama, 24)
+    rivals.slicegpt(llama, batches, 24)
+    assert count_of(llama) == whole
+    torch.testing.assert_close(logits(llama, batches), before, rtol=1e-3, atol=1e-3)
+
+
+def test_slicing_holds_as_many_parameters_as_said(llama, batches):
+    said = rivals.sliced_parameters(llama, 15)
+    rivals.slicegpt(llama, batches, 15)
+    assert count_of(llama) == said
+    assert logits(llama, batches).isfinite().all()
+
+
+def test_a_stream_of_few_directions_is_sliced_without_loss(llama, batches):
+    """An embedding of four dimensions, and blocks that write into no others."""
+    basis = torch.linalg.qr(torch.randn(24, 4)).Q
+    onto = basis @ basis.T
+    llama.model.embed_tokens.weight.data @= onto
+    for block in llama.model.layers:
+        for each in (block.self_attn.o_proj, block.mlp.down_proj):
+            each.weight.data = onto @ each.weight.data
+    before = logits(llama, batches)
+    rivals.slicegpt(llama, batches, 6)
+    torch.testing.assert_close(logits(llama, batches), before, rtol=1e-3, atol=1e-3)
+
+
+def test_other_models_are_refused():
+    with pytest.raises(TypeError, match=r"Linear has neither model\.layers"):
+        rivals.stack_of(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("level", ["0.1", "0.2", "0.3"])
+def test_units_are_the_nearest_to_the_share(level, llama):
+    goal = real.goal_of(llama, level)
+    unit = sum(group.weights for group in all_groups(llama) if group.kind == "units")
+    gone = (40 - goal.keep.units) * unit
+    assert abs(gone - float(level) * count_of(llama)) <= unit / 2
+    assert (goal.keep.heads, goal.target, goal.uniform) == (3, "params", True)
+
+
+def test_shares_that_the_mlps_do_not_have_are_refused(llama):
+    with pytest.raises(ValueError, match=r"0\.9 of all parameters is not to be had from MLPs of 40 units"):
+        real.goal_of(llama, "0.9")
+
+
+def test_half_of_an_encoder(bert):
+    assert real.goal_of(bert, UNITS).keep == Keep(20, 6)
+    assert real.goal_of(bert, HALF).keep == Keep(20, 3)
+    assert real.goal_of(bert, HALF).target == "macs"
+
+
+@pytest.mark.parametrize("level", [UNITS, HALF])
+def test_shrink_is_asked_for_the_same_half(level, bert, batches):
+    goal = real.goal_of(bert, level)
+    before = multiply_adds(bert, batches[0])
+    real.RIVALS["shrink"].make(bert, batches, goal)
+    if level == UNITS:
+        assert {group.count for group in all_groups(bert) if group.kind == "units"} == {goal.keep.units}
+        assert all(group.consumer.in_features == 24 for group in all_groups(bert) if group.kind == "heads")
+    else:
+        assert 0.4 * before < multiply_adds(bert, batches[0]) < 0.6 * before
+
+
+@pytest.fixture
+def directory(llama, tmp_path):
+    """The Llama, with a tokenizer of bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "tiny")
+    llama.save_pretrained(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Texts of a page, rows of 32 tokens."""
+    pages = {"first": "He who reads calibrates. " * 30, "second": "She judges. " * 60, "manual": "Of all. " * 90}
+    monkeypatch.setattr(corpora, "of_modules", lambda: (pages["first"], pages["second"]))
+    monkeypatch.setattr(corpora, "language_reference", lambda: pages["manual"])
+    monkeypatch.setattr(SmolLM2, "length", 32)
+    return pages
+
+
+LOADS = {"magnitude": True, "flap": True, "fasp": True, "flap-adaptive": False, "slicegpt": False}
+
+
+@pytest.mark.parametrize(("rival", "loads"), LOADS.items())
+def test_a_row_is_measured_on_what_from_pretrained_loads(rival, loads, directory, short):
+    found = real.measure(Case("smollm2", rival, "0.2", 0, 4, 3), directory)
+    assert found["loads"] is loads
+    assert bool(found["why"]) is not loads
+    assert found["perplexity"] > 1
+    assert found["of the manual"] > 1
+
+
+def test_shrink_makes_a_row(directory, short, tmp_path):
+    dense = real.measure(Case("smollm2", DENSE, "0", 0, 2, 2), directory)
+    found = real.measure(Case("smollm2", "shrink", "0.2", 0, 2, 2), directory, tmp_path / "kept")
+    assert found["parameters"] < dense["parameters"]
+    assert found["multiply-adds"] < dense["multiply-adds"]
+    assert found["loads"]
+    assert SmolLM2.load(tmp_path / "kept").num_parameters() == found["parameters"]
+
+
+def test_calibration_differs_with_the_seed_and_is_not_judged(directory, short):
+    subject = SmolLM2(directory, judged=3)
+    seeds = [torch.cat([batch["input_ids"] for batch in subject.batches(seed, 5)]) for seed in (0, 0, 1)]
+    assert torch.equal(seeds[0], seeds[1])
+    assert not torch.equal(seeds[0], seeds[2])
+    assert [rows.shape for rows in subject.held_out] == [(3, 32), (1, 32)]
+
+
+def test_no_docstring_is_in_both_texts():
+    first, second = corpora.of_modules()
+    assert min(len(first), len(second)) > 100_000
+    both = set(first.split("\n\n")) & set(second.split("\n\n"))
+    assert all(len(paragraph) < 400 for paragraph in both)  # a line that many docstrings have is nobody's
+
+
+# ---- rows in a file, and the table ----------------------------------------------------------------------------------
+
+
+def options(directory, tmp_path, **changed):
+    given = Options(
+        directories={"smollm2": directory}, rows=("shrink", "wanda"), levels=("0.1", "0.2"), seeds=2, samples=24,
+        judged=24, cache=tmp_path / "rows.jsonl", keep=None,
+    )  # fmt: skip
+    return dataclasses.replace(given, **changed)
+
+
+def a_row(case):
+    asked = 0.0 if case.rival == DENSE else float(case.level)
+    return {
+        "parameters": round(1e8 * (1 - asked)), "multiply-adds": round(1e9 * (1 - asked)), "wall": 3.0, "cpu": 2.0,
+        "perplexity": 10 + 100 * asked + case.seed, "of the manual": 2000.0, "peak": 5e6, "loads": True, "why": "",
+    }  # fmt: skip
+
+
+def test_a_run_goes_on_where_it_was_interrupted(monkeypatch, tmp_path, capsys):
+    called = []
+
+    def one(case, directory, keep_in):
+        called.append(case)
+        if len(called) == 4:
+            raise KeyboardInterrupt
+        return a_row(case)
+
+    monkeypatch.setattr(real, "apart", one)
+    given = options(tmp_path, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        real.compare(given)
+    with given.cache.open("a") as file:
+        file.write('{"case": {"mod')  # as a kill leaves it
+    before = len(called)
+    found = real.compare(given)
+    assert len(found) == 1 + 2 + 2 * 2  # dense; shrink, of which a seed says all; two seeds of Wanda
+    assert len(called) == before + len(found) - 3
+    assert real.compare(given) == found
+    assert len(called) == before + len(found) - 3
+    capsys.readouterr()
+
+
+def test_a_rival_that_fails_is_said_and_left_out(monkeypatch, tmp_path, capsys):
+    def one(case, directory, keep_in):
+        if case.rival == "wanda":
+            raise RuntimeError("wanda at 0.1 failed:\nno such thing")
+        return a_row(case)
+
+    monkeypatch.setattr(real, "apart", one)
+    real.real(options(tmp_path, tmp_path, seeds=1, cache=None))
+    out = capsys.readouterr().out
+    assert "no such thing" in out
+    assert "Wanda" not in out.split("SmolLM2")[1]
+
+
+def test_the_table_has_medians_and_ranges():
+    rows = {
+        case: a_row(case)
+        for case in (
+            Case("smollm2", DENSE, "0", 0, 24, 24),
+            *(Case("smollm2", "wanda", "0.1", seed, 24, 24) for seed in range(3)),
+        )
+    }
+    lines = real.table("smollm2", rows).splitlines()
+    assert lines[2] == "| dense |  | 100.00 M (1.000) | 1.000 | 10.00 | 2 000 |  |  |  | yes |"
+    wanda = "| Wanda by columns | −10% | 90.00 M (0.900) | 0.900 | 21.00 (20.00 … 22.00) |"
+    assert lines[3].startswith(wanda)
+    assert lines[3].endswith("| 3 | 2 | 5 | yes |")
+
+
+def test_rows_and_models_that_are_not_there_are_said(tmp_path):
+    with pytest.raises(SystemExit, match=r"there is no flop; there are ours, shrink"):
+        real.real(options(tmp_path, tmp_path, rows=("flop",)))
+    with pytest.raises(SystemExit, match="--smollm2 DIR or --minilm DIR"):
+        real.real(options(tmp_path, tmp_path, directories={}))
+
+
+def test_a_package_that_is_missing_is_said(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in: a_row(case))
+    real.real(options(tmp_path, tmp_path, rows=("optipfair", "wanda"), seeds=1, cache=None))
+    out = capsys.readouterr().out
+    assert "pip install --no-deps optipfair==0.4.2" in out
+    assert "| optipfair" not in out
+
+
+def test_a_row_is_what_the_command_of_its_process_prints(directory, short, monkeypatch, capsys):
+    def here(told, file, *arguments, environment):
+        assert Path(file) == Path(run.__file__)
+        run.main(arguments)
+        return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    monkeypatch.setattr(real, "in_a_process", here)
+    found = real.apart(Case("smollm2", "wanda", "0.2", 0, 2, 1), directory, None)
+    assert found["loads"]
+    assert found["peak"] >= 0
+
+
+def test_the_command_prints_the_table(monkeypatch, directory, tmp_path, capsys):
+    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in: a_row(case))
+    cache = tmp_path / "rows.jsonl"
+    run.main(["real", "--smollm2", str(directory), "--rows", "wanda", "--seeds", "1", "--cache", str(cache)])
+    assert "| Wanda by columns | −30% |" in capsys.readouterr().out
+    assert len([json.loads(line) for line in cache.read_text().splitlines()]) == 4
+
+
+def test_expanding_wants_one_file(tmp_path):
+    with pytest.raises(SystemExit, match="holds 0 GGUF files"):
+        run.main(["expand", str(tmp_path), str(tmp_path / "out")])
+
+
+# ---- times, and the digits' networks --------------------------------------------------------------------------------
+
+
+def test_times_of_directories(directory, tmp_path, monkeypatch, capsys):
+    """ONNX Runtime is stood in for: what exporting does is the inference benchmark's to test."""
+    exported = {}
+
+    def onnx_file(path, module, example, quantized):
+        exported[path] = module
+        path.touch()
+        return path
+
+    monkeypatch.setattr(times, "onnx_file", onnx_file)
+    monkeypatch.setattr(times, "session", lambda path, threads: lambda tokens: exported[path](tokens).numpy())
+    monkeypatch.setattr(times, "BATCHES", (2,))
+    monkeypatch.setattr(times, "PROMPT", 5)
+    smaller = SmolLM2.load(directory)
+    rivals.magnitude(smaller, [], Keep(20, 3))
+    smaller.save_pretrained(tmp_path / "smaller")
+    found = times.times([directory, tmp_path / "smaller"], rounds=1)
+    assert set(found) == {("first token", 2), ("next token", 2)}
+    assert all(len(seconds) == 1 for rows in found.values() for seconds in rows.values())
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line.split(" | ")[0] for line in lines[2:]] == ["| tiny", "| smaller"]
+
+
+def test_accuracy_is_told_before_and_after(capsys, monkeypatch):
+    monkeypatch.setattr(accuracy, "SHARES", (0.5,))
+    row = {"network": "ViT", "seed": 0, "share": 0.5, "left": 0.5}
+    rows = [
+        {**row, "method": "dense", "accuracy": 0.9, "share": 0.0},
+        {**row, "method": "shrink", "at once": 0.25, "accuracy": 0.75},
+        {**row, "method": "within", "at once": None, "accuracy": 0.5},
+    ]
+    accuracy.print_accuracy(rows)
+    before, after = capsys.readouterr().out.split("after it")
+    assert "25.00" in before
+    assert "within" not in before
+    assert "75.00" in after
+    assert "within" in after
