@@ -166,20 +166,20 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     """What the squared loss of each output counts: half its squared slope, where that is known (`slopes`), so that a
     loss is a divergence of the model's outputs.
 
-    Else one over the variance of what it becomes part of, the residual
-    stream that it is added to, or itself; and over the number of outputs. So a loss is a share of the variance, in the
-    mean over outputs. A few outputs of most streams are larger than all
-    others by orders of magnitude, and normalizations make up for that.
+    Else one over the variance of what it becomes part of, the residual stream that it is added to, or itself; and over
+    the number of outputs. So a loss is a share of the variance, in the mean over outputs. A few outputs of most streams
+    are larger than all others by orders of magnitude, and normalizations make up for that.
     """
     if slopes is not None:
         return slopes.double() / (2 * int(met.sums.tokens))
-    sums = met.around or met.sums
+    sums = met.sums if met.around is None else met.around
+    assert sums.totals is not None  # one of the words
     mean = sums.totals.double() / int(sums.tokens)
     if met.around is None:
         weight = matrix.double()
-        squares = (weight @ gram_of(met).double() * weight).sum(1)
-        mean = weight @ mean
+        squares, mean = (weight @ gram_of(met).double() * weight).sum(1), weight @ mean
     else:
+        assert sums.squares is not None
         squares = sums.squares
     spread = (squares / int(sums.tokens) - mean.square()).clamp_min(0)
     typical = spread[spread > 0]
