@@ -158,7 +158,7 @@ def test_a_coarse_step_is_taken_only_when_all_of_it_is_worth_it():
     assert most[second.axis] < 25
 
 
-def test_without_data_all_lose_the_same_share_heads_later_and_streams_last():
+def test_without_data_all_lose_the_same_share_streams_later_and_heads_last():
     make, inputs = PUBLISHED["Llama 3 8B"]
     model = make()
     coupling = find_coupling(model, inputs)

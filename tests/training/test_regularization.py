@@ -513,7 +513,7 @@ def test_an_optimizer_without_a_rate():
     [
         (lambda state: state.pop("regularize"), "the Pruner has regularize, the state has not"),
         (lambda state: state["regularize"].update(kind="GroupLasso"), "the state is of a run with GroupLasso"),
-        (lambda state: state["regularize"]["names"].__setitem__(0, "x"), "x: the state has 16 slices of dimension 0"),
+        (lambda state: state["regularize"]["names"].__setitem__(0, "x"), "x: the state has 12 slices of dimension 0"),
         (lambda state: state["regularize"]["dims"].__setitem__(0, 7), "slices of dimension 7, the model"),
     ],
 )

@@ -1,7 +1,7 @@
 """What it costs a model that a tie keeps fewer of its parts, where no data says it.
 
-Law: by it all groups lose the same share of their units; those around others, as heads, only when these are used up,
-and the width of a residual stream last of all.
+Law: by it all groups lose the same share of their units; but the width of a residual stream begins when these have lost
+half, and what is around others, as heads, when they are used up.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ __all__ = ["Loss", "even", "late"]
 
 Loss = Callable[[Tied, int], float]  # when so many of the parts stay that it can keep: 0 of all, of fewer no less
 
-AROUND, STREAM = 1.0, 2.0  # when all others are used up, and these, too
+# by how much of their share others are ahead; of 0, 0.5 and 2 for streams 0.5 was right most often over two networks
+# (`benchmarks/shrinking/RESULTS.md`)
+AROUND, STREAM = 1.0, 0.5
 
 
 def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] | None = None) -> Loss:
@@ -40,7 +42,7 @@ def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] | Non
 
 def late(coupling: Coupling, groups: Sequence[Group]) -> dict[int, float]:
     """By how much ties are behind: ``{number of the tie: by how much}``."""
-    return dict.fromkeys(_around(coupling, groups), AROUND) | dict.fromkeys(_streams(coupling, groups), STREAM)
+    return dict.fromkeys(_streams(coupling, groups), STREAM) | dict.fromkeys(_around(coupling, groups), AROUND)
 
 
 def _around(coupling: Coupling, groups: Sequence[Group]) -> set[int]:

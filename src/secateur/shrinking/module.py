@@ -120,9 +120,9 @@ def shrink(
             ``branches``, nothing but these.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
-            same fraction of each, but heads stay as long as it is enough that others leave, and the width of a residual
-            stream as long as these are; of "units" all lose it. An allocation that is given, such as `uniform`, decides
-            about all groups.
+            same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
+            long as it is enough that others leave; of "units" all lose it. An allocation that is given, such as
+            `uniform`, decides about all groups.
         include, exclude: globs over the names of groups and of all their tensors: shrink only these; leave these whole.
         round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.

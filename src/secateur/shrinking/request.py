@@ -27,7 +27,7 @@ class Request:
         sparsity: the fraction of ``target`` that leaves; None: what is zero.
         target: one of `TARGETS`.
         criterion: ``(weight, *, <evidence>) -> scores``.
-        allocate: how many units each group keeps; None: the same share, heads and residual streams last.
+        allocate: how many units each group keeps; None: the same share, residual streams and heads later.
         evidence: ``{name: {keyword: Tensor}}``, for the criterion.
         include: globs of what may leave; None: all.
         exclude: globs of what stays whole.

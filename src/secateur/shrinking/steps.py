@@ -23,6 +23,7 @@ _TRIES = 64  # steps to each side that a configuration may forbid
 _ODD = (1, 2, 5, 11)  # steps down: where all of these are possible alone, everything is
 _ALTERNATIVES = 8  # steps that are tried with others given back
 _PAIRED = 12  # ties that are tried two at a time
+_PAIRINGS = 3  # one after the other
 
 
 @dataclass(frozen=True)
@@ -165,8 +166,9 @@ class Steps:
         near = [self.nearest(each) for each in ends]
         if all(map(self._excess, near)):
             near += [self.nearest(self._filled(each)) for each in ends]
-        if all(map(self._excess, near)):
-            near += [other for each in near for other in self._by_two(each)]
+        for _ in range(_PAIRINGS):
+            if all(map(self._excess, near)):
+                near += [other for each in sorted(near, key=self._excess)[:2] for other in self._by_two(each)]
         found = min(near, key=lambda parts: (round(self._excess(parts) / self._all, 9), path.loss(parts)))
         return self.near(found)
 
@@ -235,13 +237,13 @@ class Steps:
             for count in self._within(parts, at):
                 moved = self._with(parts, at, count)
                 for other in ties:
-                    if other != at and self._fits(moved):
-                        left = self.missing(moved) + self.amount.changes(moved, other, self._choices[other])
-                        best = int(np.argmin(abs(left)))
-                        ended = self._with(moved, other, int(self._choices[other][best]))
-                        if abs(left[best]) < found[-1][0] and self._fits(ended):
-                            found.append((float(abs(left[best])), ended))
-            yield found[-1][1]
+                    if other == at:
+                        continue
+                    left = abs(self.missing(moved) + self.amount.changes(moved, other, self._choices[other]))
+                    nearer = [to for to in np.argsort(left)[:_ALTERNATIVES] if left[to] < found[-1][0]]
+                    ends = ((float(left[to]), self._with(moved, other, int(self._choices[other][to]))) for to in nearer)
+                    found += [next((end for end in ends if self._fits(end[1])), found[-1])]
+            yield self.nearest(found[-1][1])
 
     def _within(self, parts: Integers, at: int) -> list[int]:
         """The numbers of parts of a tie that are some steps up and down from there."""
