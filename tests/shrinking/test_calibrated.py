@@ -102,15 +102,15 @@ def test_repaired_is_nearer_than_unrepaired_and_chosen_by_data_nearer_than_by_ma
         "magnitude": shrink(words(seed), batches[0], 0.15, **scope).model,
     }
     error = {name: apart(each, other, wanted) for name, each in model.items()}
-    assert error["repaired"] < 0.7 * error["magnitude"]
-    assert error["repaired"] < 0.7 * error["chosen"]
+    assert error["repaired"] < 0.5 * error["magnitude"]
+    assert error["repaired"] < 0.5 * error["chosen"]
 
 
 def test_a_trained_model_keeps_more_of_what_it_learned():
     """Which of three words follow a word; so much is lost with repair, without, and by magnitude."""
     model, judged, calibration = trained(), text(seed=9, count=8), text(count=12, seed=5)
     whole = float(loss_of(model, judged))
-    assert whole < 1.7  # of 16 words, chance is 2.8
+    assert whole < 1.0  # of 16 words, chance is 2.8
     lost = {
         name: float(loss_of(shrink(copy.deepcopy(model), judged[0], 0.4, **how).model, judged)) - whole
         for name, how in {
