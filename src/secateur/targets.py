@@ -452,4 +452,4 @@ def _is_weight_norm_magnitude(module: nn.Module, name: str) -> bool:
     """``original0`` of the parametrization, ``<name>_g`` of the older hook: a number an output."""
     if isinstance(module, nn.utils.parametrize.ParametrizationList):
         return name == "original0" and type(module[0]).__name__ == "_WeightNorm"
-    return name.endswith("_g") and f"{name[:-1]}v" in module._parameters
+    return name.endswith("_g") and f"{name[:-1]}v" in private.parameters_of(module)

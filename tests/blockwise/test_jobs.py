@@ -23,6 +23,8 @@ class Columns:
     leave: int
     words: tuple[str, ...] = ("gram",)
     in_stages: bool = True
+    around: bool = False
+    even: bool = False
     beside_dense: bool = True
     seen: list[tuple[str, list[str], bool]] = field(default_factory=list)
 

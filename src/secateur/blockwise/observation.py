@@ -184,7 +184,7 @@ def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
     places = [
         (module, key, parameter)
         for module in block.modules()
-        for key, parameter in module._parameters.items()
+        for key, parameter in private.parameters_of(module).items()
         if parameter is not None and id(parameter) in other
     ]
     _put((module, key, other[id(parameter)]) for module, key, parameter in places)
@@ -196,7 +196,7 @@ def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
 
 def _put(places: Iterable[tuple[nn.Module, str, nn.Parameter]]) -> None:
     for module, key, parameter in places:
-        module._parameters[key] = parameter
+        private.parameters_of(module)[key] = parameter
         if isinstance(module, nn.RNNBase):
             private.flatten_anew(module)
 

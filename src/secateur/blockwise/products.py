@@ -43,6 +43,10 @@ class Piece(NamedTuple):
     shape: tuple[int, int]
     strides: tuple[int, int]
 
+    def named(self, name: str) -> Piece:
+        """The same of a parameter of another name, as a block's has in its model."""
+        return self._replace(name=name)
+
     def of(self, parameter: Tensor) -> Tensor:
         """The matrix, sharing the parameter's memory.
 

@@ -44,7 +44,9 @@ def chosen_by_data(
     model, coupling = subject.model, subject.coupling
     groups = groups_in_scope(coupling, asked)
     measuring = Measuring(coupling, groups, shared=_shared(model))
-    measuring.slopes.update(slopes(model, batches[:_SLOPES], measuring.targets, forward=forward))
+    found = slopes(model, batches[:_SLOPES], measuring.targets, forward=forward)
+    if all(bool(each.isfinite().all()) for each in found.values()):  # else the walk says where they are not
+        measuring.slopes.update(found)
     walk_model(model, batches, measuring, forward=forward)
     if measuring.slopes and measuring.unsloped:
         measuring = Measuring(coupling, groups, shared=measuring.shared)

@@ -99,7 +99,7 @@ class Measuring:
         for piece, met in found.items():
             name, parameter = full_name(block, piece.name), stage[piece.name]
             columns = columns_of(self.coupling, self.groups, name, piece, parameter)
-            matrix, slopes = piece.of(parameter), self.slopes.get(piece._replace(name=name))
+            matrix, slopes = piece.of(parameter), self.slopes.get(piece.named(name))
             if not met.tokens:
                 continue
             if slopes is not None:

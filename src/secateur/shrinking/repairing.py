@@ -83,7 +83,7 @@ class Repairing:
                     aim=self.aim if self.repair else 0.0,
                     damping=self.damping,
                     counts=counts_of(
-                        matrix, met, self.measured.slopes.get(piece._replace(name=full_name(block, piece.name)))
+                        matrix, met, self.measured.slopes.get(piece.named(full_name(block, piece.name)))
                     ),
                 )
         here = {full_name(block, name) for name in stage}
