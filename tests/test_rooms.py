@@ -240,10 +240,13 @@ def test_every_private_part_has_a_test():
 
 # Modules without a test file of their own, and where their laws are tested
 TESTED_WITH = {
-    "cli/printing/blocks.py": "cli/test_printing.py",
-    "cli/printing/checkpoints.py": "cli/test_printing.py",
-    "cli/printing/measured.py": "cli/test_printing.py",
-    "cli/printing/shrunken.py": "cli/test_printing.py",
+    "checkpoints/tables.py": "cli/printing/test_checkpoints.py",  # what print shows is what the command shows
+    "cli/options.py": "cli/test_commands.py",  # an option of one name is declared once
+    # each form of a layer keeps the same laws
+    **{
+        f"inference/{form}.py": "inference/test_layers.py"
+        for form in ("block_linear", "grouped_linear", "kernel_layer", "kinds", "pointwise", "sparse_linear", "window_linear")
+    },
 }
 TESTS = Path(__file__).parent
 

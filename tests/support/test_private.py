@@ -379,3 +379,8 @@ def test_a_recurrent_module_lists_the_parameters_that_it_has_now():
     private.flatten_anew(module)
     assert module._flat_weights[1] is module.weight_hh_l0
     assert not torch.equal(module(x)[0], before)
+
+
+def test_arguments_of_an_operator_say_where_it_writes():
+    written = [each.alias_info is not None for each in private.arguments_of(torch.ops.aten.add_.Tensor)]
+    assert written[:2] == [True, False]

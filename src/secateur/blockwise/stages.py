@@ -55,7 +55,7 @@ class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
             memory = _memory(each)
             # memory that is new may have been another's before
             self.of_memory[memory] = marks | (self.of_memory.get(memory, 0) if memory in aliases else 0)
-        for argument, each in zip(func._schema.arguments, args, strict=False):
+        for argument, each in zip(private.arguments_of(func), args, strict=False):
             if isinstance(each, Tensor) and argument.alias_info is not None and argument.alias_info.is_write:
                 self.of_memory[_memory(each)] = self.of_memory.get(_memory(each), 0) | marks
         self.of_memory.pop(0, None)  # of tensors without entries

@@ -317,7 +317,7 @@ def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None
     if any(not hasattr(hook, "_tensor_name") for hook in private.hooks_of(module)):
         return "it has hooks, which would be lost"
     own = {id(parameter) for parameter in module.parameters(recurse=False)}
-    holders = sum(id(p) in own for m in model.modules() for p in m._parameters.values() if p is not None)
+    holders = sum(id(p) in own for m in model.modules() for p in private.parameters_of(m).values() if p is not None)
     if holders > len(own):
         return "its weight is shared with another module"
     if cast("Tensor", module.weight).dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -408,4 +408,4 @@ def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
     parent, _, key = name.rpartition(".")
-    model.get_submodule(parent)._modules[key] = module
+    private.submodules_of(model.get_submodule(parent))[key] = module

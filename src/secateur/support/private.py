@@ -30,18 +30,19 @@ __all__ = [
     "PARAMETERS",
     "UPDATE_FLAT_WEIGHTS",
     "add_all",
+    "arguments_of",
     "arrival_hooks_of",
     "buffers_of",
     "composed_states",
     "converted",
     "experts_in_turn",
     "fake_values",
-    "frozen_linear",
-    "flatten_anew",
-    "gathered_as",
-    "hooks_of",
     "flat_names_of",
     "flat_weights_of",
+    "flatten_anew",
+    "frozen_linear",
+    "gathered_as",
+    "hooks_of",
     "inside_compiled",
     "is_batchnorm",
     "is_convolution",
@@ -93,6 +94,11 @@ is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_
 def add_all(tensors: list[Tensor], others: list[Tensor], alpha: float = 1) -> None:
     """``tensor += alpha * other`` for each, in one call."""
     torch._foreach_add_(tensors, others, alpha=alpha)
+
+
+def arguments_of(operator: Any) -> Sequence[Any]:
+    """What an operator of ATen takes, in order: each says whether it writes there (``alias_info``)."""
+    return operator._schema.arguments
 
 
 def arrival_hooks_of(parameter: Tensor) -> Any:
