@@ -88,10 +88,6 @@ class Job(Protocol):
     def around(self) -> bool:
         """Whether each `Met` has sums of what its outputs are added up to, such as the residual stream."""
 
-    @property
-    def even(self) -> bool:
-        """Whether a token that is much larger than the others counts as one of them."""
-
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:

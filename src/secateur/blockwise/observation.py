@@ -90,7 +90,6 @@ def observe(
     repeated: bool = False,
     beside_dense: bool = False,
     around: bool = False,
-    even: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
     one without a share of its own adds nothing.
@@ -101,15 +100,14 @@ def observe(
         repeated: with ``new``, whether a weight of the block is used twice.
         beside_dense: each batch is run through the dense block first, which gives what each product lacks.
         around: what the products' outputs are added up to is summed, too.
-        even: a token that is much larger than the others counts as one of them.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
     owners, whole = experts_owners(block), name == WHOLE
-    pairs = Pairs(wanted, frozenset(words), unfolds=whole, even=even) if beside_dense or around else None
-    products = Products(wanted, frozenset(words), unfolds=whole, even=even) if pairs is None else pairs
+    pairs = Pairs(wanted, frozenset(words), unfolds=whole) if beside_dense or around else None
+    products = Products(wanted, frozenset(words), unfolds=whole) if pairs is None else pairs
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens, evened
+from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
 from secateur.blockwise.stages import Marks
 from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, in_range
 
@@ -97,10 +97,8 @@ class Pairs(Products):
     The first batch is watched to the end of the block, within `learning`, to learn which products end in a sum.
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False, even: bool = False
-    ) -> None:
-        super().__init__(parameters, words, unfolds=unfolds, even=even)
+    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
+        super().__init__(parameters, words, unfolds=unfolds)
         self.by_name = dict(parameters)
         self.before: _Pass | None = None  # of the dense model
         self.now = _Pass()
@@ -140,7 +138,6 @@ class Pairs(Products):
                 rows = sums[meeting][0]
                 if here.index is not None and len(here.index) == len(rows):
                     rows = rows[here.index]
-                rows = evened(rows) * rows if self.even else rows
                 self.around.setdefault(meeting.piece, Sums(_AROUND)).add_inputs(rows)
             there = None if self.before is None else self.before.inputs.get(meeting)
             if there is None or not (here.same and there.same) or here.inputs.x.shape != there.inputs.x.shape:
@@ -150,7 +147,7 @@ class Pairs(Products):
                 (after, shared), (wanted, _) = sums[meeting], dense_sums[meeting]
                 lack = (in_range(wanted) - in_range(after)) / shared
                 lack = lack if here.index is None else lack[here.index]
-                self.added[piece] = self._plus(self.added.get(piece), lack, *here.inputs.rows())
+                self.added[piece] = _plus(self.added.get(piece), lack, *here.inputs.rows())
                 continue
             leader = self.shared.get(piece, piece)
             in_a_sum = piece in self.expected
@@ -161,13 +158,10 @@ class Pairs(Products):
                 lack = in_range(wanted) - in_range(rows)
                 if in_a_sum:
                     weight = piece.of(self.by_name[piece.name]).to(lack.dtype)
-                    self.added[piece] = self._plus(self.added.get(piece), lack @ weight.T, rows)
+                    self.added[piece] = _plus(self.added.get(piece), lack @ weight.T, rows)
                 else:
-                    self.crossed[leader] = self._plus(self.crossed.get(leader), lack, rows)
+                    self.crossed[leader] = _plus(self.crossed.get(leader), lack, rows)
         self.before, self.now = None, _Pass()
-
-    def _plus(self, total: Tensor | None, lack: Tensor, rows: Tensor) -> Tensor:
-        return _plus(total, lack, evened(rows).square() * rows if self.even else rows)
 
     def found(self) -> dict[Piece, Met]:
         """As of `Products`, each with what it lacks; sums that matrices share are one object still."""

@@ -25,9 +25,8 @@ from torch.overrides import TorchFunctionMode
 from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, gates, patches_of
 from secateur.support import private
 
-__all__ = ["AllMetError", "Inputs", "Met", "Piece", "Products", "Rows", "SAMPLE", "Tokens", "evened"]
+__all__ = ["AllMetError", "Inputs", "Met", "Piece", "Products", "Rows", "SAMPLE", "Tokens"]
 
-LARGEST = 3.0  # a token, of the median one; of numbers that are normally distributed none is
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 
 
@@ -225,21 +224,6 @@ class Rows:
         return Rows(self.x, kept)
 
 
-def evened(rows: Tensor) -> Tensor:
-    """By what each of some tokens (tokens, inputs) is multiplied, so that none is larger than `LARGEST` times the median
-    one: (tokens, 1), at most 1.
-
-    A handful of tokens, such as the first of a text, are up to thousands of times as large as the others in some layers
-    of most language models (Sun et al. 2024, arXiv:2402.17762); of SmolLM2's 12th block they are 99.9 % of all squares.
-
-    >>> evened(torch.tensor([[1.0], [1.0], [30.0]])).T
-    tensor([[1.0000, 1.0000, 0.1000]])
-    """
-    sizes = rows.detach().float().norm(dim=1, keepdim=True)
-    most = LARGEST * sizes.median() if len(sizes) else sizes
-    return torch.where(sizes > most, most / sizes, torch.ones_like(sizes)).to(rows.dtype)
-
-
 def _key(x: Tensor) -> tuple[Any, ...]:
     """Equal for what is the same tensor with the same values, as long as it lives."""
     return (x.data_ptr(), x.shape, x.stride(), x.dtype, private.version_of(x))
@@ -251,7 +235,6 @@ class Products(TorchFunctionMode):
     Args:
         parameters: ``{name: parameter}``.
         words: what to sum of the inputs; see `secateur.evidence.VOCABULARY`.
-        even: a token that is much larger than the others counts as one of them (`evened`).
         unfolds: convolutions, which are products with patches, and the gates of recurrent layers are watched as well.
 
     >>> layer = nn.Linear(2, 3)
@@ -262,11 +245,8 @@ class Products(TorchFunctionMode):
     [('weight', {'input_norm': tensor([[5., 1.]])})]
     """
 
-    def __init__(
-        self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False, even: bool = False
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
         super().__init__()
-        self.even = even
         self.words, self.unfolds = words, unfolds
         self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items()}
         self.exactly = {p.data_ptr(): (name, p) for name, p in parameters.items()}
@@ -369,7 +349,7 @@ class Products(TorchFunctionMode):
         if piece not in self.met:
             self.met[piece] = Met(Sums(self.words))
         for rows in inputs.rows():
-            self.met[piece].add(evened(rows) * rows if self.even else rows)
+            self.met[piece].add(rows)
 
     def _convolve(self, func: Any, args: Any, kwargs: Any) -> None:
         found = patches_of(func, args, kwargs)

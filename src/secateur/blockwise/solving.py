@@ -48,7 +48,6 @@ class MatrixJob:
     in_stages: bool = False
     aim: float = 0.0
     around: bool = False
-    even: bool = False
 
     @property
     def targets(self) -> Collection[str]:

@@ -155,7 +155,6 @@ def _solved(
             repeated=repeated,
             beside_dense=job.beside_dense and differs,
             around=job.around,
-            even=job.even,
         )
         more, said = job.solve_stage(name, replay.blocks[name], stage, found)
         new |= more

@@ -46,7 +46,6 @@ class Repairing:
     damping: float = 0.01
     in_stages: bool = True
     around: bool = True
-    even: bool = True
     kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     words: tuple[str, ...] = ("gram", "input_mean")
