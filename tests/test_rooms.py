@@ -245,7 +245,15 @@ TESTED_WITH = {
     # each form of a layer keeps the same laws
     **{
         f"inference/{form}.py": "inference/test_layers.py"
-        for form in ("block_linear", "grouped_linear", "kernel_layer", "kinds", "pointwise", "sparse_linear", "window_linear")
+        for form in (
+            "block_linear",
+            "grouped_linear",
+            "kernel_layer",
+            "kinds",
+            "pointwise",
+            "sparse_linear",
+            "window_linear",
+        )
     },
 }
 TESTS = Path(__file__).parent

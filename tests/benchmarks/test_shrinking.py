@@ -88,7 +88,7 @@ def test_multiply_adds_are_those_of_shrink():
     before = multiply_adds(model, x)
     assert before == 16 * (4 * 16 + 4 * 16 * 16 + 2 * 16 * 32) + 2 * 16 * 16 * 16 + 16 * 10
     shrink(model, x, 0.5, target="macs")
-    assert 0.4 * before < multiply_adds(model, x) <= 0.5 * before
+    assert multiply_adds(model, x) == pytest.approx(0.5 * before, rel=0.02)
 
 
 def test_accuracy_runs(monkeypatch, capsys):
@@ -103,6 +103,6 @@ def test_accuracy_runs(monkeypatch, capsys):
 def test_effect_runs(monkeypatch, capsys):
     monkeypatch.setattr(peers, "tp", None)
     dense, smaller, rounded = effect.effect(rounds=2, narrow=48, wide=96)["rows"]
-    assert smaller["multiply-adds"] <= 0.5 * dense["multiply-adds"]
+    assert smaller["multiply-adds"] == pytest.approx(0.5 * dense["multiply-adds"], rel=0.02)
     assert all(width % 16 == 0 for width in rounded["channels"])
     assert "ms at 16" in capsys.readouterr().out

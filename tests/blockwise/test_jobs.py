@@ -24,7 +24,6 @@ class Columns:
     words: tuple[str, ...] = ("gram",)
     in_stages: bool = True
     around: bool = False
-    even: bool = False
     beside_dense: bool = True
     seen: list[tuple[str, list[str], bool]] = field(default_factory=list)
 
@@ -39,7 +38,9 @@ class Columns:
         mask[:, kept] = True
         wanted = weight @ gram + (0 if met.lacking is None else met.lacking)
         values = torch.zeros_like(weight)
-        values[:, kept] = torch.linalg.lstsq(gram[kept][:, kept], wanted[:, kept].T).solution.T
+        values[:, kept] = torch.linalg.lstsq(
+            gram[kept][:, kept].double(), wanted[:, kept].T.double()
+        ).solution.T.float()
         row = mask[0]
         new = {"down.weight": Solved(values, mask)}
         for name in ("up.weight", "up.bias"):

@@ -52,7 +52,8 @@ OWN = {
     "include": {"shrink", "pack"},  # groups, layers
     "exclude": {"shrink", "pack"},
     "out": {"shrink", "pack", "demo", "compress", "expand"},  # may be left out; a directory or a file
-    "seed": {"prune", "oneshot"},  # of the criterion, of the text
+    "seed": {"prune"},  # of the criterion, not of the text
+    "data": {"oneshot"},  # which does nothing without
 }
 
 

@@ -416,11 +416,29 @@ def test_no_batches(batches):
     assert is_unchanged(model, state)
 
 
-def test_a_model_without_blocks():
+def test_a_model_without_blocks_is_walked_layer_by_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, bias=False), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    with torch.no_grad():
+        model[0].weight[3:].copy_(model[0].weight[:3])  # copies
+    x = torch.randn(16, 1, 6, 6)
+    wanted = model(x)
+    done = shrink(model, x[:1], 0.5, batches=[x, torch.randn(16, 1, 6, 6)], target="units", include="0.weight")
+    assert model[0].out_channels == 3
+    assert done.got == 0.5
+    torch.testing.assert_close(model(x), wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_what_a_recurrent_layer_gives_is_made_up_for_by_what_reads_it():
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.LSTM(16, 8), Last(), nn.Linear(8, 3))
-    with pytest.raises(ValueError, match=r"Sequential has no repeated blocks.*Shrink it without batches") as caught:
-        shrink(model, torch.zeros(5, 2, 4), 0.3, batches=[torch.randn(5, 2, 4)])
-    assert "sparsify" not in str(caught.value)
+    dense = copy.deepcopy(model)
+    batches = [torch.randn(5, 8, 4) for _ in range(4)]
+    shrink(model, batches[0], 0.3, batches=batches)
+    plain = copy.deepcopy(dense)
+    shrink(plain, batches[0], 0.3)
+    losses = [sum((each(x) - dense(x)).square().mean() for x in batches) for each in (model, plain)]
+    assert losses[0] < losses[1]
 
 
 class Last(nn.Module):

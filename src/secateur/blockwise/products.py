@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
     def named(self, name: str) -> Piece:
         """The same of a parameter of another name, as a block's has in its model."""
-        return self._replace(name=name)
+        return Piece(name, self.offset, self.shape, self.strides)
 
     def of(self, parameter: Tensor) -> Tensor:
         """The matrix, sharing the parameter's memory.

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.oneshot import _join_processes, _resumable, _warnings_as_lines
+from secateur.cli.oneshot import join_processes, resumable, warnings_as_lines
 
-__all__ = ["Activations", "Data", "Device", "Samples", "Seed", "SequenceLength", "calibration"]
+__all__ = ["Data", "calibration"]
 
 Data = Annotated[
     str | None,
@@ -23,20 +23,6 @@ Data = Annotated[
         help="Calibration text, .txt or .jsonl; or random, for tokens without sense. For a directory.",
         show_default=False,
     ),
-]
-Samples = Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")]
-SequenceLength = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Tokens in each; at most 2048 if left out, less if the model takes less."),
-]
-Seed = Annotated[int, typer.Option(metavar="N", help="For the choice of sequences.")]
-Activations = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
-]
-Device = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
 ]
 
 
@@ -65,13 +51,13 @@ def calibration(
         return
     if without_data:
         raise ValueError("--data names a text, and --without-data says that there is none: leave one of them out.")
-    with _resumable():
+    with resumable():
         from secateur.blockwise import family_of, read_calibration
         from secateur.checkpoints import open_checkpoint
 
-        _join_processes(device)
+        join_processes(device)
         family_of(open_checkpoint(directory))  # a directory that holds no model is told before its tokenizer is missed
-        with _warnings_as_lines():
+        with warnings_as_lines():
             batches = read_calibration(
                 data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
             )

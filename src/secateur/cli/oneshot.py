@@ -17,14 +17,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from secateur.cli.options import ALLOCATE, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
+from secateur.cli.options import (
+    ALLOCATE,
+    Activations,
+    Device,
+    Exclude,
+    Include,
+    NewDirectory,
+    Pattern,
+    Report,
+    Samples,
+    Seed,
+    SequenceLength,
+    Sparsity,
+)
 from secateur.cli.page import page_at
 from secateur.cli.terminal import clear_errors, command_line, fail, show, terminable
 
 if TYPE_CHECKING:
     from secateur.blockwise import Layer
 
-__all__ = ["oneshot"]
+__all__ = ["join_processes", "oneshot", "resumable", "warnings_as_lines"]
 
 
 def oneshot(
@@ -60,24 +73,13 @@ def oneshot(
             "in stages, else 0.",
         ),
     ] = None,
-    samples: Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")] = 128,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1, metavar="N", help="Tokens in each; at most 2048 if left out, less if the model takes less."
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="For the choice of sequences.")] = 0,
+    samples: Samples = 128,
+    sequence_length: SequenceLength = None,
+    seed: Seed = 0,
     include: Include = None,
     exclude: Exclude = None,
-    activations: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
-    ] = None,
+    activations: Activations = None,
+    device: Device = None,
     report: Report = None,
 ) -> None:
     """Prune a model with calibration text, block by block, and mend what is left.
@@ -86,7 +88,7 @@ def oneshot(
     and routers are left alone. A run that was stopped goes on where it was if the same command is given again; OUT
     appears complete or not at all. Under torchrun the text is shared out among the processes.
     """
-    with clear_errors(), terminable(), _resumable():
+    with clear_errors(), terminable(), resumable():
         from secateur import allocation, patterns, solvers
         from secateur.allocation import narrowest
         from secateur.blockwise import family_of, read_calibration
@@ -112,11 +114,11 @@ def oneshot(
             "include": include or [],
             "exclude": exclude or [],
         }
-        _join_processes(device)
+        join_processes(device)
         if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
         family_of(open_checkpoint(directory))  # a directory that holds no model is told before its tokenizer is missed
-        with _warnings_as_lines():
+        with warnings_as_lines():
             batches = read_calibration(
                 data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
             )
@@ -154,7 +156,7 @@ def oneshot(
 
 
 @contextlib.contextmanager
-def _warnings_as_lines() -> Iterator[None]:
+def warnings_as_lines() -> Iterator[None]:
     """A warning is one line on stderr, at once, without the place in the code, which is not the reader's."""
     from secateur.support import printable
 
@@ -169,14 +171,14 @@ def _warnings_as_lines() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _resumable() -> Iterator[None]:
+def resumable() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
         raise fail("interrupted; run the same command again to go on.", code=130) from None
 
 
-def _join_processes(device: str | None) -> None:
+def join_processes(device: str | None) -> None:
     """Under torchrun, every process joins the others."""
     import torch
     from torch import distributed

@@ -10,9 +10,11 @@ import typer
 
 __all__ = [
     "ALLOCATE",
+    "Activations",
     "Allocate",
     "AsJson",
     "Batch",
+    "Device",
     "Example",
     "Exclude",
     "Include",
@@ -21,6 +23,9 @@ __all__ = [
     "NewDirectory",
     "Pattern",
     "Report",
+    "Samples",
+    "Seed",
+    "SequenceLength",
     "Sparsity",
     "Threads",
     "Tokens",
@@ -103,4 +108,21 @@ Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: ho
 Tokens = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many tokens in each text.")]
 Threads = Annotated[
     int | None, typer.Option(min=1, metavar="N", help="How many torch computes with; its own setting if left out.")
+]
+
+# ---- calibration text ----
+
+Samples = Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")]
+SequenceLength = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Tokens in each; at most 2048 if left out, less if the model takes less."),
+]
+Seed = Annotated[int, typer.Option(metavar="N", help="For the choice of sequences.")]
+Activations = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Keep what blocks pass on in files here, and not in memory."),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
 ]

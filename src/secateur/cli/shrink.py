@@ -11,8 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.calibration import Activations, Data, Device, Samples, Seed, SequenceLength, calibration
-from secateur.cli.options import Example, Model, Report, Weights
+from secateur.cli.calibration import Data, calibration
+from secateur.cli.options import (
+    Activations,
+    Device,
+    Example,
+    Model,
+    Report,
+    Samples,
+    Seed,
+    SequenceLength,
+    Weights,
+)
 from secateur.cli.page import page_at
 from secateur.cli.prune import without_evidence
 from secateur.cli.terminal import clear_errors, command_line, show, terminable, waiting

@@ -81,9 +81,7 @@ class Repairing:
                     lacking=met.lacking,
                     aim=self.aim if self.repair else 0.0,
                     damping=self.damping,
-                    counts=counts_of(
-                        matrix, met, self.measured.slopes.get(piece.named(full_name(block, piece.name)))
-                    ),
+                    counts=counts_of(matrix, met, self.measured.slopes.get(piece.named(full_name(block, piece.name)))),
                 )
         here = {full_name(block, name) for name in stage}
         for group in self.groups:  # heads before what is within them

@@ -198,10 +198,6 @@ class _OfTheFirst:
     def around(self) -> bool:
         return self.job.around
 
-    @property
-    def even(self) -> bool:
-        return self.job.even
-
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:
