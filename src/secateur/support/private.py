@@ -98,7 +98,8 @@ def add_all(tensors: list[Tensor], others: list[Tensor], alpha: float = 1) -> No
 
 def arguments_of(operator: Any) -> Sequence[Any]:
     """What an operator of ATen takes, in order: each says whether it writes there (``alias_info``)."""
-    return operator._schema.arguments
+    arguments: Sequence[Any] = operator._schema.arguments
+    return arguments
 
 
 def arrival_hooks_of(parameter: Tensor) -> Any:
