@@ -22,6 +22,7 @@ from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing"]
 
+DAMPING = 0.1  # of the mean diagonal: SmolLM2 without 20 % has perplexity 18.2, and 18.8 at 0.01
 AIM = 0.5  # of the way to the dense model's stream: the best of 0, 0.5 and 1 in benchmarks/shrinking
 
 
@@ -43,7 +44,7 @@ class Repairing:
     measured: Measured
     repair: bool = True
     aim: float = AIM
-    damping: float = 0.01
+    damping: float = DAMPING
     in_stages: bool = True
     around: bool = True
     kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
