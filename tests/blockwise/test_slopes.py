@@ -1,0 +1,202 @@
+"""Laws of slopes: they are the diagonal of the Fisher information, padding does not count, and nothing is changed."""
+
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secateur.blockwise.slopes import slopes
+
+
+class Coins(nn.Module):
+    """Two answers that are equally likely, as all outputs of the first matrix are 0: there v is ±(½, -½), whatever is
+    drawn, so that slopes are exact. Tokens differ in how much comes of them."""
+
+    def __init__(self, hidden=5, words=6):
+        super().__init__()
+        self.embed = nn.Embedding.from_pretrained(torch.zeros(words, 3))
+        self.first, self.head = nn.Linear(3, hidden, bias=False), nn.Linear(hidden, 2, bias=False)
+        self.register_buffer("scale", torch.linspace(1, 2, words))
+
+    def answers(self, outputs, input_ids):
+        return self.head(outputs * self.scale[input_ids][..., None])
+
+    def forward(self, input_ids, attention_mask=None):
+        return SimpleNamespace(logits=self.answers(self.first(self.embed(input_ids)), input_ids))
+
+    def exact(self, scale):
+        return ((self.head.weight[0] - self.head.weight[1]).double() / 2).square() * scale.double().square().mean()
+
+
+def close(found, wanted, rtol=1e-5):
+    torch.testing.assert_close(found, wanted.expand_as(found), rtol=rtol, atol=0)
+
+
+def named(found):
+    return {piece.name: each for piece, each in found.items()}
+
+
+def tokens(*shape):
+    return torch.randint(0, 6, shape)
+
+
+def test_slopes_are_exact_where_v_is_known():
+    model = Coins()
+    batches = [tokens(2, 3), tokens(4, 5)]
+    found = named(slopes(model, batches, ["first.weight"]))["first.weight"]
+    assert found.dtype == torch.float64
+    close(found, model.exact(torch.cat([model.scale[each].flatten() for each in batches])))
+
+
+def test_half_of_a_squared_slope_is_what_a_small_move_costs():
+    model, ids, step = Coins().double(), tokens(3, 4), 1e-2
+    found = named(slopes(model, [{"input_ids": ids}], ["first.weight"]))["first.weight"]
+    with torch.no_grad():
+        before = model(ids).logits.log_softmax(-1)
+        for at, slope in enumerate(found):
+            outputs = torch.zeros(*ids.shape, len(found), dtype=torch.float64)
+            outputs[..., at] = step
+            after = model.answers(outputs, ids).log_softmax(-1)
+            cost = (before.exp() * (before - after)).sum(-1).mean()
+            close(cost, step**2 / 2 * slope, rtol=1e-3)
+
+
+def test_many_draws_come_to_the_diagonal_of_the_fisher_information():
+    class Answering(nn.Sequential):
+        def forward(self, x):
+            return SimpleNamespace(logits=super().forward(x))
+
+    model = Answering(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.randn(40, 4)
+    wanted = torch.zeros(5, dtype=torch.float64)
+    with torch.no_grad():
+        for row in x:
+            p = model(row).logits.softmax(-1).double()
+            J = model[2].weight.double() * (model[0](row) > 0)
+            wanted += (J.T @ (p.diag() - p.outer(p)) @ J).diagonal() / len(x)
+    found = named(slopes(model, [x.repeat(1000, 1)], ["0.weight"]))["0.weight"]
+    torch.testing.assert_close(found, wanted, rtol=0.1, atol=1e-4)
+
+
+def test_of_numbers_the_slopes_are_in_units_of_how_much_they_vary():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 1))
+    x = torch.randn(20_000, 4)
+    found = named(slopes(model, [x], ["0.weight"]))["0.weight"]
+    w = model[1].weight[0].detach().double()
+    one = found / w.square()  # all rows draw the same v for all of them
+    close(one, one[:1])
+    with torch.no_grad():
+        close(one, 1 / model(x).double().var(correction=0), rtol=0.1)
+    model[1].weight.data *= 8
+    model[1].bias.data *= 8
+    close(named(slopes(model, [x], ["0.weight"]))["0.weight"], found, rtol=1e-4)
+
+
+def test_padding_does_not_count():
+    model = Coins()
+    model.scale[0] = 1000.0  # of what pads
+    ids = torch.tensor([[3, 1, 2, 0, 0], [5, 4, 0, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": ids.ne(0).long()}
+    found = named(slopes(model, [batch], ["first.weight"]))["first.weight"]
+    close(found, model.exact(model.scale[ids[ids != 0]]))
+    batch["attention_mask"] = torch.ones_like(ids)
+    found = named(slopes(model, [batch], ["first.weight"]))["first.weight"]
+    close(found, model.exact(model.scale[ids].flatten()))
+
+
+def test_what_nothing_uses_has_no_slope_and_what_is_not_run_is_not_given():
+    model = Coins()
+    model.head.weight.data[:, 2] = 0
+    model.unused = nn.Linear(3, 3)
+    found = named(slopes(model, [tokens(2, 3)], ["first.weight", "unused.weight"]))
+    assert found.keys() == {"first.weight"}
+    assert (found["first.weight"] > 0).tolist() == [True, True, False, True, True]
+    assert slopes(model, [], ["first.weight"]) == {}
+    assert slopes(nn.Linear(3, 2), [torch.ones(4, 3)], []) == {}
+
+
+def test_models_without_numbers_have_no_slopes():
+    class Choosing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).argmax(-1)
+
+    assert slopes(Choosing(3, 4), [torch.randn(2, 3)], ["weight"]) == {}
+
+
+class Pictures(nn.Module):
+    def __init__(self, convolution, head):
+        super().__init__()
+        self.first, self.head = convolution, head
+
+    def forward(self, x):
+        return SimpleNamespace(logits=self.head(self.first(x).flatten(-len(self.first.kernel_size)).mean(-1)))
+
+
+@pytest.mark.parametrize(
+    ("convolution", "shape"),
+    [
+        (nn.Conv1d(3, 4, 2, bias=False), (6, 3, 5)),
+        (nn.Conv2d(3, 4, 2, bias=False), (6, 3, 5, 5)),
+        (nn.Conv2d(3, 4, 2, bias=False), (6, 3, 5, 4)),
+        (nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False), (1, 3, 8, 8)),  # as many positions as channels, each way
+        (nn.Conv3d(1, 4, 2, bias=False), (2, 1, 3, 3, 3)),
+    ],
+    ids=["1d", "2d", "no square", "as many as channels", "3d"],
+)
+def test_outputs_of_a_convolution_are_its_channels(convolution, shape):
+    model = Pictures(convolution, nn.Linear(4, 2, bias=False))
+    x = torch.zeros(shape)
+    positions = convolution(x)[0, 0].numel()
+    found = named(slopes(model, [x], ["first.weight"]))["first.weight"]
+    w = model.head.weight.detach().double()
+    close(found, ((w[0] - w[1]) / 2 / positions).square())
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_model_is_left_as_it_is(training):
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    model.train(training)
+    model[0].train(not training)
+    model[3].bias.requires_grad_(False)
+    model[0].weight.grad = torch.full((6, 4), 2.0)
+    grad = model[0].weight.grad
+
+    def state():
+        return (
+            [each.training for each in model.modules()],
+            [(id(each), each.requires_grad, id(each.grad)) for each in model.parameters()],
+            {name: each.tolist() for name, each in model.state_dict().items()},
+            grad.tolist(),
+            (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())),  # noqa: NPY002
+            torch.is_grad_enabled(),
+        )
+
+    before, x = state(), torch.ones(8, 4)
+    found = slopes(model, [x, x], ["0.weight", "3.weight"])
+    assert state() == before
+    torch.rand(3)
+    before = state()
+    with torch.no_grad():
+        again = slopes(model, [x, x], ["0.weight", "3.weight"])
+    assert named(found).keys() == {"0.weight", "3.weight"}
+    assert all(torch.equal(again[piece], each) for piece, each in found.items())  # and draws the same each time
+    assert state() == before
+
+
+def test_a_pass_that_fails_leaves_the_model_as_it_is():
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).train()
+    with pytest.raises(RuntimeError):
+        slopes(model, [torch.ones(2, 4), torch.ones(2, 5)], ["0.weight"])
+    assert model.training
+    assert all(each.requires_grad and each.grad is None for each in model.parameters())
+    assert torch.is_grad_enabled()
+
+
+def test_a_forward_is_called_with_the_model_and_the_batch():
+    model = Coins()
+    ids = tokens(2, 3)
+    found = slopes(model, [("what else", ids)], ["first.weight"], forward=lambda model, batch: model(batch[1]))
+    close(named(found)["first.weight"], model.exact(model.scale[ids].flatten()))
