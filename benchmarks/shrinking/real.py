@@ -119,10 +119,10 @@ class Rival:
     calibrated: bool = True  # else one seed says all
 
 
-def _ours(model: nn.Module, batches: Batches, goal: Goal, **data: Any) -> None:
+def _ours(model: nn.Module, given: Batches, goal: Goal, **data: Any) -> None:
     shrink(
         model,
-        dict(batches[0]) | ({"use_cache": False} if hasattr(model, "lm_head") else {}),
+        dict(given[0]) | ({"use_cache": False} if hasattr(model, "lm_head") else {}),
         goal.share,
         target=goal.target,
         include=goal.include,
