@@ -1,4 +1,4 @@
-"""Laws of losses: nothing is lost of what is whole, less never costs less, and equal shares leave but for what is late."""
+"""Laws of losses: what is whole loses nothing, less never costs less, and equal shares leave but for what is late."""
 
 import numpy as np
 import pytest

@@ -85,19 +85,20 @@ def slopes(
         inner.requires_grad_(False)
         for batch in track(list(batches), "measuring slopes"):
             batch = moved(batch, device_of(inner))
-            with watched.watching(Tokens.of(batch)):
+            tokens = Tokens.of(batch)
+            with watched.watching(tokens):
                 outputs = run_batch(inner, batch, forward)
-            score = _score(outputs)
+            score = _score(outputs, tokens.own)
             if score is not None:
                 score.backward()  # type: ignore[no-untyped-call]
     return {piece: square / watched.rows[piece] for piece, square in watched.squares.items()}
 
 
-def _score(outputs: Any) -> Tensor | None:
-    """A sum whose gradient along the outputs is v; None where no output has one."""
+def _score(outputs: Any, mask: Tensor | None) -> Tensor | None:
+    """A sum over what is no padding whose gradient along the outputs is v; None where no output has one."""
     logits = getattr(outputs, "logits", None)
-    if isinstance(logits, Tensor) and logits.dim() > 1 and logits.shape[-1] > 1:
-        flat = logits.reshape(-1, logits.shape[-1]).float()
+    if isinstance(logits, Tensor) and logits.dim() > 1 and logits.shape[-1] > 1 and logits.requires_grad:
+        flat = _rows(logits, mask).float()
         with torch.no_grad():
             drawn = torch.multinomial(flat.softmax(-1), 1)[:, 0]
         return nn.functional.cross_entropy(flat, drawn, reduction="sum")
@@ -106,10 +107,18 @@ def _score(outputs: Any) -> Tensor | None:
         return None
     parts = []
     for each in found:
-        rows = each.reshape(-1, each.shape[-1]) if each.dim() > 1 else each.reshape(-1, 1)
-        spread = rows.detach().float().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
-        parts.append((rows.float() / spread * torch.randn_like(rows, dtype=torch.float32)).sum())
+        rows = _rows(each, mask).float()
+        spread = rows.detach().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
+        parts.append((rows / spread * torch.randn_like(rows)).sum())
     return torch.stack(parts).sum()
+
+
+def _rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """(tokens, features), without padding where the tensor has it."""
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
+    if mask is None or tensor.shape[:-1] != mask.shape:
+        return rows
+    return rows[mask.reshape(-1).to(rows.device)]
 
 
 def _plain(outputs: Any) -> Any:

@@ -130,7 +130,7 @@ def shrink(
             the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
             them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
-        batches: real inputs of a model with repeated blocks, such as transformers: what a DataLoader yields, or
+        batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
             by an ``attention_mask`` does not count. The criterion ranks only units that nothing is measured of: no
             matrix in a block multiplies what they give.
@@ -154,7 +154,7 @@ def shrink(
 
     Raises:
         ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why. With
-            ``batches``: there are none, they hold NaN, the model has no repeated blocks or runs one of them twice, or
+            ``batches``: there are none, they hold NaN, the model runs a block twice, or
             nothing that may leave is measured.
 
     Warns:
