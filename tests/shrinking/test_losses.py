@@ -40,8 +40,8 @@ def test_all_lose_the_same_share_whatever_a_unit_of_them_costs(sizes, percent):
     parts = path.after(round(len(path.ties) * percent / 100))
     left = 1 - parts / path.start
     steps = 1 / np.array(sizes)
-    apart, near = np.abs(np.subtract.outer(left, left)), np.add.outer(steps, steps) / 2
-    assert (apart <= near + 1e-9).all()  # no further than half a step of each
+    apart, near = np.abs(np.subtract.outer(left, left)), np.maximum.outer(steps, steps)
+    assert (apart <= near + 1e-9).all()  # no further than a step of the coarser
 
 
 @given(st.integers(1, 100))
