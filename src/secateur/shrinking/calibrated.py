@@ -55,8 +55,7 @@ def chosen_by_data(
     if not measured.scores:
         raise ValueError(
             f"data says nothing of what may leave {type(model).__name__}: the batches ran none of its blocks, or no "
-            "product of a unit with a matrix in them. Pass other batches, or "
-            "none: then magnitude ranks the units."
+            "product of a unit with a matrix in them. Pass other batches, or none: then magnitude ranks the units."
         )
     choice = choose(subject, asked, known, measured)
     left = [group for group in coupling.groups if group.axis in choice.kept and not choice.kept[group.axis].all()]

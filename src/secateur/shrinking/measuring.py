@@ -1,7 +1,8 @@
 """What data says of units: in which order they should leave, and what the outputs of their consumers lose by it.
 
-Law: nothing changes; losses are those after the best repair, of one group while all others are whole. They are told as
-shares of the variance of what the outputs become part of, so that groups compare: the residual stream, or themselves.
+Law: nothing changes; losses are those after the best repair, of one group while all others are whole. So that groups
+compare, they are divergences of the model's outputs where slopes are known, else shares of the variance of what the
+outputs become part of; never both in one model.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from secateur.shrinking.consumers import Columns, columns_of, rows_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["Curve", "Measured", "Measuring", "chunk_of", "counts_of", "gram_of"]
+__all__ = ["Curve", "Measured", "Measuring", "WORDS", "chunk_of", "elimination_of"]
 
 WORDS = ("gram", "input_mean")
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
@@ -103,13 +104,13 @@ class Measuring:
                 continue
             if slopes is not None:
                 for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
-                    energy = _energy(matrix, met, slopes)
+                    energy = (_squares(matrix, met) * counts_of(matrix, met, slopes)).cpu().numpy()
                     costs = np.array([energy[its].sum() for its in rows])
                     given[axis] = np.maximum(given.get(axis, 0.0), costs)
             if not columns:
                 continue
             self.unsloped = self.unsloped or slopes is None
-            layer = Elimination(matrix, gram_of(met), damping=self.damping, counts=counts_of(matrix, met, slopes))
+            layer = elimination_of(name, matrix, met, slopes, damping=self.damping)
             for axis, units in columns.items():
                 layers.setdefault(axis, []).append((layer, units))
                 self._consumers.setdefault(axis, set()).add(name)
@@ -156,10 +157,16 @@ def chunk_of(count: int) -> int:
     return math.ceil(count / _TIMES)
 
 
-def gram_of(met: Met) -> Tensor:
-    """The Gram matrix of what met a matrix, which both walks ask for."""
-    assert met.sums.gram is not None
-    return met.sums.gram
+def elimination_of(
+    name: str, matrix: Tensor, met: Met, slopes: Tensor | None, *, damping: float, aim: float = 0.0
+) -> Elimination:
+    """A matrix from which columns may leave, with what data says of it; an error names it."""
+    assert met.sums.gram is not None  # one of the words
+    counts = counts_of(matrix, met, slopes)
+    try:
+        return Elimination(matrix, met.sums.gram, lacking=met.lacking, aim=aim, damping=damping, counts=counts)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{name}: {error}") from error
 
 
 def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
@@ -177,7 +184,7 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     mean = sums.totals.double() / int(sums.tokens)
     if met.around is None:
         weight = matrix.double()
-        squares, mean = (weight @ gram_of(met).double() * weight).sum(1), weight @ mean
+        squares, mean = _squares(matrix, met), weight @ mean
     else:
         assert sums.squares is not None
         squares = sums.squares
@@ -187,12 +194,11 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     return 1 / (spread.clamp_min(least) * len(spread) * int(sums.tokens))
 
 
-def _energy(matrix: Tensor, met: Met, slopes: Tensor) -> npt.NDArray[np.float64]:
-    """What it costs that an output is 0, for each of them."""
+def _squares(matrix: Tensor, met: Met) -> Tensor:
+    """The summed squares of each of a matrix' outputs, but for biases: (outputs,), float64."""
+    assert met.sums.gram is not None  # one of the words
     weight = matrix.double()
-    squares = (weight @ gram_of(met).double() * weight).sum(1)
-    found: npt.NDArray[np.float64] = (squares * slopes / (2 * int(met.sums.tokens))).cpu().numpy()
-    return found
+    return (weight @ met.sums.gram.double() * weight).sum(1)
 
 
 def _ranks(order: Sequence[int]) -> Tensor:
