@@ -90,6 +90,7 @@ def observe(
     repeated: bool = False,
     beside_dense: bool = False,
     around: bool = False,
+    keep_dense: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
     one without a share of its own adds nothing.
@@ -100,6 +101,7 @@ def observe(
         repeated: with ``new``, whether a weight of the block is used twice.
         beside_dense: each batch is run through the dense block first, which gives what each product lacks.
         around: what the products' outputs are added up to is summed, too.
+        keep_dense: what the dense block returns is stored, as by `store`: it is run to its end.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
@@ -127,9 +129,11 @@ def observe(
                 stack.enter_context(products.watching(masks, states, stops=number > 0 or new is not None))
             else:
                 count = None if whole and not owners else _tokens_in(args, kwargs)
-                stack.enter_context(pairs.beside(masks, states, count, dense=dense))
+                stack.enter_context(pairs.beside(masks, states, count, dense=dense, to_the_end=dense and keep_dense))
                 stack.enter_context(pairs.learning())
             output = call()
+            if dense and keep_dense:
+                replay.keep(name, output)
             if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
 
@@ -139,6 +143,8 @@ def observe(
             dense = True
             with replay.of_dense():
                 replay.run(number, batch, watch)
+                if keep_dense:
+                    replay.drop_unneeded(name, number, batch)
             dense = False
         with in_place(block, new or {}):
             reached = replay.run(number, batch, watch)

@@ -112,10 +112,12 @@ class Pairs(Products):
         self.marks = Marks(list(parameters.values()))
         self.bits = {name: 1 << at for at, name in enumerate(parameters)}
 
-    def beside(self, tokens: Tokens, states: Tensor | None, count: int | None, *, dense: bool) -> Pairs:
+    def beside(
+        self, tokens: Tokens, states: Tensor | None, count: int | None, *, dense: bool, to_the_end: bool = False
+    ) -> Pairs:
         """For one run; ``count`` is how many tokens the block is given, padding among them, where some of them may be
         sent somewhere, such as to experts."""
-        self.watching(tokens, states, stops=self.expected is not None)
+        self.watching(tokens, states, stops=self.expected is not None and not to_the_end)
         self.is_dense, self.count = dense, count
         self.before, self.now = (None, _Pass()) if dense else (self.now, _Pass())
         return self

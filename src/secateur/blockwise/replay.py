@@ -140,8 +140,10 @@ class Replay:
         self.done: list[str] = []
         self.keep_all = False
         self._likes: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+        self._poisons: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
         self._shapes: dict[tuple[str, int], Any] = {}
         self._poisoned: set[str] = set()
+        self._unneeded: list[str] = []
         self._used_poison = False
         self._at = 0
         self._handler: Handler | None = None
@@ -204,15 +206,23 @@ class Replay:
         What the next block does not need of the blocks before is dropped on the way, batch by batch. Within `of_dense`
         the block is not finished yet: the pruned one is run after it.
         """
-        unneeded: list[str] = []
         for number, batch in enumerate(batches):
-            self.run(number, batch, self._keep)
-            if number == 0 and not self.keep_all:
-                unneeded = self._unneeded(name, batch)
-            for other in unneeded:
-                self._stream.drop(other, number)
+            self.run(number, batch, lambda name, args, kwargs, call: self.keep(name, call()))  # noqa: ARG005
+            self.drop_unneeded(name, number, batch)
         if self._stream is self.outputs:
             self.done.append(name)
+
+    def keep(self, name: str, output: Any) -> None:
+        """Stores what a block returned in the run that reached it."""
+        self._stream.save(name, self._at, output)
+        self._shapes[name, self._at] = mapped(output, self._like)
+
+    def drop_unneeded(self, name: str, number: int, batch: Any) -> None:
+        """Of this batch, what the block after ``name``, whose outputs are kept, does not need; told by the first."""
+        if number == 0:
+            self._unneeded = [] if self.keep_all else self._find_unneeded(name, batch)
+        for other in self._unneeded:
+            self._stream.drop(other, number)
 
     def is_run_again(self, name: str, batch: Any, output: Any) -> bool:
         """Whether the model runs a block a second time after it has returned ``output`` for the first batch, as ALBERT
@@ -226,7 +236,7 @@ class Replay:
             self._provisional = None
         return again == [name]
 
-    def _unneeded(self, name: str, batch: Any) -> list[str]:
+    def _find_unneeded(self, name: str, batch: Any) -> list[str]:
         """The blocks whose outputs do not reach the arguments of the block after ``name``, for the first batch."""
         found = []
         self.done.append(name)
@@ -263,14 +273,10 @@ class Replay:
 
     def clear(self) -> None:
         """Gives up all stored outputs."""
+        self._poisons.clear()
         self.outputs.clear()
         if self.dense is not None:
             self.dense.clear()
-
-    def _keep(self, name: str, args: Any, kwargs: Any, call: Call) -> None:  # noqa: ARG002
-        number, output = self._at, call()
-        self._stream.save(name, number, output)
-        self._shapes[name, number] = mapped(output, self._like)
 
     def _like(self, tensor: Tensor) -> Tensor:
         """One tensor on the meta device for all of a shape: many small things that stay would cut the memory up."""
@@ -308,8 +314,21 @@ class Replay:
         if name in self._poisoned or not self._stream.has(name, self._at):
             self._used_poison = True
             device = self.device or torch.device("cpu")
-            return mapped(self._shapes[name, self._at], lambda tensor: _poison(tensor, device))
+            return mapped(self._shapes[name, self._at], lambda tensor: self._poison(tensor, device))
         return moved(self._stream.load(name, self._at), self.device)
+
+    def _poison(self, like: Tensor, device: torch.device) -> Tensor:
+        """NaN, or zeros where there is none; one tensor for all of a shape, as long as nobody writes to it.
+
+        To fill one for each block that is behind took a seventh of the time of a walk over thirty blocks.
+        """
+        key = (like.shape, like.dtype, device)
+        held = self._poisons.get(key)
+        if held is None or held._version > 0:
+            fill = torch.nan if like.is_floating_point() else 0
+            with torch.inference_mode(False):  # a tensor of that mode counts no writes
+                held = self._poisons[key] = torch.full(like.shape, fill, dtype=like.dtype, device=device)
+        return held
 
     def _check(self, name: str, args: Any, kwargs: Any) -> None:
         found = False
@@ -328,9 +347,3 @@ class Replay:
                 "(config.json) and its weights, or run the model in a wider dtype (float16 overflows where bfloat16 "
                 "does not)."
             )
-
-
-def _poison(like: Tensor, device: torch.device) -> Tensor:
-    if like.is_floating_point():
-        return torch.full(like.shape, torch.nan, dtype=like.dtype, device=device)
-    return torch.zeros(like.shape, dtype=like.dtype, device=device)

@@ -123,28 +123,38 @@ def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: J
     block = replay.blocks[name]
     weights.load(name, finished=False)
     wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
-    new, pruned = _solved(replay, batches, job, name, wanted)
-    if replay.dense is not None and len(replay.done) + 1 < len(replay.blocks):
+    goes_on = replay.dense is not None and len(replay.done) + 1 < len(replay.blocks)
+    kept, new, pruned = _solved(replay, batches, job, name, wanted, keep_dense=goes_on)
+    if goes_on and not kept:
         _store_dense(replay, batches, name)  # as long as it has its dense weights
     weights.commit(pruned, new)
     return pruned
 
 
 def _solved(
-    replay: Replay, batches: Sequence[Any], job: Job, name: str, wanted: Mapping[str, nn.Parameter]
-) -> tuple[dict[str, Solved], Pruned]:
-    """The block's new values, stage after stage, and what there is to say of them."""
+    replay: Replay,
+    batches: Sequence[Any],
+    job: Job,
+    name: str,
+    wanted: Mapping[str, nn.Parameter],
+    *,
+    keep_dense: bool,
+) -> tuple[bool, dict[str, Solved], Pruned]:
+    """The block's new values, stage after stage, and what there is to say of them; and whether the last stage came
+    by what the dense block returns, and kept it."""
     new: dict[str, Solved] = {}
     pruned = Pruned(name)
+    kept = False
     if not wanted:
-        return new, pruned
+        return kept, new, pruned
     stages: Sequence[Mapping[str, Tensor]] = [wanted]
     repeated = False
     if job.in_stages:
         stages, repeated = stages_of(replay, batches, name, wanted)
-    for stage in stages:
+    for at, stage in enumerate(stages):
         values = {local: solved.values for local, solved in new.items()} if job.in_stages else None
         differs = bool(new or replay.done)  # before anything is pruned, the two models are one
+        kept = keep_dense and job.beside_dense and differs and at + 1 == len(stages)
         found = observe(
             replay,
             batches,
@@ -155,8 +165,9 @@ def _solved(
             repeated=repeated,
             beside_dense=job.beside_dense and differs,
             around=job.around,
+            keep_dense=kept,
         )
         more, said = job.solve_stage(name, replay.blocks[name], stage, found)
         new |= more
         pruned = pruned.and_then(said)
-    return new, pruned
+    return kept, new, pruned
