@@ -35,8 +35,8 @@ class Repairing:
 
     Attributes:
         kept: which units stay, after the walk.
-        errors: ``{name: what the outputs of a matrix lost}`` with the values that it has now, as a share of the variance
-            of what they become part of.
+        errors: ``{name: what the outputs of a matrix lost}`` with its new values, as a share of the variance of what
+            they become part of.
     """
 
     coupling: Coupling

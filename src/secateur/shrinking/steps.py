@@ -271,10 +271,32 @@ class Steps:
         missing = self.missing(parts)
         if not missing:
             return parts, parts
-        others = [each for each in self._around(parts, range(len(parts))) if (missing + each[0]) * missing <= 0]
-        _, at, count = min(others, key=lambda each: abs(each[0]), default=(0.0, 0, parts[0]))
-        other = self._with(parts, at, count) if others else parts
+        around = self._around(parts, range(len(parts)))
+        across = sorted((abs(missing + each[0]), *each[1:]) for each in around if (missing + each[0]) * missing <= 0)
+        ends = [self._with(parts, at, count) for _, at, count in across[:_ALTERNATIVES]]
+        if across and across[0][0] > min(abs(change) for change, *_ in around):
+            ends = [self._closer(end, abs(missing)) for end in ends]
+        other = min(ends, key=lambda each: abs(self.missing(each)), default=parts)
         return (parts, other) if missing > 0 else (other, parts)
+
+    def _closer(self, parts: Integers, least: float) -> Integers:
+        """As near as steps of one tie after the other lead on this side of the goal, but not as near as ``least``:
+        after one that was too large, others are given back."""
+        side = math.copysign(1.0, self.missing(parts))
+        while (off := side * self.missing(parts)) > least:
+            ends = []
+            for at in range(len(parts)):
+                left = side * (self.missing(parts) + self.amount.changes(parts, at, self._choices[at]))
+                fit = np.flatnonzero((left >= least) & (left < off * (1 - 1e-9)))
+                for to in fit[left[fit].argsort()][:_ALTERNATIVES]:
+                    end = self._with(parts, at, int(self._choices[at][to]))
+                    if self._fits(end):
+                        ends.append((float(left[to]), end))
+                        break
+            if not ends:
+                break
+            parts = min(ends, key=lambda each: each[0])[1]
+        return parts
 
     def _affordable(self, path: Path) -> int:
         """How many steps there are until too much has left."""

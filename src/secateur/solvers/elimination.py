@@ -96,7 +96,7 @@ class Elimination:
         return max(0.0, self._lost - float(self._scale * (self._light * moved).sum()))
 
     def lost(self, values: Tensor, counts: Tensor | None = None) -> float:
-        """What the outputs lose with these values in the weight's place, ``‖·‖²``; by other counts where they are given.
+        """What the outputs lose with these values in the weight's place, ``‖·‖²``; by other counts if given.
 
         >>> Elimination(torch.ones(1, 2), torch.eye(2)).lost(torch.tensor([[1.0, 3.0]]))
         4.0
