@@ -475,6 +475,44 @@ def test_activations_that_are_infinite(batches):
     assert is_unchanged(model, state)
 
 
+def test_a_weight_outside_the_blocks_that_is_infinite_is_named(batches):
+    """The walk never multiplies with it; slopes would all be NaN."""
+    model = words()
+    with torch.no_grad():
+        model.head.weight[3, 1] = torch.inf
+    state = state_of(model)
+    with pytest.raises(ValueError, match=r"head\.weight: the weight of shape \(16, 12\) has entries that are NaN"):
+        shrink(model, batches[0], 0.3, batches=batches, verify=False)
+    assert is_unchanged(model, state)
+
+
+def test_slopes_that_overflow_are_told_of(batches, monkeypatch):
+    """And losses are what they are without any."""
+
+    def overflowing(*arguments, **keywords):
+        return {piece: torch.full_like(each, torch.nan) for piece, each in slopes(*arguments, **keywords).items()}
+
+    slopes = calibrated.slopes
+    one, two = words(), words()
+    monkeypatch.setattr(calibrated, "slopes", overflowing)
+    with pytest.warns(RuntimeWarning, match=r"slopes .* along those of \S+ hold NaN .* wider dtype") as said:
+        shrink(one, batches[0], 0.3, batches=batches)
+    assert [Path(each.filename).name for each in said] == [Path(__file__).name]
+    monkeypatch.setattr(calibrated, "slopes", lambda *_, **__: {})
+    shrink(two, batches[0], 0.3, batches=batches)
+    assert same(one, two)
+
+
+def test_a_glob_that_matches_nothing_is_an_error_before_any_batch_is_run(batches):
+    def never(model, batch):
+        raise AssertionError
+
+    model = words()
+    for globs in ({"include": "blocks.9.*"}, {"exclude": "blocks.9.*"}):
+        with pytest.raises(ValueError, match=r"blocks\.9\.\*"):
+            shrink(model, batches[0], 0.3, batches=batches, forward=never, **globs)
+
+
 def test_repair_means_nothing_without_data():
     one, two = stack(), stack()
     shrink(one, data()[0], 0.3, repair=True)

@@ -1,7 +1,7 @@
 """Laws of steps: paths go down the convex hull, and from the end no single step leads nearer."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from secateur.coupling import Axis, Group
@@ -98,13 +98,30 @@ def test_from_the_end_no_single_step_leads_nearer(sizes, round_to, share, seed):
     goal = (1 - share) * amount([each.parts for each in tied])
     steps = Steps(tied, amount, goal)
     for path in (path_by_loss(lost(seed), tied, amount), path_by_share([each.parts * 0.7 for each in tied], tied)):
-        for found in (steps.reached(path), steps.nearest(path.start), steps.nearest(path.after(len(path.ties)))):
+        for found in (
+            steps.reached(path),
+            *(steps.nearest(each, path) for each in (path.start, path.after(len(path.ties)))),
+        ):
             assert all(count in each.choices() for each, count in zip(tied, found.tolist(), strict=True))
             missing = steps.missing(found)
             changes = [amount(each) - amount(found) for each in beside(tied, found)]
             toward = [abs(each) for each in changes if each * missing < 0]
             assert abs(missing) <= min(toward, default=np.inf) / 2 * (1 + 1e-9)
             assert steps.smallest(found) == min(map(abs, changes), default=0)
+
+
+@given(st.integers(0, 99), st.integers(0, 40))
+def test_of_steps_that_lead_equally_near_the_one_of_least_loss_is_taken(seed, count):
+    """Ties of one size, so that the steps of the path are all alike: where what is asked lies in the midst of one, that
+    is the one that is taken, as of a tie with units that are copies of others."""
+    axes = [Axis(10) for _ in range(5)]
+    tied = [Tied([Group("", axis, 10, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
+    amount = Amount([((axis,), 1) for axis in axes], tied)
+    slopes = np.sort(np.random.default_rng(seed).exponential(size=(5, 10)), axis=1)
+    path = path_by_loss(lambda tie, parts: float(slopes[tie.groups[0].tied, : 10 - parts].sum()), tied, amount)
+    assume(path.after(count).max() < 10)  # a tie that is whole stays so
+    found = Steps(tied, amount, 50 - count - 0.7).reached(path)
+    assert found.tolist() == path.after(count + 1).tolist()
 
 
 @given(sizes, rounded, shares, st.integers(0, 99))
@@ -121,6 +138,21 @@ def test_the_two_beside_it_are_on_both_sides_of_the_goal(sizes, round_to, share,
     if less is more and steps.missing(found):  # there is nothing on the other side
         there = [steps.missing(each) for each in beside(tied, found)]
         assert all(each * steps.missing(found) > 0 for each in there)
+
+
+@given(st.floats(0.1, 0.9))
+def test_beside_it_is_what_a_large_step_leads_to_with_small_ones_given_back(share):
+    """As of the heads of a small BERT, whose number is half of all there is, and the units of its MLPs."""
+    axes = Axis(2), Axis(40)
+    tied = [Tied([Group("", axis, axis.size, (), at, ())], 1, {}) for at, axis in enumerate(axes)]
+    amount = Amount([((axes[0],), 60), ((axes[1],), 1)], tied)
+    goal = (1 - share) * amount([2, 40])
+    steps = Steps(tied, amount, goal)
+    found = steps.reached(path_by_loss(even(amount, tied), tied, amount))
+    less, more = steps.beside(found)
+    every = [60 * heads + units for heads in (1, 2) for units in range(1, 41)]
+    assert amount(less) == min((each for each in every if each >= goal), default=amount(found))
+    assert amount(more) == max((each for each in every if each <= goal), default=amount(found))
 
 
 @given(st.integers(2, 5), shares, st.integers(0, 99))

@@ -5,6 +5,7 @@ Law: the structure is proved before any weight changes; what changed is taken ba
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing
 from secateur.shrinking.request import Request
-from secateur.shrinking.scope import groups_in_scope
+from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.subject import Subject
 from secateur.support import Forward, Undo
 
@@ -39,15 +40,31 @@ def chosen_by_data(
     """What stays of a model in memory, whose consumers are repaired already; the plan is not carried out yet.
 
     Raises:
-        ValueError: there are no batches, or they measure nothing that may leave.
+        ValueError: a glob matches nothing, a weight is not finite, there are no batches, or they measure nothing that
+            may leave.
+
+    Warns:
+        RuntimeWarning: gradients overflow where the model itself does not, so that losses are shares of variances.
     """
     model, coupling = subject.model, subject.coupling
+    check_globs(names_of(coupling) | set(known), asked.globs)
     groups = groups_in_scope(coupling, asked)
     measuring = Measuring(coupling, groups, shared=_shared(model))
     found = slopes(model, batches[:_SLOPES], measuring.targets, forward=forward)
-    if all(bool(each.isfinite().all()) for each in found.values()):  # else the walk says where they are not
+    wrong = [piece.name for piece, each in found.items() if not bool(each.isfinite().all())]
+    if wrong:
+        _check_finite(model)
+    else:
         measuring.slopes.update(found)
-    walk_model(model, batches, measuring, forward=forward)
+    walk_model(model, batches, measuring, forward=forward)  # of what is not finite it says where
+    if wrong:
+        warnings.warn(
+            f"the slopes of the model's outputs along those of {wrong[0]} hold NaN or infinity, so that losses are "
+            "shares of variances, which choose worse; run the model in a wider dtype (float16 overflows where bfloat16 "
+            "does not).",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     if measuring.slopes and measuring.unsloped:
         measuring = Measuring(coupling, groups, shared=measuring.shared)
         walk_model(model, batches, measuring, forward=forward)
@@ -65,6 +82,15 @@ def chosen_by_data(
     undo.values(*(model.get_parameter(name) for name in job.targets))
     walk_model(model, batches, job, forward=forward)
     return replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept))
+
+
+def _check_finite(model: nn.Module) -> None:
+    """ValueError for a weight that is not finite, anywhere in the model, such as in its head."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."
+            )
 
 
 def _shared(model: nn.Module) -> frozenset[str]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.shrinking.consumers import Columns, columns_of
-from secateur.shrinking.measuring import WORDS, Measured, chunk_of, elimination_of
+from secateur.shrinking.measuring import WORDS, Measured, chunk_of, counts_of, elimination_of
 from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing"]
@@ -35,7 +35,8 @@ class Repairing:
 
     Attributes:
         kept: which units stay, after the walk.
-        errors: ``{name: what the outputs of a matrix lost}``, as a share of the variance of what they become part of.
+        errors: ``{name: what the outputs of a matrix lost}`` with its new values, as a share of the variance of what
+            they become part of.
     """
 
     coupling: Coupling
@@ -100,7 +101,7 @@ class Repairing:
             piece.of(solved.values).copy_(values)
             piece.of(solved.mask).copy_(mask.expand(piece.shape))
             name = full_name(block, piece.name)
-            self.errors[name] = self.errors.get(name, 0.0) + layer.loss
+            self.errors[name] = self.errors.get(name, 0.0) + layer.lost(values, counts_of(matrix, found[piece]))
         return new, Pruned(block)
 
     def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:

@@ -33,13 +33,17 @@ class Path:
     Attributes:
         start: how many parts each tie keeps.
         ties, parts: of each step its tie, and how many parts that keeps then.
-        loss: of how many parts each tie keeps, the sum over all ties.
+        cost: ``(tie, how many parts it keeps) -> loss``; that of all ties is the sum.
     """
 
     start: Integers
     ties: Integers
     parts: Integers
-    loss: Callable[[Integers], float]
+    cost: Callable[[int, float], float]
+
+    def loss(self, parts: Integers) -> float:
+        """What it costs that the ties keep so many parts."""
+        return sum(self.cost(at, count) for at, count in enumerate(parts))
 
     def after(self, count: int) -> Integers:
         """How many parts each tie keeps after so many steps."""
@@ -85,7 +89,7 @@ def path_by_loss(loss: Loss, tied: Sequence[Tied], amount: Amount) -> Path:
         whole,
         np.concatenate(ties)[order],
         np.concatenate(parts)[order],
-        lambda found: sum(loss(each, int(count)) for each, count in zip(tied, found, strict=True)),
+        lambda at, count: loss(tied[at], int(count)),
     )
 
 
@@ -100,12 +104,11 @@ def path_by_share(ideal: Sequence[float], tied: Sequence[Tied]) -> Path:
         ties.append(np.full(len(choices) - first - 1, at))
         parts.append(choices[first + 1 :])
     order = np.argsort(-np.concatenate(above), kind="stable")
-    sizes = np.array([each.parts for each in tied])
     return Path(
         np.array(start, dtype=np.int64),
         np.concatenate(ties)[order],
         np.concatenate(parts)[order],
-        lambda found: float((np.square(found - np.array(ideal)) / sizes).sum()),
+        lambda at, count: (count - ideal[at]) ** 2 / tied[at].parts,
     )
 
 
@@ -163,12 +166,12 @@ class Steps:
         """
         end, large = self._walked(path)
         ends = [end, *(self._walked(path.through(at, count))[0] for at, count in large[:_ALTERNATIVES])]
-        near = [self.nearest(each) for each in ends]
+        near = [self.nearest(each, path) for each in ends]
         if all(map(self._excess, near)):
-            near += [self.nearest(self._filled(each)) for each in ends]
+            near += [self.nearest(self._filled(each), path) for each in ends]
         for _ in range(_PAIRINGS):
             if all(map(self._excess, near)):
-                near += [other for each in sorted(near, key=self._excess)[:2] for other in self._by_two(each)]
+                near += [other for each in sorted(near, key=self._excess)[:2] for other in self._by_two(each, path)]
         found = min(near, key=lambda parts: (round(self._excess(parts) / self._all, 9), path.loss(parts)))
         return self.near(found)
 
@@ -210,10 +213,11 @@ class Steps:
             path = path.without(without)
         return path.start, large
 
-    def nearest(self, parts: Integers) -> Integers:
+    def nearest(self, parts: Integers, path: Path) -> Integers:
         """From there by single steps to where no other leads nearer; in ties that have lost something if that will do.
 
-        Of two that are equally near it is the smaller model.
+        Of steps that lead as near as any has to it is the one of least loss, so that of ties of one size that loses a
+        unit which others can replace; of two that cost the same the nearer, and the smaller model.
         """
         parts = self.near(parts)
         for every in (False, True):
@@ -222,13 +226,23 @@ class Steps:
                 parts = following
                 ties = [at for at, less in enumerate(parts < self.whole) if every or less]
                 missing = self.missing(parts)
-                left = ((missing + change, at, count) for change, at, count in self._around(parts, ties))
-                best = min(left, key=lambda each: (abs(each[0]), each[0]), default=(math.inf, 0, 0))
-                is_better = (abs(best[0]), best[0]) < (abs(missing), missing)
-                following = self._with(parts, *best[1:]) if is_better else None
+                around = self._around(parts, ties)
+                left = [(missing + change, at, count) for change, at, count in around]
+                better = [each for each in left if (abs(each[0]), each[0]) < (abs(missing), missing)]
+                enough = min((abs(change) for change, *_ in around), default=0.0) / 2
+                best = min(better, key=lambda each: self._rank(parts, path, enough, *each), default=None)
+                following = None if best is None else self._with(parts, *best[1:])
         return parts
 
-    def _by_two(self, parts: Integers) -> Iterable[Integers]:
+    @staticmethod
+    def _rank(
+        parts: Integers, path: Path, enough: float, missing: float, at: int, count: int
+    ) -> tuple[float, float, float, float]:
+        """Of a step of one tie, lower = take: how much further off than enough it leads, then what it costs."""
+        cost = path.cost(at, count) - path.cost(at, parts[at])
+        return max(0.0, abs(missing) - enough * (1 + 1e-9)), cost, abs(missing), missing
+
+    def _by_two(self, parts: Integers, path: Path) -> Iterable[Integers]:
         """The nearest with some steps of one tie and any of another, of the ties with the smallest steps."""
         around = sorted(self._around(parts, range(len(parts))), key=lambda each: abs(each[0]))
         ties = list(dict.fromkeys(at for _, at, _ in around))[:_PAIRED]
@@ -243,7 +257,7 @@ class Steps:
                     nearer = [to for to in np.argsort(left)[:_ALTERNATIVES] if left[to] < found[-1][0]]
                     ends = ((float(left[to]), self._with(moved, other, int(self._choices[other][to]))) for to in nearer)
                     found += [next((end for end in ends if self._fits(end[1])), found[-1])]
-            yield self.nearest(found[-1][1])
+            yield self.nearest(found[-1][1], path)
 
     def _within(self, parts: Integers, at: int) -> list[int]:
         """The numbers of parts of a tie that are some steps up and down from there."""
@@ -257,10 +271,32 @@ class Steps:
         missing = self.missing(parts)
         if not missing:
             return parts, parts
-        others = [each for each in self._around(parts, range(len(parts))) if (missing + each[0]) * missing <= 0]
-        _, at, count = min(others, key=lambda each: abs(each[0]), default=(0.0, 0, parts[0]))
-        other = self._with(parts, at, count) if others else parts
+        around = self._around(parts, range(len(parts)))
+        across = sorted((abs(missing + each[0]), *each[1:]) for each in around if (missing + each[0]) * missing <= 0)
+        ends = [self._with(parts, at, count) for _, at, count in across[:_ALTERNATIVES]]
+        if across and across[0][0] > min(abs(change) for change, *_ in around):
+            ends = [self._closer(end, abs(missing)) for end in ends]
+        other = min(ends, key=lambda each: abs(self.missing(each)), default=parts)
         return (parts, other) if missing > 0 else (other, parts)
+
+    def _closer(self, parts: Integers, least: float) -> Integers:
+        """As near as steps of one tie after the other lead on this side of the goal, but not as near as ``least``:
+        after one that was too large, others are given back."""
+        side = math.copysign(1.0, self.missing(parts))
+        while (off := side * self.missing(parts)) > least:
+            ends = []
+            for at in range(len(parts)):
+                left = side * (self.missing(parts) + self.amount.changes(parts, at, self._choices[at]))
+                fit = np.flatnonzero((left >= least) & (left < off * (1 - 1e-9)))
+                for to in fit[left[fit].argsort()][:_ALTERNATIVES]:
+                    end = self._with(parts, at, int(self._choices[at][to]))
+                    if self._fits(end):
+                        ends.append((float(left[to]), end))
+                        break
+            if not ends:
+                break
+            parts = min(ends, key=lambda each: each[0])[1]
+        return parts
 
     def _affordable(self, path: Path) -> int:
         """How many steps there are until too much has left."""

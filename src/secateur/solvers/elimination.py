@@ -95,6 +95,17 @@ class Elimination:
         moved = self._counted(self._aim - self.weight).square().sum(0)
         return max(0.0, self._lost - float(self._scale * (self._light * moved).sum()))
 
+    def lost(self, values: Tensor, counts: Tensor | None = None) -> float:
+        """What the outputs lose with these values in the weight's place, ``‖·‖²``; by other counts if given.
+
+        >>> Elimination(torch.ones(1, 2), torch.eye(2)).lost(torch.tensor([[1.0, 3.0]]))
+        4.0
+        """
+        change = self._aim - values.to(self._aim)
+        squares = (change @ self._gram * change).sum(1).clamp_min(0)
+        counts = counts if counts is not None or self._counts is None else self._counts[:, 0].square()
+        return float(self._scale * (squares if counts is None else squares * counts.to(squares)).sum())
+
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
         found = copy.copy(self)
