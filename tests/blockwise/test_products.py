@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional
 
 from secateur.blockwise.products import Products, Tokens
 
@@ -83,3 +84,39 @@ def test_inputs_shared_in_one_batch_only_are_an_error():
         with pytest.raises(ValueError, match=message), products.watching(Tokens()):
             q(x)
             k(x + 1)
+
+
+class Fused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.conv = nn.MultiheadAttention(4, 2, batch_first=True), nn.Conv1d(4, 6, 2, groups=2)
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(3))
+        self.plain, self.both = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+
+    def forward(self, x, y):
+        x = self.attention(x, y, y)[0]
+        rows = x.flatten(0, 1)
+        once = torch.addmm(self.bias, rows, self.weight), self.plain(x), self.conv(x.mT)
+        return once, self.both(2 * x), functional.linear(x + 1, self.both.weight, self.plain.bias)
+
+
+def test_what_is_added_to_a_product_alone_is_its_bias():
+    """Wherever it lies: of attention's matrices each has a part of one vector, and of a convolution each group."""
+    torch.manual_seed(0)
+    model = Fused()
+    parameters = dict(model.named_parameters())
+    weights = {name: each for name, each in parameters.items() if each.dim() > 1}
+    products = Products(weights, frozenset(["gram"]), unfolds=True)
+    with torch.no_grad(), products.watching(Tokens()):
+        model(torch.randn(2, 5, 4), torch.randn(2, 5, 4))
+    found = {(piece.name, piece.offset): bias for piece, bias in products.biases_in(parameters).items()}
+    assert found == {
+        ("attention.in_proj_weight", 0): ("attention.in_proj_bias", 0, 4),
+        ("attention.in_proj_weight", 16): ("attention.in_proj_bias", 4, 4),
+        ("attention.in_proj_weight", 32): ("attention.in_proj_bias", 8, 4),
+        ("attention.out_proj.weight", 0): ("attention.out_proj.bias", 0, 4),
+        ("conv.weight", 0): ("conv.bias", 0, 3),
+        ("conv.weight", 12): ("conv.bias", 3, 3),
+        ("weight", 0): ("bias", 0, 3),
+    }  # that of `plain` is also added to another product, which has none another time
+    assert all(len(bias.of(parameters[bias.name])) == bias.size for bias in found.values())

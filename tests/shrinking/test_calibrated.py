@@ -55,7 +55,7 @@ def test_what_is_excluded_stays_bit_for_bit(batches):
     before = states(model)
     done = shrink(model, batches[0], 0.05, batches=batches, include="blocks.1.up.bias")
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert changed == {"blocks.1.up.weight", "blocks.1.up.bias", "blocks.1.down.weight"}
+    assert changed == {f"blocks.1.{name}" for name in ("up.weight", "up.bias", "down.weight", "down.bias")}
     (group,) = [group for group in done.coupling.groups if group.axis in done.kept]
     kept = torch.from_numpy(done.kept[group.axis])
     assert torch.equal(model.blocks[1].up.weight, before["blocks.1.up.weight"][kept])  # rows are sliced, not repaired
@@ -65,7 +65,7 @@ def test_what_is_excluded_stays_bit_for_bit(batches):
     assert is_unchanged(model, state)
 
 
-@pytest.mark.parametrize("kind", ["copies", "combinations", "dead"])
+@pytest.mark.parametrize("kind", ["copies", "combinations", "dead", "constant"])
 def test_units_that_others_can_replace_leave_without_error(kind):
     """Half of each MLP's units are functions of the other half, and half is asked for."""
     model = stack(layers=2).double()
@@ -78,8 +78,8 @@ def test_units_that_others_can_replace_leave_without_error(kind):
                 block.forward = functools.partial(lambda block, x: x + block.down(block.up(x)), block)
                 mixing, _ = torch.linalg.qr(torch.randn(6, 6, dtype=torch.float64))
                 block.up.weight[6:], block.up.bias[6:] = mixing @ block.up.weight[:6], mixing @ block.up.bias[:6]
-            else:
-                block.up.weight[6:], block.up.bias[6:] = 0, -1
+            else:  # a bias gives what a constant gives
+                block.up.weight[6:], block.up.bias[6:] = 0, -1 if kind == "dead" else torch.rand(6)
     wanted = answers(model, calibration)
     half = sum(6 * (8 + 1 + 8) for _ in model.layers) / sum(each.numel() for each in model.parameters())
     done = shrink(model, calibration[0], half, batches=calibration, include="layers.*.up.bias", uniform=True)

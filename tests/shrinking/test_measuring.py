@@ -52,8 +52,8 @@ def test_units_leave_in_the_order_of_what_least_squares_cannot_make_up_for():
     costs = []
     for at in range(12):
         stay = [other for other in range(12) if other != at]
-        kept = torch.linalg.lstsq(x[:, stay], x @ weight.T).solution
-        lost = x @ weight.T - x[:, stay] @ kept
+        there = torch.cat([x[:, stay], torch.ones(len(x), 1, dtype=x.dtype)], 1)  # a bias gives what is constant
+        lost = x @ weight.T - there @ torch.linalg.lstsq(there, x @ weight.T).solution
         costs.append(lost.square().sum(0))
     stream = seen(model, model.layers[1].up, data(size=40))  # what the outputs become part of
     spread = stream.var(0, correction=0)

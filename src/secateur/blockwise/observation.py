@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor, nn
 
 from secateur.blockwise.finding import WHOLE, experts_owners
 from secateur.blockwise.pairs import Pairs
-from secateur.blockwise.processes import reduced
-from secateur.blockwise.products import AllMetError, Met, Piece, Products, Tokens, encoder_states, silenced
+from secateur.blockwise.processes import gathered, reduced
+from secateur.blockwise.products import AllMetError, Bias, Met, Piece, Products, Tokens, encoder_states, silenced
 from secateur.blockwise.replay import RUNS_AGAIN, Replay
 from secateur.blockwise.request import RunAlong
 from secateur.blockwise.stages import Order
@@ -157,6 +158,8 @@ def observe(
     if new is None and replay.is_run_again(name, batches[0], first):
         raise ValueError(RUNS_AGAIN.format(name=name))
     found = reduced(products)
+    if any(weight.dim() == 1 for weight in block.parameters()):
+        found = _with_biases(found, products.biases_in(dict(block.named_parameters())))
     for sums in {id(met.sums): met.sums for met in found.values()}.values():
         sums.finish()
     for piece, met in found.items():
@@ -173,6 +176,12 @@ def observe(
                 "model in a wider dtype (float16 overflows where bfloat16 does not)."
             )
     return found
+
+
+def _with_biases(found: Mapping[Piece, Met], here: Mapping[Piece, Bias]) -> dict[Piece, Met]:
+    """With what is added to the outputs of each; of several processes some may not have met it."""
+    everywhere = {piece: bias for biases in gathered(dict(here)) for piece, bias in biases.items()}
+    return {piece: replace(met, bias=everywhere.get(piece)) for piece, met in found.items()}
 
 
 def store(replay: Replay, batches: Sequence[Any], name: str) -> None:

@@ -105,9 +105,9 @@ class Pairs(Products):
         self.is_dense = False
         self.count: int | None = -1  # tokens of what the block is given; None where none are sent anywhere
         self.expected: dict[Piece, int] | None = None  # of those that end in a sum: how many share it
-        self.crossed: dict[Piece, Tensor] = {}  # (X - X')' X' of the pieces that share their inputs
+        self.crossed: dict[Piece, Tensor] = {}  # (X - X')' [X' 1] of the pieces that share their inputs
         self.around: dict[Piece, Sums] = {}  # of the sums themselves
-        self.added: dict[Piece, Tensor] = {}  # (T - X' W')' X' of those that end in a sum
+        self.added: dict[Piece, Tensor] = {}  # (T - X' W')' [X' 1] of those that end in a sum
         self.just_met: list[Meeting] = []
         self.marks = Marks(list(parameters.values()))
         self.bits = {name: 1 << at for at, name in enumerate(parameters)}
@@ -168,7 +168,7 @@ class Pairs(Products):
     def found(self) -> dict[Piece, Met]:
         """As of `Products`, each with what it lacks; sums that matrices share are one object still."""
         return {
-            piece: replace(met, lacking=self._lacking(piece), around=self.around.get(piece))
+            piece: replace(met, around=self.around.get(piece)).and_lacking(self._lacking(piece))
             for piece, met in super().found().items()
         }
 
@@ -291,10 +291,10 @@ def _is_turned(tensor: Tensor, view: Tensor) -> bool | None:
 
 
 def _plus(total: Tensor | None, lack: Tensor, rows: Tensor) -> Tensor:
-    """Adds ``lack' rows``, in float32 or wider."""
+    """Adds ``lack' [rows 1]``, in float32 or wider."""
     wide = in_range(rows)
     both = torch.promote_types(lack.dtype, wide.dtype)
     both = both if total is None else torch.promote_types(both, total.dtype)
     with torch.autocast(rows.device.type, enabled=False):
-        more = lack.to(both).T @ wide.to(both)
+        more = torch.cat([lack.to(both).T @ wide.to(both), lack.to(both).sum(0)[:, None]], 1)
         return more if total is None else total.to(both).add_(more)

@@ -98,7 +98,12 @@ def reduced(products: Products) -> dict[Piece, Met]:
         met.sums = copy.copy(met.sums)  # several leaders may have had one object here
         met.sample = _first(met.sample, device)
     sum_over_ranks({leader: met.sums for leader, met in total.items()}, None, device)
-    lacking = _added({piece: met.lacking for piece, met in here.items() if met.lacking is not None}, device)
+    lacks = {
+        piece: torch.cat([met.lacking, met.lacked[:, None].to(met.lacking)], 1)
+        for piece, met in here.items()
+        if met.lacking is not None and met.lacked is not None
+    }
+    lacking = _added(lacks, device)
     around = {piece: copy.copy(met.around) for piece, met in here.items() if met.around is not None}
     words = {piece: sums.words for piece, sums in around.items()}
     for piece, its in sorted(((piece, its) for other in gathered(words) for piece, its in other.items())):
@@ -106,13 +111,13 @@ def reduced(products: Products) -> dict[Piece, Met]:
     if around:
         sum_over_ranks({piece: around[piece] for piece in sorted(around)}, None, device)
     return {
-        piece: replace(total[leader], lacking=lacking.get(piece), around=around.get(piece))
+        piece: replace(total[leader], around=around.get(piece)).and_lacking(lacking.get(piece))
         for piece, leader in sorted(leaders.items())
     }
 
 
 def _added(here: Mapping[Piece, Tensor], device: torch.device) -> dict[Piece, Tensor]:
-    """The sums over all processes; what one of them did not see counts as 0 there."""
+    """The sums over all processes, (outputs, inputs + 1); what one of them did not see counts as 0 there."""
     from torch import distributed
 
     everyone = gathered({piece: tensor.dtype for piece, tensor in here.items()})
@@ -122,7 +127,8 @@ def _added(here: Mapping[Piece, Tensor], device: torch.device) -> dict[Piece, Te
     found = {}
     for piece, dtype in sorted(widest.items(), key=lambda item: item[0]):
         own = here.get(piece)
-        zeros = torch.zeros(piece.shape, dtype=dtype, device=device)
+        outputs, inputs = piece.shape
+        zeros = torch.zeros(outputs, inputs + 1, dtype=dtype, device=device)
         found[piece] = zeros if own is None else zeros.add_(own)
         distributed.all_reduce(found[piece])
     return found

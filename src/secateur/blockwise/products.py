@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -25,13 +26,25 @@ from torch.overrides import TorchFunctionMode
 from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, gates, patches_of
 from secateur.support import private
 
-__all__ = ["AllMetError", "Inputs", "Met", "Piece", "Products", "Rows", "SAMPLE", "Tokens"]
+__all__ = ["AllMetError", "Bias", "Inputs", "Met", "Piece", "Products", "Rows", "SAMPLE", "Tokens"]
 
 SAMPLE = 256  # tokens kept where a layer's error has no Gram matrix to come from
 
 
 class AllMetError(BaseException):
     """Ends a forward pass that has nothing more to show; no `Exception`, so that no model takes it for an error."""
+
+
+class Bias(NamedTuple):
+    """Where what is added to a product's outputs lies: so many entries of a parameter of the block, from there on."""
+
+    name: str
+    offset: int
+    size: int
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """The entries, sharing the parameter's memory."""
+        return parameter.detach()[self.offset : self.offset + self.size]
 
 
 class Piece(NamedTuple):
@@ -65,7 +78,8 @@ class Met:
 
     ``lacking`` is of one matrix, and there where the dense model ran beside the pruned one: ``(T - X Wᵀ)ᵀ X``,
     (outputs, inputs), where T is what the product would have to give to restore the dense model. ``around`` sums what
-    the outputs were added up to, such as the residual stream, where they were.
+    the outputs were added up to, such as the residual stream, where they were. ``lacked`` is the sum over tokens of
+    what ``lacking`` multiplies with X, (outputs,), and ``bias`` what is added to this product's outputs and no other's.
 
     >>> met = Met(Sums(frozenset(["gram"])))
     >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
@@ -78,6 +92,8 @@ class Met:
     sample: list[Tensor] = field(default_factory=list)
     lacking: Tensor | None = None
     around: Sums | None = None
+    lacked: Tensor | None = None
+    bias: Bias | None = None
 
     @property
     def tokens(self) -> int:
@@ -90,6 +106,12 @@ class Met:
         self.sums.add_inputs(x)
         if "gram" not in self.sums.words and (missing := SAMPLE - sum(len(part) for part in self.sample)) > 0:
             self.sample.append(x[:missing].clone())
+
+    def and_lacking(self, lack: Tensor | None) -> Met:
+        """With what is lacking, and its sum over tokens as the last column; None: nothing is known of it."""
+        if lack is None:
+            return self
+        return replace(self, lacking=lack[:, :-1].contiguous(), lacked=lack[:, -1].contiguous())
 
     def is_finite(self) -> bool:
         parts = self.sample if self.lacking is None else [*self.sample, self.lacking]
@@ -256,6 +278,7 @@ class Products(TorchFunctionMode):
         self.counted: set[tuple[Piece, Any]] = set()
         self.tokens = Tokens()
         self.states: Tensor | None = None
+        self.biases: dict[Piece, list[Tensor | None]] = {}  # what each product of a piece adds, each once
         self.stops = self.repeated = False
 
     def watching(self, tokens: Tokens, states: Tensor | None = None, *, stops: bool = False) -> Products:
@@ -275,8 +298,8 @@ class Products(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is functional.linear:
-            x, weight = _pick(args, kwargs, ("input", "weight"))
-            self._meet(x, weight, transposed=False)
+            x, weight, bias = _pick(args, kwargs, ("input", "weight", "bias"))
+            self._meet(x, weight, bias, transposed=False)
         elif func in _PRODUCTS:
             x, weight = _pick(args, kwargs, _PRODUCTS[func])
             self._meet(x, weight, transposed=True)
@@ -284,8 +307,9 @@ class Products(TorchFunctionMode):
                 self._meet(weight.mT, x, transposed=False)
         elif func in (torch.addmm, Tensor.addmm, torch.baddbmm):
             names = ("input", "batch1", "batch2") if func is torch.baddbmm else ("input", "mat1", "mat2")
-            _, x, weight = _pick(args, kwargs, names)
-            self._meet(x, weight, transposed=True)
+            bias, x, weight = _pick(args, kwargs, names)
+            is_sum = kwargs.get("beta", 1) == kwargs.get("alpha", 1) == 1
+            self._meet(x, weight, bias if is_sum else None, transposed=True)
         elif func is functional.multi_head_attention_forward:
             self._attend(func, args, kwargs)
         elif self.unfolds and func in CONVOLUTIONS:
@@ -294,7 +318,7 @@ class Products(TorchFunctionMode):
             self._recur(func, args)
         return func(*args, **kwargs)
 
-    def _meet(self, x: Any, weight: Any, *, transposed: bool, sequence_first: bool = False) -> None:
+    def _meet(self, x: Any, weight: Any, bias: Any = None, *, transposed: bool, sequence_first: bool = False) -> None:
         if not isinstance(x, Tensor) or not isinstance(weight, Tensor) or weight.layout != torch.strided:
             return
         if weight.device.type == "meta" or not weight.numel():
@@ -311,9 +335,30 @@ class Products(TorchFunctionMode):
         rows = (weight.T if transposed else weight).detach()
         offset = rows.storage_offset() - parameter.storage_offset()
         piece = Piece(name, int(offset), (rows.shape[0], rows.shape[1]), (rows.stride(0), rows.stride(1)))
+        self._add_bias(piece, bias)
         key = (*_key(x), sequence_first)
         rows = x.reshape(-1, x.shape[-1]).detach()
         self._met(piece, Rows(x, rows, self._index(x, rows, sequence_first)), key)
+
+    def _add_bias(self, piece: Piece, bias: Any) -> None:
+        found = bias if isinstance(bias, Tensor) and bias.shape == piece.shape[:1] and bias.stride() == (1,) else None
+        known = self.biases.setdefault(piece, [])
+        if _place(found) not in map(_place, known):
+            known.append(found)
+
+    def biases_in(self, parameters: Mapping[str, Tensor]) -> dict[Piece, Bias]:
+        """Of each piece where its bias lies, as far as it is its alone."""
+        vectors = {name: each for name, each in parameters.items() if each.dim() == 1 and each.stride() == (1,)}
+        found: dict[Piece, Bias] = {}
+        users = Counter(bias.data_ptr() for biases in self.biases.values() for bias in biases if bias is not None)
+        for piece, (bias, *others) in self.biases.items():
+            if bias is None or others or users[bias.data_ptr()] > 1:
+                continue
+            for name, vector in vectors.items():
+                offset = (bias.data_ptr() - vector.data_ptr()) // bias.element_size()
+                if _memory(bias) == _memory(vector) and 0 <= offset <= len(vector) - len(bias):
+                    found[piece] = Bias(name, offset, len(bias))
+        return found
 
     def _met(self, piece: Piece, inputs: Inputs, key: Any) -> None:
         if (piece, key) in self.counted:
@@ -361,6 +406,8 @@ class Products(TorchFunctionMode):
         outputs, inputs = weight.shape[0] // len(groups), math.prod(weight.shape[1:])
         for number, patches in enumerate(groups):
             piece = Piece(owner[0], number * outputs * inputs, (outputs, inputs), (inputs, 1))
+            bias = _pick(args, kwargs, ("input", "weight", "bias"))[2]
+            self._add_bias(piece, bias[number * outputs :][:outputs] if isinstance(bias, Tensor) else None)
             how = (patches.kernel, patches.stride, patches.dilation, number, len(groups))
             # padding makes another tensor each time, and what is padded is the same for the same input
             self._met(piece, patches, (*_key(args[0] if args else kwargs["input"]), how, patches.x.shape))
@@ -400,22 +447,29 @@ class Products(TorchFunctionMode):
         bound = inspect.signature(func).bind(*args, **kwargs).arguments
         query, key, value = (bound[name] for name in ("query", "key", "value"))
         together: Any = bound.get("in_proj_weight")
+        biases: Any = bound.get("in_proj_bias")
         if bound.get("use_separate_proj_weight"):
             names = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-            parts = [(x, bound[name]) for x, name in zip((query, key, value), names, strict=True)]
-        elif query is key and key is value:
-            parts = [(query, together)]
+            weights: Sequence[Any] = [bound[name] for name in names]
         else:
-            parts = list(zip((query, key, value), together.chunk(3), strict=True))
+            weights = together.chunk(3)
+        each: Sequence[Any] = (None, None, None) if biases is None else biases.chunk(3)
+        parts: list[tuple[Any, Any, Any]] = list(zip((query, key, value), weights, each, strict=True))
+        if not bound.get("use_separate_proj_weight") and query is key and key is value:
+            parts = [(query, together, biases)]
         batched = query.dim() == 3
-        for x, weight in parts:
-            self._meet(x, weight, transposed=False, sequence_first=batched)
-        weight = bound["out_proj_weight"]
+        for x, weight, bias in parts:
+            self._meet(x, weight, bias, transposed=False, sequence_first=batched)
+        weight, bias = bound["out_proj_weight"], bound.get("out_proj_bias")
         size = weight.shape[1]
         bound["out_proj_weight"] = torch.eye(size, dtype=weight.dtype, device=weight.device)
         bound["out_proj_bias"] = None
         attended = func(**bound)[0]  # what the attention would return with no output projection
-        self._meet(attended, weight, transposed=False, sequence_first=batched)
+        self._meet(attended, weight, bias, transposed=False, sequence_first=batched)
+
+
+def _place(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
 
 
 def _memory(tensor: Tensor) -> int:

@@ -80,6 +80,7 @@ def chosen_by_data(
         return choice
     job = Repairing(coupling, left, choice.kept, measured, repair=repair)
     undo.values(*(model.get_parameter(name) for name in job.targets))
+    undo.values(*{id(each): each for each in model.parameters() if each.dim() == 1}.values())  # biases among them
     walk_model(model, batches, job, forward=forward)
     return replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from secateur.shrinking.consumers import Columns, columns_of, rows_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["Curve", "Measured", "Measuring", "WORDS", "chunk_of", "elimination_of"]
+__all__ = ["Curve", "Measured", "Measuring", "WORDS", "chunk_of", "counts_of", "elimination_of", "with_constant"]
 
 WORDS = ("gram", "input_mean")
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
@@ -161,12 +162,44 @@ def elimination_of(
     name: str, matrix: Tensor, met: Met, slopes: Tensor | None, *, damping: float, aim: float = 0.0
 ) -> Elimination:
     """A matrix from which columns may leave, with what data says of it; an error names it."""
-    assert met.sums.gram is not None  # one of the words
     counts = counts_of(matrix, met, slopes)
+    weight, gram, lacking, constant = with_constant(matrix, met)
+    if constant is not None:  # damping is relative to the inputs alone
+        assert met.sums.gram is not None
+        damping *= float(met.sums.gram.diagonal().double().mean() / gram.diagonal().double().mean()) or 1.0
     try:
-        return Elimination(matrix, met.sums.gram, lacking=met.lacking, aim=aim, damping=damping, counts=counts)
+        return Elimination(
+            weight, gram, lacking=lacking, aim=aim, damping=damping, counts=counts, constant=constant is not None
+        )
     except (ValueError, TypeError) as error:
         raise type(error)(f"{name}: {error}") from error
+
+
+class WithConstant(NamedTuple):
+    """A matrix and what is known of its inputs; where it has a bias, with one more input, the constant."""
+
+    matrix: Tensor
+    gram: Tensor
+    lacking: Tensor | None
+    constant: float | None
+
+
+def with_constant(matrix: Tensor, met: Met) -> WithConstant:
+    """So that least squares says of a bias, too, how it moves: by the last column times the constant (FLAP, An et al.
+    2023, arXiv:2312.11983, moves it by what leaves in the mean). The constant is so large as all inputs together, so
+    that it is hardly damped."""
+    sums = met.sums
+    assert sums.gram is not None  # one of the words
+    if met.bias is None or sums.totals is None or not met.tokens:
+        return WithConstant(matrix, sums.gram, met.lacking, None)
+    constant = float(sums.gram.diagonal().double().sum() / met.tokens) ** 0.5 or 1.0
+    column = (constant * sums.totals).to(sums.gram)[:, None]
+    corner = column.new_full((1, 1), constant**2 * met.tokens)
+    gram = torch.cat([torch.cat([sums.gram, column], 1), torch.cat([column.T, corner], 1)])
+    lacking = None
+    if met.lacking is not None and met.lacked is not None:
+        lacking = torch.cat([met.lacking, constant * met.lacked.to(met.lacking)[:, None]], 1)
+    return WithConstant(torch.cat([matrix, torch.zeros_like(matrix[:, :1])], 1), gram, lacking, constant)
 
 
 def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.shrinking.consumers import Columns, columns_of
-from secateur.shrinking.measuring import WORDS, Measured, chunk_of, counts_of, elimination_of
+from secateur.shrinking.measuring import WORDS, Measured, chunk_of, counts_of, elimination_of, with_constant
 from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing"]
@@ -30,8 +30,8 @@ AIM = 0.5  # of the way to the dense stream: MiniLM without half of its MLPs' un
 class Repairing:
     """The job of a walk over the model that becomes smaller; see `secateur.blockwise`.
 
-    A matrix' columns that left are zeros. Which units leave is chosen anew where all their consumers are solved in one
-    stage, on what reaches them there; else they are those of ``chosen``.
+    A matrix' columns that left are zeros; where it has a bias, that moves with the others. Which units leave is chosen
+    anew where all their consumers are solved in one stage, on what reaches them there; else it is those of ``chosen``.
 
     Attributes:
         kept: which units stay, after the walk.
@@ -67,7 +67,7 @@ class Repairing:
     def solve_stage(
         self,
         block: str,
-        module: nn.Module,  # noqa: ARG002
+        module: nn.Module,
         stage: Mapping[str, Tensor],
         found: Mapping[Piece, Met],
     ) -> tuple[Mapping[str, Solved], Pruned]:
@@ -96,12 +96,17 @@ class Repairing:
             for axis, units in columns[piece].items():
                 gone[[column for at, its in enumerate(units) if not self.kept[axis][at] for column in its]] = True
             mask = torch.from_numpy(~gone).to(parameter.device)
-            matrix = piece.of(parameter)
-            values = self._better(matrix, layer, found[piece], mask)
-            piece.of(solved.values).copy_(values)
+            matrix, met = piece.of(parameter), found[piece]
+            bias = None if met.bias is None else met.bias.of(module.get_parameter(met.bias.name))
+            values, moved = self._better(matrix, bias, layer, met, mask)
+            piece.of(solved.values).copy_(values[:, : piece.shape[1]])
+            if met.bias is not None and moved is not None:
+                old = module.get_parameter(met.bias.name)
+                whole = Solved(old.detach().clone(), torch.ones_like(old, dtype=torch.bool))
+                met.bias.of(new.setdefault(met.bias.name, whole).values).copy_(moved)
             piece.of(solved.mask).copy_(mask.expand(piece.shape))
             name = full_name(block, piece.name)
-            self.errors[name] = self.errors.get(name, 0.0) + layer.lost(values, counts_of(matrix, found[piece]))
+            self.errors[name] = self.errors.get(name, 0.0) + layer.lost(values, counts_of(matrix, met))
         return new, Pruned(block)
 
     def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:
@@ -114,20 +119,28 @@ class Repairing:
         for layer, units in layers:
             layer.remove([column for at in np.flatnonzero(~self.kept[group.axis]) for column in units[at]])
 
-    def _better(self, matrix: Tensor, layer: Elimination, met: Met, mask: Tensor) -> Tensor:
-        """The repaired weight, or the old one with zeros where that is nearer to what is aimed at."""
-        plain = matrix * mask.to(matrix.dtype)
+    def _better(
+        self, matrix: Tensor, bias: Tensor | None, layer: Elimination, met: Met, mask: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to what
+        is aimed at; the weight with a column for the constant where it has a bias."""
+        given = with_constant(matrix, met)
+        plain = given.matrix.clone()
+        plain[:, : len(mask)] *= mask.to(matrix.dtype)
         if not self.repair:
-            return plain
-        repaired = layer.settled(met.tokens).to(matrix.dtype)
-        assert met.sums.gram is not None  # one of the words
-        gram = met.sums.gram.double()
-        towards = matrix.double() @ gram
-        if met.lacking is not None:
-            towards += self.aim * met.lacking.double()
+            return plain, None
+        wide = layer.settled(met.tokens)
+        repaired, moved = wide.to(matrix.dtype).to(wide), None
+        if bias is not None and given.constant is not None:
+            moved = (bias.double() + given.constant * wide[:, -1]).to(bias.dtype)
+            repaired[:, -1] = (moved.double() - bias.double()) / given.constant
+        gram = given.gram.double()
+        towards = given.matrix.double() @ gram
+        if given.lacking is not None:
+            towards += self.aim * given.lacking.double()
 
         def distance(values: Tensor) -> float:  # but for what does not depend on the values
             wide = values.double()
             return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
 
-        return repaired if distance(repaired) <= distance(plain) else plain
+        return (repaired, moved) if distance(repaired) <= distance(plain) else (plain, None)

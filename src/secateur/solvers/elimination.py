@@ -36,6 +36,8 @@ class Elimination:
         aim: a, from 0 to 1.
         damping: λ of what is aimed at, and of `settled`, as a fraction of the mean diagonal entry, in (0, 1].
         counts: what the squares of each output count, (outputs,); by default 1.
+        constant: the last input is the same number for every token, so that a bias gives what it gives: it never
+            leaves, and what a column gives in the mean costs nothing.
 
     Attributes:
         weight: (outputs, inputs), float64: the solution; 0 in the columns that left.
@@ -61,6 +63,7 @@ class Elimination:
         aim: float = 0.0,
         damping: float = 0.01,
         counts: Tensor | None = None,
+        constant: bool = False,
     ) -> None:
         dense = checked(weight, gram)
         if lacking is not None:
@@ -86,6 +89,7 @@ class Elimination:
             self.weight = aimed(self.weight, lacking.double(), gram=wide, aim=aim, damping=damping)
         self._aim = self.weight.clone()
         self._counts = None if counts is None else counts.double().sqrt()[:, None]
+        self._constant = constant
         self._gone: set[int] = set()
         self._lost = 0.0  # damping counted
 
@@ -132,7 +136,8 @@ class Elimination:
         return found
 
     def alone(self, units: Sequence[Sequence[int]]) -> Tensor:
-        """What the outputs would lose with each of these sets of columns if nothing else moved; float64."""
+        """What the outputs would lose with each of these sets of columns if nothing else moved, but for the constant;
+        float64."""
         units = [self._there(unit) for unit in units]
         if len({len(unit) for unit in units}) > 1:
             return torch.cat([self.alone([unit]) for unit in units])
@@ -140,8 +145,11 @@ class Elimination:
         if not at.numel():
             return self.weight.new_zeros(len(units))
         corners = self._gram[at[:, :, None], at[:, None, :]]
+        if self._constant:
+            means = self._gram[at, -1]
+            corners = corners - means[:, :, None] * means[:, None, :] / self._gram[-1, -1]
         parts = self._counted(self.weight).T[at]
-        found: Tensor = self._scale * (corners @ parts * parts).sum((1, 2))
+        found: Tensor = self._scale * (corners @ parts * parts).sum((1, 2)).clamp_min(0)
         return found
 
     def remove(self, columns: Sequence[int]) -> None:
