@@ -32,7 +32,7 @@ from secateur.support.tables import Part, Rows, table, table_of
 from secateur.support.text import bytes_text, percent, percents, printable
 from secateur.support.timing import alternating, in_turns, ratio, ratios, seconds_of
 from secateur.support.undo import Undo
-from secateur.support.words import function_of, unknown
+from secateur.support.words import described, function_of, name_of, unknown
 
 __all__ = [
     "Fields",
@@ -49,6 +49,7 @@ __all__ = [
     "bytes_text",
     "check_batches",
     "count_nonzero",
+    "described",
     "device_of",
     "function_of",
     "in_dtype",
@@ -62,6 +63,7 @@ __all__ = [
     "matched",
     "matches",
     "moved",
+    "name_of",
     "naming",
     "no_match",
     "open_regular",
