@@ -5,6 +5,7 @@ Law: the arrows are those that docs/architecture.md draws; from another package 
 """
 
 import ast
+import functools
 import re
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def words():
     return {path.stem for path in HOUSE.glob("*.py")} - OPEN
 
 
+@functools.cache
 def arrows():
     """``{room: rooms that it may enter}``, as the map draws them, with what follows."""
     direct = {}
@@ -59,9 +61,15 @@ def room_of(path):
     return None if path.stem in OPEN else "words"
 
 
-def nodes(path, *, top_level=False):
+@functools.cache
+def parsed(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    return tree.body if top_level else list(ast.walk(tree))
+    return tree, list(ast.walk(tree))
+
+
+def nodes(path, *, top_level=False):
+    tree, every = parsed(path)
+    return tree.body if top_level else every
 
 
 def named_by_all(path):
@@ -71,6 +79,7 @@ def named_by_all(path):
     raise AssertionError(f"{path.relative_to(HOUSE)} has no __all__")
 
 
+@functools.cache
 def named_by(place):
     """What the door of a package, or a word, names."""
     path = HOUSE / place / "__init__.py"
@@ -188,7 +197,12 @@ def private_names_used(path):
 
 def named_in_the_room(path):
     """Private names that the file's package makes: of these, a module may use another one's."""
-    files = path.parent.rglob("*.py") if path.parent != HOUSE else [path]
+    return made_below(path if path.parent == HOUSE else path.parent)
+
+
+@functools.cache
+def made_below(place):
+    files = place.rglob("*.py") if place.is_dir() else [place]
     return {name for each in files for name in made_in(each)}
 
 

@@ -7,10 +7,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from secateur import Unstructured
-from secateur.allocation import uniform
+from secateur.allocation import by_name, uniform
 from secateur.blockwise import oneshot
 from secateur.blockwise.request import Request, digest, held_batches
-from secateur.solvers import admm
+from secateur.solvers import admm, with_refit
 from support.stacks import data, stack
 
 
@@ -49,6 +49,17 @@ def test_a_request_and_its_job_are_whole_when_made():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, name, None)
     assert request.described()["solver"] == "admm"
+
+
+def test_a_run_that_goes_on_must_have_the_same_settings():
+    def said(iterations, share):
+        solver, allocate = with_refit(admm, iterations=iterations), by_name({"*.down_proj.weight": share})
+        return Request(0.5, solver, Unstructured(), allocate, ("gram",)).described()
+
+    assert said(3, 0.1) == said(3, 0.1)
+    assert said(3, 0.1) != said(4, 0.1) != said(4, 0.2)
+    assert said(3, 0.1)["solver"] == "with_refit(admm, iterations=3, tolerance=0.001)"
+    assert said(3, 0.1)["allocate"] == "by_name(shares={'*.down_proj.weight': 0.1}, otherwise=None)"
 
 
 def test_the_digest_tells_batches_apart():

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import distributed
 
+from secateur.support import seed_torch
+
 # variables that pytest and libraries set on their own, when they are imported or first used
 OF_LIBRARIES = {
     "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "PYTEST_CURRENT_TEST", "PYTORCH_NVML_BASED_CUDA_CHECK",
@@ -79,7 +81,7 @@ SHARED: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 
 def seed(name: str) -> None:
     number = zlib.crc32(name.encode())  # `hash` differs from process to process
-    torch.manual_seed(number)
+    seed_torch(number)
     np.random.seed(number)  # noqa: NPY002 the generator that all share
     random.seed(number)
 

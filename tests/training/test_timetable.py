@@ -1,13 +1,10 @@
 """When masks are chosen anew."""
 
-import functools
-
 import pytest
-import torch
 
 from secateur import schedules
 from secateur.patterns import NM, Unstructured
-from secateur.training.timetable import Timetable, name_of, schedule_of
+from secateur.training.timetable import Timetable, schedule_of
 from support.training import SGD, network, quiet, train, weights_of
 
 
@@ -69,8 +66,3 @@ def test_what_was_asked_for_becomes_a_schedule():
     assert schedule_of(None, Unstructured(), regularized=True)(7) == 0
     fixed = schedules.resolve(schedule_of(None, NM(2, 4), regularized=False), total_steps=10, steps_per_epoch=None)
     assert (fixed(0), fixed(6), fixed(10)) == (0, 0.5, 0.5)
-
-
-def test_names_are_those_of_what_is_called_in_the_end():
-    assert name_of(functools.partial(functools.partial(torch.abs))) == "abs"
-    assert name_of(NM(2, 4)) == str(NM(2, 4))

@@ -10,7 +10,7 @@ from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank_and_world
 from secateur.blockwise.products import Met, Piece
 from secateur.blockwise.pruning import oneshot
-from secateur.blockwise.request import described, digest, held_batches
+from secateur.blockwise.request import digest, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
 from secateur.blockwise.slopes import slopes
 from secateur.blockwise.targets import full_name
@@ -29,7 +29,6 @@ __all__ = [
     "blaming_config",
     "build_on_meta",
     "check_new",
-    "described",
     "digest",
     "family_of",
     "find_blocks",

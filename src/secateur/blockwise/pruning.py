@@ -25,7 +25,7 @@ from secateur.blockwise.solving import Solve
 from secateur.evidence import needs
 from secateur.patterns import Pattern
 from secateur.solvers import admm
-from secateur.support import Forward
+from secateur.support import Forward, name_of
 
 __all__ = ["oneshot"]
 
@@ -123,7 +123,7 @@ def oneshot(
     words = needs(solver)
     if impossible := sorted(set(words) - GATHERED):
         raise TypeError(
-            f"{getattr(solver, '__name__', solver)} asks for {', '.join(impossible)}; a walk over blocks gathers "
+            f"{name_of(solver)} asks for {', '.join(impossible)}; a walk over blocks gathers "
             f"{', '.join(sorted(GATHERED))} and no gradients."
         )
     stages = "gram" in words if stages is None else stages
@@ -133,7 +133,7 @@ def oneshot(
         raise ValueError(f"aim is how much of what is lacking is made up for, from 0 to 1; got {aim}.")
     if aim and "gram" not in words:
         raise TypeError(
-            f"{getattr(solver, '__name__', solver)} does not name the Gram matrix, which aim={aim:g} needs; leave aim "
+            f"{name_of(solver)} does not name the Gram matrix, which aim={aim:g} needs; leave aim "
             "out, or take a solver that does, such as admm."
         )
     request = Request(

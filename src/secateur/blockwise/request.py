@@ -5,7 +5,6 @@ Law: what the bytes of a result depend on can be said as JSON, so that a run tha
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,9 +21,9 @@ from secateur.blockwise.processes import rank_and_world
 from secateur.blockwise.replay import Outputs
 from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.patterns import Pattern, word_of
-from secateur.support import Forward, check_batches
+from secateur.support import Forward, check_batches, described
 
-__all__ = ["Request", "RunAlong", "described", "digest", "held_batches"]
+__all__ = ["Request", "RunAlong", "digest", "held_batches"]
 
 
 @dataclass(frozen=True)
@@ -125,12 +124,3 @@ def digest(batches: Iterable[Any]) -> str:
         add(batch)
         total.update(b";")
     return total.hexdigest()
-
-
-def described(function: Any) -> str:
-    """A callable's name, with what a partial gives it."""
-    if isinstance(function, functools.partial):
-        given = [*map(repr, function.args), *(f"{key}={value!r}" for key, value in function.keywords.items())]
-        return f"{described(function.func)}({', '.join(given)})"
-    named = getattr(function, "__qualname__", getattr(function, "__name__", type(function).__qualname__))
-    return str(named)

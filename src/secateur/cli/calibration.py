@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.oneshot import join_processes, resumable, warnings_as_lines
+from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
 
 __all__ = ["Data", "calibration"]
 
@@ -52,15 +52,9 @@ def calibration(
     if without_data:
         raise ValueError("--data names a text, and --without-data says that there is none: leave one of them out.")
     with resumable():
-        from secateur.blockwise import family_of, read_calibration
-        from secateur.checkpoints import open_checkpoint
-
         join_processes(device)
-        family_of(open_checkpoint(directory))  # a directory that holds no model is told before its tokenizer is missed
         with warnings_as_lines():
-            batches = read_calibration(
-                data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
-            )
+            batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
         yield {"batches": batches, "repair": repair, "activations": activations, "device": device}
 
 

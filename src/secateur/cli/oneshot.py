@@ -5,13 +5,10 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
 import time
-import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,12 +29,13 @@ from secateur.cli.options import (
     Sparsity,
 )
 from secateur.cli.page import page_at
-from secateur.cli.terminal import clear_errors, command_line, fail, show, terminable
+from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
+from secateur.cli.terminal import clear_errors, command_line, show, terminable
 
 if TYPE_CHECKING:
     from secateur.blockwise import Layer
 
-__all__ = ["join_processes", "oneshot", "resumable", "warnings_as_lines"]
+__all__ = ["oneshot"]
 
 
 def oneshot(
@@ -91,9 +89,7 @@ def oneshot(
     with clear_errors(), terminable(), resumable():
         from secateur import allocation, patterns, solvers
         from secateur.allocation import narrowest
-        from secateur.blockwise import family_of, read_calibration
         from secateur.blockwise import oneshot as prune_blocks
-        from secateur.checkpoints import open_checkpoint
         from secateur.cli.printing.blocks import pruned_blocks_parts, pruned_blocks_sheets
 
         page = page_at(report)
@@ -117,11 +113,8 @@ def oneshot(
         join_processes(device)
         if chosen.density is not None and shared is not allocation.uniform:
             raise ValueError(f"{pattern} keeps the same share of every weight; leave --allocate out.")
-        family_of(open_checkpoint(directory))  # a directory that holds no model is told before its tokenizer is missed
         with warnings_as_lines():
-            batches = read_calibration(
-                data, tokenizer_directory=directory, samples=samples, sequence_length=sequence_length, seed=seed
-            )
+            batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
             done = prune_blocks(
                 directory,
                 batches,
@@ -153,41 +146,6 @@ def oneshot(
                 pruned_blocks_parts(done),
                 lambda: pruned_blocks_sheets(done),
             )
-
-
-@contextlib.contextmanager
-def warnings_as_lines() -> Iterator[None]:
-    """A warning is one line on stderr, at once, without the place in the code, which is not the reader's."""
-    from secateur.support import printable
-
-    def show(message: Warning | str, *_: object) -> None:
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"Warning: {printable(str(message), 400)}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("default", UserWarning)
-        warnings.showwarning = show  # type: ignore[assignment]
-        yield
-
-
-@contextlib.contextmanager
-def resumable() -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise fail("interrupted; run the same command again to go on.", code=130) from None
-
-
-def join_processes(device: str | None) -> None:
-    """Under torchrun, every process joins the others."""
-    import torch
-    from torch import distributed
-
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and distributed.is_available() and not distributed.is_initialized():
-        on_device = device is not None and torch.device(device).type == "cuda"
-        if on_device:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        distributed.init_process_group("nccl" if on_device else "gloo")
 
 
 def _print_layer(layer: Layer, started: float) -> None:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from secateur.coupling.axes import Expression
 from secateur.coupling.operations import Operation, name_of, operation
 from secateur.coupling.trace import Trace, tensors_of_tree
-from secateur.support import private
+from secateur.support import private, seed_torch
 
 __all__ = ["Flow", "SameDraws", "Step", "Strange", "Value", "Visit"]
 
@@ -104,7 +104,7 @@ def _known(func: Any) -> tuple[str, Operation]:
     name = name_of(func)
     known = operation(name)
     if known.draws:
-        torch.manual_seed(20_000)
+        seed_torch(20_000)
     return name, known
 
 

@@ -27,7 +27,6 @@ from secateur.blockwise import (
     barrier,
     blaming_config,
     check_new,
-    described,
     digest,
     family_of,
     find_blocks,
@@ -67,7 +66,7 @@ from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.streamed import Streamed, chosen_in_directory
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, proof_words, text_of_parts
-from secateur.support import Forward, LazyTensors, printable, tensors_of, track
+from secateur.support import Forward, LazyTensors, described, printable, tensors_of, track
 from secateur.version import __version__
 
 __all__ = [

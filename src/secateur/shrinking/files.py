@@ -155,14 +155,17 @@ def _put(model: nn.Module, tensor: Tensor, value: Tensor, undo: Undo) -> None:
         tensor.data.copy_(value)
         return
     new = nn.Parameter(value, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else value
-    for module in model.modules():
-        held_by: list[Any] = [
-            private.parameters_of(module),
-            private.buffers_of(module),
-            private.flat_weights_of(module),
-        ]
-        for held in held_by:
-            items = list(enumerate(held) if isinstance(held, list) else held.items())
-            for key in [key for key, each in items if each is tensor]:
-                undo.call(operator.setitem, held, key, tensor)
-                held[key] = new
+    for held, key in _places(model, tensor):
+        undo.call(operator.setitem, held, key, tensor)
+        held[key] = new
+
+
+def _places(model: nn.Module, tensor: Tensor) -> list[tuple[Any, Any]]:
+    """``(table or list, key)`` of everywhere that a model has a tensor."""
+    return [
+        (held, key)
+        for module in model.modules()
+        for held in (private.parameters_of(module), private.buffers_of(module), private.flat_weights_of(module))
+        for key, each in (enumerate(held) if isinstance(held, list) else held.items())
+        if each is tensor
+    ]

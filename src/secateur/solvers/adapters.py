@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from secateur import criteria
-from secateur.criteria import Scope, scope_of
+from secateur.criteria import scope_of
 from secateur.patterns import Pattern
 from secateur.solvers.gram import checked
 from secateur.solvers.least_squares import finished, refit
 from secateur.solvers.search import Solver, best_mask
+from secateur.support import described, name_of
 
 __all__ = ["from_criterion", "refitted"]
 
@@ -46,15 +47,20 @@ def refitted(solver: Solver, iterations: int, tolerance: float) -> Solver:
 
 
 class _Adapter:
-    """What adapters share: a name, a signature that shows which evidence is asked for, and a scope.
+    """What adapters share: a name (and one with the settings, for records), a signature that shows which evidence is
+    asked for, and a scope.
 
     They are attributes of the instance, as a function has them, and are made anew when it is unpickled.
     """
 
-    def _present(self, name: str, asked: list[inspect.Parameter], scope: Scope) -> None:
+    def _present(
+        self, kind: str, part: Callable[..., Any], asked: list[inspect.Parameter], settings: str | None = None
+    ) -> None:
         own = [inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY) for word in ("weight", "sparsity", "pattern")]
-        shown = {"__name__": name, "__qualname__": name, "compares": scope}
-        vars(self).update(shown, __signature__=inspect.Signature([*own, *asked]))
+        said = ", ".join(filter(None, [described(part), settings]))
+        shown = {"__name__": f"{kind}({name_of(part)})", "__qualname__": f"{kind}({said})"}
+        scope = scope_of(part, "layer")
+        vars(self).update(shown, compares=scope, __signature__=inspect.Signature([*own, *asked]))
 
     def __reduce__(self) -> tuple[Any, ...]:
         parts: Any = self
@@ -67,7 +73,7 @@ class _FromCriterion(_Adapter):
 
     def __post_init__(self) -> None:
         asked = [p for p in _parameters(self.criterion) if p.kind is p.KEYWORD_ONLY]
-        self._present(f"from_criterion({_name(self.criterion)})", asked, scope_of(self.criterion, "layer"))
+        self._present("from_criterion", self.criterion, asked)
 
     def __call__(
         self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
@@ -87,7 +93,8 @@ class _Refitted(_Adapter):
     def __post_init__(self) -> None:
         asked = [p for p in _parameters(self.solver) if p.kind is p.KEYWORD_ONLY]
         more = [] if self._uses_gram else [inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor)]
-        self._present(f"with_refit({_name(self.solver)})", [*asked, *more], scope_of(self.solver, "layer"))
+        settings = f"iterations={self.iterations}, tolerance={self.tolerance}"
+        self._present("with_refit", self.solver, [*asked, *more], settings)
 
     @property
     def _uses_gram(self) -> bool:
@@ -100,10 +107,6 @@ class _Refitted(_Adapter):
         own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
         new, mask = self.solver(weight, sparsity, pattern, **own)
         return refit(weight, mask, gram=gram, start=new, iterations=self.iterations, tolerance=self.tolerance), mask
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", repr(function)))
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

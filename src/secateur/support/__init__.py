@@ -21,6 +21,7 @@ from secateur.support.running import (
     restored,
     run_batch,
     run_example,
+    seed_torch,
     seeded,
     tensors_in,
     tensors_of,
@@ -32,7 +33,7 @@ from secateur.support.tables import Part, Rows, table, table_of
 from secateur.support.text import bytes_text, percent, percents, printable
 from secateur.support.timing import alternating, in_turns, ratio, ratios, seconds_of
 from secateur.support.undo import Undo
-from secateur.support.words import function_of, unknown
+from secateur.support.words import described, function_of, name_of, unknown
 
 __all__ = [
     "Fields",
@@ -49,6 +50,7 @@ __all__ = [
     "bytes_text",
     "check_batches",
     "count_nonzero",
+    "described",
     "device_of",
     "function_of",
     "in_dtype",
@@ -62,6 +64,7 @@ __all__ = [
     "matched",
     "matches",
     "moved",
+    "name_of",
     "naming",
     "no_match",
     "open_regular",
@@ -79,6 +82,7 @@ __all__ = [
     "run_batch",
     "run_example",
     "seconds_of",
+    "seed_torch",
     "seeded",
     "sharded_parameter",
     "table",

@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode as DispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "BUFFERS",
@@ -318,6 +318,41 @@ def tells_implementation(field: str) -> bool:
 def tells_of_steps(optimizer: Any) -> TypeGuard[torch.optim.Optimizer]:
     """Whether hooks on its steps are called: it is torch's, and was made by the constructor of torch's."""
     return isinstance(optimizer, torch.optim.Optimizer) and "_optimizer_step_post_hooks" in vars(optimizer)
+
+
+def tree_leaves(tree: Any) -> list[Any]:
+    """What nested tuples, lists, dicts, and whatever else torch knows to hold something, hold in the end.
+
+    The first three are gone through here: who watches a model asks at every call, and torch's way takes longer than
+    most calls do.
+    """
+    kind = type(tree)
+    if kind in _LEAVES:
+        return [tree]
+    if kind is not tuple and kind is not list and kind is not dict:
+        return _pytree.tree_leaves(tree)
+    found: list[Any] = []
+    for each in tree.values() if kind is dict else tree:
+        if type(each) in _LEAVES:
+            found.append(each)
+        else:
+            found += tree_leaves(each)
+    return found
+
+
+def tree_map_only(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> Any:
+    """The same nested values, those of one class changed; as fast as `tree_leaves`."""
+    own = type(tree)
+    if own in _LEAVES:
+        return change(tree) if isinstance(tree, kind) else tree
+    if own is tuple or own is list:
+        return own([tree_map_only(kind, change, each) for each in tree])
+    if own is dict:
+        return {key: tree_map_only(kind, change, each) for key, each in tree.items()}
+    return _pytree.tree_map_only(kind, change, tree)
+
+
+_LEAVES = frozenset({Tensor, nn.Parameter, bool, int, float, complex, str, type(None), torch.dtype, torch.device})
 
 
 def unsaved_buffers_of(module: nn.Module) -> set[str]:

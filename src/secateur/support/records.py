@@ -53,7 +53,7 @@ def read_json(
         ValueError: it is not one, of the class ``error``; ``hint`` says what to do.
     """
     with open_regular(path, error=error) as file:
-        text = file.read(largest + 1)
+        text = file.read(min(largest, os.fstat(file.fileno()).st_size) + 1)  # memory is taken for as much as is asked
     if len(text) > largest:
         raise error(f"{path}: more than {largest} bytes of JSON.{hint}")
     return parse_json(text, path, error=error, hint=hint, finite=finite)

@@ -34,6 +34,7 @@ __all__ = [
     "restored",
     "run_batch",
     "run_example",
+    "seed_torch",
     "seeded",
     "tensors_in",
     "tensors_of",
@@ -360,6 +361,15 @@ def restored(tensors: Mapping[str, Tensor]) -> Iterator[None]:
                 tensors[name].data.copy_(value)
 
 
+def seed_torch(number: int) -> None:
+    """`torch.manual_seed`; where there is no device but the CPU, without writing down the stack for one to come, which
+    takes longer than a pass of a small model."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(number)
+    else:
+        torch.default_generator.manual_seed(number)
+
+
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """The same random numbers each time within, so that each pass takes the same way; generators as before after.
@@ -369,8 +379,9 @@ def seeded() -> Iterator[None]:
     with ONE_AT_A_TIME, torch.random.fork_rng():
         before = random.getstate(), np.random.get_state()  # noqa: NPY002  what a model may use
         try:
-            for seed in (torch.manual_seed, random.seed, np.random.seed):
-                seed(20_000)
+            seed_torch(20_000)
+            random.seed(20_000)
+            np.random.seed(20_000)  # noqa: NPY002
             yield
         finally:
             random.setstate(before[0])

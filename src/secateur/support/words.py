@@ -1,15 +1,18 @@
-"""Words for values: what people type, looked up beside the values that it means.
+"""Words for values: what people type, looked up beside the values that it means, and what a record says of them.
 
-Law: a word that means nothing is an error that lists those that do, and names the nearest.
+Law: a word that means nothing is an error that lists those that do, and names the nearest; what is said of a function
+is the same in every process, and another where it was given something else.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
-__all__ = ["function_of", "unknown"]
+__all__ = ["described", "function_of", "name_of", "unknown"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -48,3 +51,34 @@ def unknown(word: str, known: Iterable[str], kind: str) -> ValueError:
     near = difflib.get_close_matches(word.strip().lower(), [*most, last], n=1, cutoff=0.5)
     guess = f"; did you mean {near[0]}?" if near else "."
     return ValueError(f"no {kind} is called {word!r}{guess} There are {', '.join(most)} and {last}.")
+
+
+def name_of(what: Any) -> str:
+    """What a function is called, also under functools.partial."""
+    while isinstance(what, functools.partial):
+        what = what.func
+    return str(getattr(what, "__name__", what))
+
+
+def described(function: Any) -> str:
+    """What a function is called, with what it was given: by a partial, or as the fields of a value that can be called.
+
+    >>> described(functools.partial(sorted, key=abs))
+    'sorted(key=abs)'
+    """
+    if isinstance(function, functools.partial):
+        given = [*map(_said, function.args), *(f"{key}={_said(value)}" for key, value in function.keywords.items())]
+        return f"{described(function.func)}({', '.join(given)})"
+    if (named := getattr(function, "__qualname__", None)) is not None:
+        return str(named)
+    name = str(getattr(function, "__name__", type(function).__qualname__))
+    if not dataclasses.is_dataclass(function):
+        return name
+    fields = [field.name for field in dataclasses.fields(function) if field.repr]
+    return f"{name}({', '.join(f'{field}={_said(getattr(function, field))}' for field in fields)})"
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key!r}: {_said(inner)}' for key, inner in value.items())}}}"
+    return described(value) if callable(value) else repr(value)

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from secateur.support import name_of
 from secateur.targets import left_alone
 from secateur.training.regularization import Penalty
 from secateur.training.rules import Rules
-from secateur.training.timetable import Timetable, name_of
+from secateur.training.timetable import Timetable
 
 __all__ = ["description", "is_first_rank"]
 

@@ -14,8 +14,8 @@ from secateur.allocation import Allocation
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.regrowth import DropAndGrow, Held, Regrowth
+from secateur.support import name_of
 from secateur.targets import stored_inputs_first
-from secateur.training.timetable import name_of
 
 __all__ = ["Rules", "rules_for"]
 

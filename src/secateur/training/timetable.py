@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 from secateur.patterns import Pattern
 from secateur.regrowth import DropAndGrow, Held, Regrowth
 from secateur.schedules import Moment, Schedule, constant, cubic, resolve, step_of
+from secateur.support import name_of
 
-__all__ = ["Timetable", "name_of", "schedule_of", "timetable_for"]
+__all__ = ["Timetable", "schedule_of", "timetable_for"]
 
 _RAMP_END = 0.6  # of the run: the rest is recovery
 _UPDATES = 100  # about as many over a ramp, where ``every`` is not given
@@ -100,10 +100,3 @@ def timetable_for(
     if interval is None and isinstance(regrow, Held) and regrow.straight_through:
         interval = 1
     return Timetable(resolved, until, total_steps, interval)
-
-
-def name_of(what: Any) -> str:
-    """What a function is called, also under functools.partial."""
-    while isinstance(what, functools.partial):
-        what = what.func
-    return str(getattr(what, "__name__", what))
