@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.blockwise import walk_model
+from secateur.blockwise import parts_of, walk_model
 from secateur.coupling import find_coupling
 from secateur.shrinking.measuring import Measuring, counts_of
-from secateur.shrinking.repairing import Repairing
+from secateur.shrinking.repairing import Repairing, free_in
 from support.measured import text, words
 from support.stacks import data, stack
 
@@ -48,9 +48,13 @@ def walked(model, batches, share=0.6, groups=lambda group: True, **options):
             ranks = measured.scores[group.axis].argsort(descending=True).numpy()
             kept[group.axis] = np.zeros(group.size, dtype=bool)
             kept[group.axis][ranks[: max(1, round(share * group.size))]] = True
-    job = Looking(coupling, [group for group in chosen if group.axis in kept], kept, measured, **options)
+    left = [group for group in chosen if group.axis in kept]
+    job = Looking(coupling, left, kept, measured, free_in(model, parts_of(model)), **options)
     walk_model(model, batches, job)
     return job
+
+
+WITH_BIASES = {f"blocks.{at}.{name}.weight" for at in range(2) for name in ("up", "down")}
 
 
 def inner(group):
@@ -74,7 +78,7 @@ def lost(old, new, met, aim, moved=None):
 def test_no_matrix_is_further_from_what_is_aimed_at_than_without_repair(dtype, share):
     """On the calibration, after rounding; most are much nearer."""
     job = walked(words(dtype=dtype), text(), share, inner)
-    assert {name.split(".")[2] for name in job.seen} == {"o", "down"}
+    assert {name.split(".")[2] for name in job.seen} == {"q", "k", "v", "o", "up", "down"}
     nearer = 0
     for name, (old, new, mask, met) in job.seen.items():
         assert (new[~mask] == 0).all()
@@ -83,13 +87,13 @@ def test_no_matrix_is_further_from_what_is_aimed_at_than_without_repair(dtype, s
         assert after <= before + 1e-9 * abs(before)
         nearer += not torch.equal(new, plain)
     assert nearer >= 3
-    assert set(job.moved) <= {f"blocks.{at}.down.weight" for at in range(2)}  # the others have none
+    assert set(job.moved) <= WITH_BIASES
 
 
 def test_what_the_bias_can_give_it_gives():
     """No other bias is nearer to what is aimed at, but for what damping takes; without one more is lost."""
     job = walked(words(), text(), 0.5, inner)
-    assert set(job.moved) == {f"blocks.{at}.down.weight" for at in range(2)}
+    assert set(job.moved) == WITH_BIASES
     for name, moved in job.moved.items():
         old, new, _, met = job.seen[name]
         assert lost(old, new, met, job.aim, moved) < lost(old, new, met, job.aim)
@@ -115,11 +119,12 @@ def test_without_a_bias_none_is_made_and_one_of_several_products_stays():
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     batches = [torch.randn(20, 8) for _ in range(3)]
     job = walked(model, batches, 0.5, lambda group: group.size == 12)
-    assert job.moved == {}
+    assert set(job.moved) == {"1.up.weight"}  # what reaches the first one is as it was
     after = model.state_dict()
     assert after.keys() == before.keys()
     assert {name for name in after if not torch.equal(after[name], before[name])} == {
-        f"{at}.{name}.weight" for at in range(2) for name in ("one", "two")
+        *(f"{at}.{name}.weight" for at in range(2) for name in ("one", "two")),
+        *("1.up.weight", "1.up.bias"),
     }
 
 
@@ -155,17 +160,58 @@ def test_all_that_stays_of_all_groups_is_nothing_to_do():
     measuring = Measuring(coupling, coupling.groups)
     walk_model(model, text(), measuring)
     kept = {group.axis: np.ones(group.size, dtype=bool) for group in coupling.groups}
-    job = Repairing(coupling, coupling.groups, kept, measuring.measured)
+    job = Repairing(coupling, coupling.groups, kept, measuring.measured, free_in(model, parts_of(model)))
     assert not job.targets
 
 
 def test_a_stream_that_narrows_is_repaired_in_every_block():
     model = words()
     job = walked(model, text(), 0.75, lambda group: not inner(group))
-    assert {name.split(".")[2] for name in job.seen} == {"q", "k", "v", "up"}
-    masks = [mask[0] for _, _, mask, _ in job.seen.values()]
+    assert {name.split(".")[2] for name in job.seen} == {"q", "k", "v", "o", "up", "down"}
+    reads = [name for name in job.seen if name.split(".")[2] in {"q", "k", "v", "up"}]
+    masks = [job.seen[name][2][0] for name in reads]
+    assert all(job.seen[name][2].all() for name in job.seen if name not in reads)
     assert all(torch.equal(mask, masks[0]) for mask in masks)  # its units are the same ones everywhere
     assert int(masks[0].sum()) == 9
+
+
+def test_matrices_that_lose_nothing_are_aimed_at_the_dense_stream_too():
+    """Those of the first block meet what they always met, and stay to the last bit; without repair or an aim all do."""
+    model = words()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    whole = [f"blocks.{{}}.{name}.weight" for name in ("q", "k", "v", "up")]
+    job = walked(model, text(), 0.5, inner)
+    for name in whole:
+        assert torch.equal(model.get_parameter(name.format(0)), before[name.format(0)]) == (name != whole[-1])
+        old, new, mask, met = job.seen[name.format(1)]
+        assert mask.all()
+        assert lost(old, new, met, job.aim) < lost(old, old, met, job.aim)
+    for options in ({"aim": 0.0}, {"repair": False}):
+        assert {name.split(".")[2] for name in walked(words(), text(), 0.5, inner, **options).seen} == {"o", "down"}
+
+
+def test_an_embedding_that_is_a_head_too_only_loses_columns():
+    """What least squares made of the head would change what the model embeds."""
+
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.up, self.down = nn.Embedding(30, 16), nn.Linear(16, 24), nn.Linear(24, 16)
+            self.head = nn.Linear(16, 30, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids):
+            x = self.embedding(ids)
+            return self.head(x + self.down(self.up(x).relu()))
+
+    torch.manual_seed(0)
+    model = Tied()
+    before = model.embedding.weight.detach().clone()
+    job = walked(model, [torch.randint(30, (8, 12)) for _ in range(4)], 0.5, lambda group: group.size == 16)
+    kept = next(iter(job.kept.values()))
+    assert 0 < kept.sum() < 16
+    assert torch.equal(model.embedding.weight[:, torch.from_numpy(kept)], before[:, torch.from_numpy(kept)])
+    assert not torch.equal(*job.seen[".up.weight"][:2])  # which lost no row, and reads fewer
 
 
 def test_what_the_model_becomes_is_what_was_solved():
@@ -174,7 +220,7 @@ def test_what_the_model_becomes_is_what_was_solved():
     job = walked(model, data(size=30), 0.5, inner)
     for name, (old, new, _, _) in job.seen.items():
         assert torch.equal(model.get_parameter(name), new)
-        assert not torch.equal(old, new)
+        assert torch.equal(old, new) == (name in {f"blocks.0.{its}.weight" for its in ("q", "k", "v")})
 
 
 @pytest.mark.parametrize("repair", [True, False])

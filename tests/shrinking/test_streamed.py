@@ -79,7 +79,7 @@ def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype, mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
 
 
-def test_repair_moves_only_what_multiplies_the_units_that_left(llama, tmp_path):
+def test_repair_moves_matrices_of_blocks_alone(llama, tmp_path):
     done = UNPROVED(llama, tmp_path / "repaired", 0.3, batches=batches("llama"))
     plain = UNPROVED(llama, tmp_path / "plain", 0.3, batches=batches("llama"), repair=False)
     assert plain.errors == {}
@@ -90,9 +90,10 @@ def test_repair_moves_only_what_multiplies_the_units_that_left(llama, tmp_path):
         for at, units in plain.plan.tensors.get(name, ((), {}))[1].items():
             expected = expected.index_select(at, torch.from_numpy(units))
         assert torch.equal(cut[name], expected), name
-    moved = {name for name in done.errors if not torch.equal(repaired[name], cut[name])}
-    assert moved
-    assert all(dense[name].shape[1] > repaired[name].shape[1] for name in moved)
+    moved = {name for name in dense if not torch.equal(repaired[name], cut[name])}
+    assert {name for name in done.errors if dense[name].shape[1] > repaired[name].shape[1]} <= moved
+    assert moved <= set(done.errors)
+    assert all(repaired[name].dim() == 2 and ".layers." in name for name in moved)
 
 
 def test_without_out_it_says_what_would_leave(llama, tmp_path):

@@ -16,7 +16,7 @@ from secateur.blockwise import full_name, parts_of, slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.repairing import Repairing
+from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.subject import Subject
@@ -78,7 +78,7 @@ def chosen_by_data(
     left = [group for group in coupling.groups if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if not left:
         return choice
-    job = Repairing(coupling, left, choice.kept, measured, repair=repair)
+    job = Repairing(coupling, left, choice.kept, measured, free_in(model, parts_of(model)), repair=repair)
     undo.values(*(model.get_parameter(name) for name in job.targets))
     undo.values(*{id(each): each for each in model.parameters() if each.dim() == 1}.values())  # biases among them
     walk_model(model, batches, job, forward=forward)

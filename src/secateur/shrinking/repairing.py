@@ -6,6 +6,7 @@ than without repair, on the calibration; weights are solved in float64 and round
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ from secateur.shrinking.consumers import Columns, columns_of
 from secateur.shrinking.measuring import WORDS, Measured, chunk_of, counts_of, elimination_of, with_constant
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["AIM", "Repairing"]
+__all__ = ["AIM", "Repairing", "free_in"]
 
 DAMPING = 0.1  # of the mean diagonal: SmolLM2 without 20 % has perplexity 18.2, and 18.8 at 0.01
 AIM = 0.5  # of the way to the dense stream: MiniLM without half of its MLPs' units .940; .938 at 0, .937 at 1
@@ -32,8 +33,10 @@ class Repairing:
 
     A matrix' columns that left are zeros; where it has a bias, that moves with the others. Which units leave is chosen
     anew where all their consumers are solved in one stage, on what reaches them there; else it is those of ``chosen``.
+    A matrix that loses nothing is aimed at the dense stream, too.
 
     Attributes:
+        free: the matrices that may move: `free_in`.
         kept: which units stay, after the walk.
         errors: ``{name: what the outputs of a matrix lost}`` with its new values, as a share of the variance of what
             they become part of.
@@ -43,6 +46,7 @@ class Repairing:
     groups: Sequence[Group]
     chosen: Kept
     measured: Measured
+    free: Collection[str]
     repair: bool = True
     aim: float = AIM
     damping: float = DAMPING
@@ -62,7 +66,8 @@ class Repairing:
 
     @property
     def targets(self) -> Collection[str]:
-        return {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
+        lose = {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
+        return lose | set(self.free) if self.beside_dense and lose else lose
 
     def solve_stage(
         self,
@@ -76,10 +81,11 @@ class Repairing:
         for piece, met in found.items():
             name = full_name(block, piece.name)
             its = columns_of(self.coupling, self.groups, name, piece, stage[piece.name])
-            if its:
+            moves = self.repair and name in self.free
+            if its or (moves and met.lacking is not None):
                 matrix, columns[piece] = piece.of(stage[piece.name]), its
                 slopes = self.measured.slopes.get(piece.named(name))
-                aim = self.aim if self.repair else 0.0
+                aim = self.aim if moves else 0.0
                 layers[piece] = elimination_of(name, matrix, met, slopes, damping=self.damping, aim=aim)
         here = {full_name(block, name) for name in stage}
         for group in self.groups:  # heads before what is within them
@@ -98,14 +104,14 @@ class Repairing:
             mask = torch.from_numpy(~gone).to(parameter.device)
             matrix, met = piece.of(parameter), found[piece]
             bias = None if met.bias is None else met.bias.of(module.get_parameter(met.bias.name))
-            values, moved = self._better(matrix, bias, layer, met, mask)
+            name = full_name(block, piece.name)
+            values, moved = self._better(matrix, bias, layer, met, mask, moves=self.repair and name in self.free)
             piece.of(solved.values).copy_(values[:, : piece.shape[1]])
             if met.bias is not None and moved is not None:
                 old = module.get_parameter(met.bias.name)
                 whole = Solved(old.detach().clone(), torch.ones_like(old, dtype=torch.bool))
                 met.bias.of(new.setdefault(met.bias.name, whole).values).copy_(moved)
             piece.of(solved.mask).copy_(mask.expand(piece.shape))
-            name = full_name(block, piece.name)
             self.errors[name] = self.errors.get(name, 0.0) + layer.lost(values, counts_of(matrix, met))
         return new, Pruned(block)
 
@@ -120,14 +126,14 @@ class Repairing:
             layer.remove([column for at in np.flatnonzero(~self.kept[group.axis]) for column in units[at]])
 
     def _better(
-        self, matrix: Tensor, bias: Tensor | None, layer: Elimination, met: Met, mask: Tensor
+        self, matrix: Tensor, bias: Tensor | None, layer: Elimination, met: Met, mask: Tensor, *, moves: bool
     ) -> tuple[Tensor, Tensor | None]:
         """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to what
         is aimed at; the weight with a column for the constant where it has a bias."""
         given = with_constant(matrix, met)
         plain = given.matrix.clone()
         plain[:, : len(mask)] *= mask.to(matrix.dtype)
-        if not self.repair:
+        if not moves:
             return plain, None
         wide = layer.settled(met.tokens)
         repaired, moved = wide.to(matrix.dtype).to(wide), None
@@ -144,3 +150,21 @@ class Repairing:
             return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
 
         return (repaired, moved) if distance(repaired) <= distance(plain) else (plain, None)
+
+
+def free_in(model: nn.Module, parts: Mapping[str, nn.Module]) -> frozenset[str]:
+    """The matrices of a model's parts that nothing else holds, as embeddings do that are a head, too: what least
+    squares makes of one would be wrong for the other.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+    >>> model[2].weight = model[0].weight
+    >>> sorted(free_in(model, {"": model}))
+    ['1.weight']
+    """
+    places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    return frozenset(
+        full_name(part, name)
+        for part, module in parts.items()
+        for name, parameter in module.named_parameters()
+        if parameter.dim() > 1 and places[id(parameter)] == 1
+    )

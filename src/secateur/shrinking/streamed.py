@@ -31,7 +31,7 @@ from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.measuring import Curve, Measured, Measuring
 from secateur.shrinking.plan import plan_of
-from secateur.shrinking.repairing import Repairing
+from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import groups_in_scope
 from secateur.shrinking.subject import Subject
@@ -81,7 +81,8 @@ def chosen_in_directory(
     left = [group for group in named.values() if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if begun is None or not left:
         return Streamed(choice, {}, tokens)
-    job = Repairing(subject.coupling, left, choice.kept, measured, repair=repair)
+    free = free_in(place.model, place.blocks)
+    job = Repairing(subject.coupling, left, choice.kept, measured, free, repair=repair)
     already = _gone_on_with(begun, place, job, named)
     if not (found and found.optional("repaired", bool)):
         noted = _Noted(job, named, {name for name, group in named.items() if _is_anew(job, group)})
