@@ -8,7 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from secateur.blockwise import DirectoryWalk
 from secateur.blockwise.slopes import slopes
+from secateur.checkpoints import open_checkpoint
+from support.families import batches, make
 
 
 class Coins(nn.Module):
@@ -222,3 +225,60 @@ def test_padding_changes_nothing_of_the_real_tokens():
     (one,), (other,) = (each.values() for each in found)
     torch.testing.assert_close(one, other)
     assert (one > 0).all()
+
+
+# ---- block by block -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["llama", "bert", "gpt2", "t5", "mixtral"])
+def test_block_by_block_in_a_directory_they_are_those_in_memory(family, tmp_path):
+    model = make(family).eval()
+    model.save_pretrained(tmp_path / "dense")
+    names = [name for name, each in model.named_parameters() if each.dim() > 1]
+    given = batches(family)
+    wanted = slopes(model, given, names)
+    place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
+    inside = {piece: each for piece, each in wanted.items() if piece.name.startswith(tuple(f"{b}." for b in place.blocks))}
+    found = place.slopes(names, given)
+    assert inside
+    assert found.keys() == inside.keys()
+    for piece, each in found.items():
+        torch.testing.assert_close(each, inside[piece], rtol=1e-4, atol=1e-9, msg=lambda m, name=piece.name: f"{name} {m}")
+    assert not any("forward" in vars(block) for block in place.blocks.values())
+    assert all(each.is_meta for each in place.model.parameters())
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+    again = place.slopes(names, given)
+    assert all(torch.equal(again[piece], each) for piece, each in found.items())
+
+
+def test_one_block_is_in_memory_at_a_time(tmp_path, monkeypatch):
+    make("llama").save_pretrained(tmp_path)
+    given = batches("llama")
+    place = DirectoryWalk(open_checkpoint(tmp_path), tmp_path, given)
+    there, load = [], place.files.load
+
+    def loading(block, *, finished):
+        load(block, finished=finished)
+        there.append([name for name, each in place.blocks.items() if not any(p.is_meta for p in each.parameters())])
+
+    monkeypatch.setattr(place.files, "load", loading)
+    place.slopes([name for name, _ in place.model.named_parameters()], given)
+    order = [*place.blocks, *reversed(place.blocks)]
+    assert there == [[name] for _ in given for name in order]
+
+
+def test_what_fails_on_the_way_leaves_no_block_in_memory(tmp_path):
+    make("llama").save_pretrained(tmp_path / "dense")
+    given = batches("llama")
+    place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
+
+    def failing(model, batch):
+        model(**batch)
+        raise RuntimeError("no more")
+
+    place.forward = failing
+    with pytest.raises(RuntimeError, match="no more"):
+        place.slopes([], given)
+    assert all(each.is_meta for each in place.model.parameters())
+    assert not any("forward" in vars(block) for block in place.blocks.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]

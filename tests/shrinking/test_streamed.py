@@ -20,7 +20,7 @@ from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
 from secateur.checkpoints import CheckpointError, open_checkpoint
-from secateur.shrinking import calibrated, directory, shrink_checkpoint
+from secateur.shrinking import directory, shrink_checkpoint
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.repairing import Repairing
 from support.families import batches, make
@@ -45,8 +45,7 @@ def llama(tmp_path):
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("bert", "float32"), ("llama", "bfloat16")])
-def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype, monkeypatch):
-    monkeypatch.setattr(calibrated, "slopes", lambda *_, **__: {})  # a directory has none: that is a backward pass
+def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype):
     source = saved(tmp_path / "dense", family, getattr(torch, dtype))
     kind = type(make(family))
     before = contents(source)
@@ -235,9 +234,10 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["blocks"][0].update(kept={GATE: [1]}), "is not so many units as were chosen of 24"),
         (lambda j: j["blocks"][0].update(kept={GATE: [24]}), "at most 23, not 24"),
         (lambda j: j["blocks"][0].update(errors={"lm_head.weight": 0.1}), "errors.lm_head.weight is no weight that is"),
-        (lambda j: j["facts"]["measured"].update(fc=1), "measured.fc is no group of units"),
-        (lambda j: j["facts"]["measured"][GATE].update(scores=[1.0]), "is not what is measured of 24 units"),
-        (lambda j: j["facts"]["measured"][GATE]["counts"].reverse(), "is not what is measured of 24 units"),
+        (lambda j: j["facts"]["measured"]["slopes"][0]["squares"].pop(), "is not what is measured of the outputs of a m"),
+        (lambda j: j["facts"]["measured"]["groups"].update(fc=1), "measured.groups.fc is no group of units"),
+        (lambda j: j["facts"]["measured"]["groups"][GATE].update(scores=[1.0]), "is not what is measured of 24 units"),
+        (lambda j: j["facts"]["measured"]["groups"][GATE]["counts"].reverse(), "is not what is measured of 24 units"),
         (lambda j: j["facts"].update(tokens=0), "tokens must be a whole number of at least 1"),
         (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen is of other counts"),
         (lambda j: j["facts"].update(more=1), "more is not known"),

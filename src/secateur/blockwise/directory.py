@@ -6,9 +6,10 @@ and nothing else changes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -177,6 +178,21 @@ class BlockFiles:
         """Reads the weights of a module outside the blocks, which stay; of an embedding, rows as they are looked up."""
         if any(p is not None and p.device.type == "meta" for p in private.parameters_of(module).values()):
             self._fill([module], pruned=False)
+
+    @contextlib.contextmanager
+    def arriving(self) -> Iterator[None]:
+        """Within, modules outside the blocks read their weights as they run; at the end those that did go again."""
+        inside = {module for block in self.blocks.values() for module in block.modules()}
+        own = [module for module in self.model.modules() if module not in inside and private.parameters_of(module)]
+        before = [dict(private.parameters_of(module)) for module in own]
+        hooks = [module.register_forward_pre_hook(lambda module, _: self.arrive(module)) for module in own]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for module, parameters in zip(own, before, strict=True):
+                private.parameters_of(module).update(parameters)
 
     def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Written]:
         """Writes new values, by their names in the block, into the copy; returns what was written, by names in files.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.blockwise.dense_scores import share_out
 from secateur.blockwise.directory import BlockFiles, Written
@@ -25,9 +25,11 @@ from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.processes import barrier, rank_and_world
 from secateur.blockwise.record import said_of, write_record
+from secateur.blockwise.products import Piece
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta
+from secateur.blockwise.slopes import slopes_by_block
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import Weights, check_pruned, never_run, walk
 from secateur.checkpoints import (
@@ -185,6 +187,20 @@ class DirectoryWalk:
             stack.enter_context(replay.installed())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             yield replay
+
+    def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[Piece, Tensor]:
+        """How far the outputs of the dense model move when those of products in the blocks move; see `slopes`."""
+        with prepared(self.model), self.files.arriving():
+            return slopes_by_block(
+                self.model,
+                self.blocks,
+                self.weights(),
+                batches,
+                names,
+                outputs=Outputs(self.activations, "slopes"),
+                forward=self.forward,
+                device=self.device,
+            )
 
     def weights(self, begun: Unfinished | None = None, note: _Note | None = None) -> Weights:
         """The weights for a walk; without a run that has begun and what is noted of a block, nothing is written."""

@@ -1,6 +1,7 @@
 """How far the outputs of a model move when those of a product move: squared slopes, from one backward pass a batch.
 
-Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given.
+Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given. Block by block
+it is the same to rounding, with the weights of one block in memory.
 
 For outputs f of a model and a change e of a product's outputs, ``KL(f, f + J e) ≈ ½ eᵀ F e``, F being the Fisher
 information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y
@@ -10,8 +11,9 @@ as for weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +22,25 @@ from torch import Tensor, nn
 from secateur.blockwise.observation import prepared
 from secateur.blockwise.pairs import Meeting, Pairs
 from secateur.blockwise.products import Piece, Tokens
+from secateur.blockwise.replay import Outputs
+from secateur.blockwise.targets import full_name
+from secateur.blockwise.walk import Weights
 from secateur.evidence import CONVOLUTIONS
-from secateur.support import Forward, device_of, moved, run_batch, seeded, tensors_in, track, unchanged, unwrapped
+from secateur.support import (
+    Forward,
+    Undo,
+    device_of,
+    mapped,
+    moved,
+    run_batch,
+    seeded,
+    tensors_in,
+    track,
+    unchanged,
+    unwrapped,
+)
 
-__all__ = ["slopes"]
+__all__ = ["slopes", "slopes_by_block"]
 
 
 class _Slopes(Pairs):
@@ -92,6 +109,156 @@ def slopes(
             if score is not None:
                 score.backward()  # type: ignore[no-untyped-call]
     return {piece: square / watched.rows[piece] for piece, square in watched.squares.items()}
+
+
+def slopes_by_block(
+    model: nn.Module,
+    blocks: Mapping[str, nn.Module],
+    weights: Weights,
+    batches: Iterable[Any],
+    names: Iterable[str],
+    *,
+    outputs: Outputs,
+    forward: Forward | None = None,
+    device: torch.device | None = None,
+) -> dict[Piece, Tensor]:
+    """`slopes` of the products in blocks whose weights are read when a block is run: once forwards, and once more
+    backwards, where it is run again with what it was given.
+
+    Args:
+        model: in evaluation mode; parameters outside of the blocks are there when their modules run.
+        blocks: ``{name: module}``.
+        weights: what reads those of a block.
+        batches, names, forward: as for `slopes`.
+        outputs: where what blocks were given is kept until they are run again.
+        device: where the model computes.
+    """
+    found: dict[Piece, Tensor] = {}
+    rows: dict[Piece, int] = {}
+    wanted = frozenset(names)
+    tokens = Tokens()
+
+    def add(name: str, run: Callable[[], None]) -> None:
+        """Runs a block backwards, watched."""
+        own = {local: each for local, each in blocks[name].named_parameters() if full_name(name, local) in wanted}
+        watched = _Slopes(own)
+        with watched.watching(tokens):
+            run()
+        for piece, square in watched.squares.items():
+            full = piece.named(full_name(name, piece.name))
+            found[full] = square if full not in found else found[full] + square
+            rows[full] = rows.get(full, 0) + watched.rows[piece]
+
+    with Undo() as undo:
+        undo.call(outputs.clear)
+        for name, block in blocks.items():
+            undo.call(_let_go, block, vars(block).get("forward"))
+            block.forward = _RunAgain(name, block.forward, weights, outputs, add)
+        with torch.inference_mode(False), torch.enable_grad(), seeded():
+            for batch in track(list(batches), "measuring slopes"):
+                batch = moved(batch, device)
+                tokens = Tokens.of(batch)
+                score = _score(run_batch(model, batch, forward), tokens.own)
+                if score is not None:
+                    score.backward()  # type: ignore[no-untyped-call]
+                outputs.clear()
+        undo.roll_back()
+    return {piece: square / rows[piece] for piece, square in found.items()}
+
+
+def _let_go(block: nn.Module, forward: Any) -> None:
+    if forward is None:
+        vars(block).pop("forward", None)
+    else:
+        vars(block)["forward"] = forward
+
+
+class _RunAgain:
+    """A block's forward of which no graph is held: what it is given is kept, and it is run again when gradients come."""
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        weights: Weights,
+        outputs: Outputs,
+        add: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        self.name, self.forward, self.weights, self.outputs, self.add = name, forward, weights, outputs, add
+        self.calls = 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        returned: list[Any] = []
+        start = torch.zeros((), requires_grad=True)  # the graph begins here, where it has not begun before
+        flat = _Segment.apply(self, self.calls, (args, kwargs), returned, start, *_flat((args, kwargs)))
+        return _filled(returned[0], flat)
+
+    def run(self, given: Any, tensors: Iterable[Tensor]) -> Any:
+        args, kwargs = _filled(given, tensors)
+        return self.forward(*args, **kwargs)
+
+
+class _Segment(torch.autograd.Function):
+    """One call of a block."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, block: _RunAgain, call: int, given: Any, returned: list[Any], start: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.block, ctx.call, ctx.given = block, call, mapped(given, lambda _: start.detach())
+        block.outputs.save(block.name, call, [each.detach() for each in tensors])
+        with _loaded(block):
+            output = block.run(given, [each.detach().clone() for each in tensors])
+        returned.append(output)
+        flat = tuple(each.detach() for each in _flat(output))
+        ctx.mark_non_differentiable(*(each for each in flat if not each.is_floating_point()))
+        return flat
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        block: _RunAgain = ctx.block
+        kept = moved(block.outputs.load(block.name, ctx.call), gradients[0].device)
+        given = [each.detach().requires_grad_(each.is_floating_point()) for each in kept]
+
+        def run() -> None:
+            with torch.enable_grad():
+                flat = _flat(block.run(ctx.given, [each.clone() for each in given]))
+            ends = [(each, grad) for each, grad in zip(flat, gradients, strict=True) if each.requires_grad]
+            if ends:
+                torch.autograd.backward(*(list(each) for each in zip(*ends, strict=True)))  # type: ignore[arg-type]
+
+        with _loaded(block):
+            block.add(block.name, run)
+        block.outputs.drop(block.name, ctx.call)
+        return (None, None, None, None, None, *(each.grad for each in given))
+
+
+@contextlib.contextmanager
+def _loaded(block: _RunAgain) -> Iterator[None]:
+    block.weights.load(block.name, finished=False)
+    try:
+        yield
+    finally:
+        block.weights.unload(block.name)
+
+
+def _flat(value: Any) -> list[Tensor]:
+    """Its tensors, as `mapped` comes to them."""
+    found: list[Tensor] = []
+
+    def see(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    mapped(value, see)
+    return found
+
+
+def _filled(value: Any, tensors: Iterable[Tensor]) -> Any:
+    """The same with other tensors in their places."""
+    left = iter(tensors)
+    return mapped(value, lambda _: next(left))
 
 
 def _score(outputs: Any, mask: Tensor | None) -> Tensor | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from secateur.blockwise import full_name, parts_of, slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.measuring import Measuring
+from secateur.shrinking.measuring import OVERFLOWING, SLOPES, Measuring, not_finite
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
@@ -23,9 +23,6 @@ from secateur.shrinking.subject import Subject
 from secateur.support import Forward, Undo
 
 __all__ = ["chosen_by_data"]
-
-_SLOPES = 4  # batches that slopes are measured on: means over their tokens
-
 
 def chosen_by_data(
     subject: Subject,
@@ -50,21 +47,15 @@ def chosen_by_data(
     check_globs(names_of(coupling) | set(known), asked.globs)
     groups = groups_in_scope(coupling, asked)
     measuring = Measuring(coupling, groups, shared=_shared(model))
-    found = slopes(model, batches[:_SLOPES], measuring.targets, forward=forward)
-    wrong = [piece.name for piece, each in found.items() if not bool(each.isfinite().all())]
-    if wrong:
-        _check_finite(model)
-    else:
+    found = slopes(model, batches[:SLOPES], measuring.targets, forward=forward)
+    wrong = not_finite(found)
+    if wrong is None:
         measuring.slopes.update(found)
+    else:
+        _check_finite(model)
     walk_model(model, batches, measuring, forward=forward)  # of what is not finite it says where
-    if wrong:
-        warnings.warn(
-            f"the slopes of the model's outputs along those of {wrong[0]} hold NaN or infinity, so that losses are "
-            "shares of variances, which choose worse; run the model in a wider dtype (float16 overflows where bfloat16 "
-            "does not).",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    if wrong is not None:
+        warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
     if measuring.slopes and measuring.unsloped:
         measuring = Measuring(coupling, groups, shared=measuring.shared)
         walk_model(model, batches, measuring, forward=forward)

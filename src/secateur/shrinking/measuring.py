@@ -23,9 +23,26 @@ from secateur.shrinking.consumers import Columns, columns_of, rows_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["Curve", "Measured", "Measuring", "WORDS", "chunk_of", "counts_of", "elimination_of", "with_constant"]
+__all__ = [
+    "Curve",
+    "Measured",
+    "Measuring",
+    "OVERFLOWING",
+    "SLOPES",
+    "WORDS",
+    "chunk_of",
+    "counts_of",
+    "elimination_of",
+    "not_finite",
+    "with_constant",
+]
 
 WORDS = ("gram", "input_mean")
+SLOPES = 4  # batches that slopes are measured on: means over their tokens
+OVERFLOWING = (
+    "the slopes of the model's outputs along those of {name} hold NaN or infinity, so that losses are shares of "
+    "variances, which choose worse; run the model in a wider dtype (float16 overflows where bfloat16 does not)."
+)
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
 _LEAST = 1e-3  # of the median output: what varies less counts no more
 _UNMEASURED = 1e6  # the loss of a group of which nothing is known, beside shares of variances: it leaves last
@@ -151,6 +168,11 @@ class Measuring:
             curves[axis] = Curve(np.arange(axis.size + 1), losses[::-1])
         consumers = {axis: frozenset(names) for axis, names in self._consumers.items()}
         return Measured(scores, curves, consumers, self.slopes)
+
+
+def not_finite(slopes: Mapping[Piece, Tensor]) -> str | None:
+    """A parameter of which slopes are not finite; None where all are."""
+    return next((piece.name for piece, each in slopes.items() if not bool(each.isfinite().all())), None)
 
 
 def chunk_of(count: int) -> int:

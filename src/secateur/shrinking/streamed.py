@@ -7,6 +7,7 @@ processes the first one's word counts.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +30,7 @@ from secateur.blockwise import (
 )
 from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.measuring import Curve, Measured, Measuring
+from secateur.shrinking.measuring import OVERFLOWING, SLOPES, Curve, Measured, Measuring, not_finite
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
@@ -106,18 +107,44 @@ def _learn(begun: Unfinished | None, **facts: Any) -> None:
 
 
 def _measured_by_walk(subject: Subject, asked: Request, place: DirectoryWalk, named: _Named) -> tuple[Measured, int]:
-    measuring = Measuring(subject.coupling, groups_in_scope(subject.coupling, asked))
+    groups = groups_in_scope(subject.coupling, asked)
+    measuring = Measuring(subject.coupling, groups, _slopes(subject, place, groups))
     job = _OfTheFirst(measuring)
     for _ in place.walk(job):
         pass
+    if of_the_first(lambda: bool(measuring.slopes) and measuring.unsloped):
+        measuring = Measuring(subject.coupling, groups)
+        job = _OfTheFirst(measuring)
+        for _ in place.walk(job):
+            pass
     if not job.tokens:
         raise ValueError("nothing was measured: the batches ran none of the blocks, or no product with their weights.")
     plain = of_the_first(lambda: _plain(measuring.measured, named))
     return _measured_in(Fields(plain, place.source.root), named), job.tokens
 
 
+def _slopes(subject: Subject, place: DirectoryWalk, groups: Sequence[Group]) -> dict[Piece, Tensor]:
+    """Those of the first process, on its first batches; none where they are not finite."""
+    names = Measuring(subject.coupling, groups).targets
+    found = of_the_first(lambda: place.slopes(names, place.batches[:SLOPES]))
+    if (wrong := not_finite(found)) is None:
+        return found
+    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=6)
+    return {}
+
+
 def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
-    """As JSON, by the names of groups."""
+    """As JSON: slopes, of what is still needed of them, and the rest by the names of groups."""
+    consumers = {name for names in measured.consumers.values() for name in names}
+    slopes = [
+        {**piece._asdict(), "shape": [*piece.shape], "strides": [*piece.strides], "squares": squares.tolist()}
+        for piece, squares in measured.slopes.items()
+        if piece.name in consumers
+    ]
+    return {"slopes": slopes, "groups": _plain_groups(measured, named)}
+
+
+def _plain_groups(measured: Measured, named: _Named) -> dict[str, Any]:
     return {
         name: {
             "scores": measured.scores[group.axis].tolist(),
@@ -132,6 +159,9 @@ def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
 
 def _measured_in(found: Fields, named: _Named) -> Measured:
     """What `_plain` said; a journal is a file like others."""
+    found.only("slopes", "groups")
+    slopes = dict(map(_slopes_in, found.inners("slopes")))
+    found = found.inner("groups")
     scores: dict[Axis, Tensor] = {}
     curves: dict[Axis, Curve] = {}
     consumers: dict[Axis, frozenset[str]] = {}
@@ -146,7 +176,18 @@ def _measured_in(found: Fields, named: _Named) -> Measured:
             raise one.wrong("", f"is not what is measured of {group.size} units")
         curves[group.axis] = Curve(counts, np.array(losses, dtype=np.float64))
         consumers[group.axis] = frozenset(one.each("consumers", str))
-    return Measured(scores, curves, consumers)
+    return Measured(scores, curves, consumers, slopes)
+
+
+def _slopes_in(found: Fields) -> tuple[Piece, Tensor]:
+    found.only(*Piece._fields, "squares")
+    shape, strides = (found.each(name, int, least=0, most=2**62) for name in ("shape", "strides"))
+    squares = found.each("squares", float, least=0)
+    if len(shape) != 2 or len(strides) != 2 or len(squares) != shape[0]:
+        raise found.wrong("", "is not what is measured of the outputs of a matrix")
+    name, offset = found.take("name", str), found.take("offset", int, least=0)
+    piece = Piece(name, offset, (shape[0], shape[1]), (strides[0], strides[1]))
+    return piece, torch.tensor(squares, dtype=torch.float64)
 
 
 def _choice(subject: Subject, asked: Request, measured: Measured, named: _Named) -> Choice:
