@@ -28,9 +28,9 @@ from torch import nn
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.support.processes import in_a_process
-from secateur.checkpoints import open_checkpoint, write_header
+from secateur.checkpoints import meta_model_of, open_checkpoint, write_header
 from secateur.coupling import find_coupling
-from secateur.shrinking import Configured, meta_model_of, shrink_checkpoint
+from secateur.shrinking import Configured, shrink_checkpoint
 from secateur.shrinking.directory import _Weights
 
 EIGHT_BILLION = {

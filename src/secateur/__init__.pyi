@@ -38,3 +38,5 @@ from .storage import load_compressed as load_compressed
 from .storage import save_compressed as save_compressed
 from .training import Pruner as Pruner
 from .version import __version__ as __version__
+from .vocabulary import shrink_vocabulary as shrink_vocabulary
+from .vocabulary import shrink_vocabulary_checkpoint as shrink_vocabulary_checkpoint

@@ -12,6 +12,7 @@ from secateur.blockwise import calibration, read_calibration
 from secateur.blockwise.calibration import longest_sequence
 from secateur.blockwise.record import digest
 from secateur.checkpoints import CheckpointError
+from secateur.support import documents
 
 WORDS = [f"w{number}" for number in range(500)]
 BEGIN, END, UNKNOWN = 0, 1, 2
@@ -88,9 +89,9 @@ def test_all_of_a_large_file_has_its_chance(model, tmp_path, monkeypatch):
     file = tmp_path / "text.txt"
     file.write_text("\n".join(" ".join(f"w{part}" for _ in range(1000)) for part in range(100, 120)))
     read = []
-    decoded = calibration._decoded
+    decoded = documents.decoded
     monkeypatch.setattr(
-        calibration, "_decoded", lambda data, *rest, **more: read.append(len(data)) or decoded(data, *rest, **more)
+        documents, "decoded", lambda data, *rest, **more: read.append(len(data)) or decoded(data, *rest, **more)
     )
     found = read_calibration(file, tokenizer_directory=model, samples=20, sequence_length=11, seed=1)
     assert sorted({int(tokens[0, 5]) - FIRST for tokens in found}) == list(range(100, 120))
@@ -151,10 +152,10 @@ def test_forms_of_the_same_documents(model, tmp_path, form, monkeypatch):
 )
 def test_letters_of_several_bytes_are_not_cut(model, tmp_path, monkeypatch, letters, sparse):
     monkeypatch.setattr(calibration, "_SPARSE", sparse)
-    monkeypatch.setattr(calibration, "_PIECE", 101)
+    monkeypatch.setattr(documents, "PIECE", 101)
     pieces = []
-    whole = calibration._pieces
-    monkeypatch.setattr(calibration, "_pieces", lambda *of: (pieces.append(each) or each for each in whole(*of)))
+    whole = documents.pieces
+    monkeypatch.setattr(documents, "pieces", lambda *of: (pieces.append(each) or each for each in whole(*of)))
     file = tmp_path / "text.txt"
     file.write_text(" ".join(["ä€𝄞" * letters] * 400) + " é", encoding="utf-8")
     found = read_calibration(file, tokenizer_directory=model, samples=12, sequence_length=20)

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from secateur.blockwise import oneshot, skeleton
-from secateur.checkpoints import CheckpointError
+from secateur.blockwise import oneshot
+from secateur.checkpoints import CheckpointError, families
 from support.families import batches
 
 
@@ -21,7 +21,7 @@ def test_files_and_configurations_that_promise_too_much_are_refused_at_once(llam
             oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
     (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 40}))
     with monkeypatch.context() as patched:
-        patched.setattr(skeleton, "most_parameters", lambda names: 50)
+        patched.setattr(families, "most_parameters", lambda names: 50)
         with pytest.raises(CheckpointError, match="asks for more than 50 parameters, and the files hold 21 tensors"):
             oneshot(llama, batches("llama"), 0.5, out=tmp_path / "out")
     (llama / "config.json").write_text(json.dumps({**kept, "num_hidden_layers": 3}))

@@ -51,9 +51,9 @@ OWN = {
     "criterion": {"prune", "shrink"},  # of weights, of units
     "include": {"shrink", "pack"},  # groups, layers
     "exclude": {"shrink", "pack"},
-    "out": {"shrink", "pack", "demo", "compress", "expand"},  # may be left out; a directory or a file
+    "out": {"shrink", "pack", "demo", "compress", "expand", "vocabulary"},  # may be left out; a directory or a file
     "seed": {"prune"},  # of the criterion, not of the text
-    "data": {"oneshot"},  # which does nothing without
+    "data": {"oneshot", "vocabulary"},  # which does nothing without; several, all of which are counted
 }
 
 

@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from secateur import shrink
-from secateur.checkpoints import Checkpoint, CheckpointError, open_checkpoint
+from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of, open_checkpoint, slicing
 from secateur.criteria import wanda
 from secateur.shrinking import directory as checkpoint_shrinking
-from secateur.shrinking import meta_model_of, shrink_checkpoint, subject
+from secateur.shrinking import shrink_checkpoint, subject
 from secateur.shrinking.directory import _sliced_files
 
 LLAMA = {
@@ -159,7 +159,7 @@ def test_scores_in_blocks_are_the_scores_of_the_whole(dense, smaller, monkeypatc
 
     raw = Checkpoint.raw
     monkeypatch.setattr(Checkpoint, "raw", read)
-    monkeypatch.setattr(checkpoint_shrinking, "_PIECE", 1000)
+    monkeypatch.setattr(slicing, "PIECE", 1000)
     monkeypatch.setattr("secateur.shrinking.scores._PIECE", 500)
     done = shrink_checkpoint(dense, None, 0.4, verify=False)
     assert done.plan.to_json() == smaller.plan.to_json()
@@ -197,7 +197,7 @@ def test_slices_are_those_of_index_select(tmp_path_factory, data, piece):
         )
     (folder / "out").mkdir()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(checkpoint_shrinking, "_PIECE", piece)
+        patch.setattr(slicing, "PIECE", piece)
         written = set(_sliced_files(open_checkpoint(folder), folder / "out", {"it": cuts}, {"it": factors}))
     assert written == {"it", "first"}
     found = load_file(folder / "out" / "model.safetensors")
@@ -302,8 +302,8 @@ def test_an_output_that_is_there_and_a_full_disk(dense, tmp_path, monkeypatch):
         written.append(data)
         write(file, data)
 
-    write = checkpoint_shrinking._write
-    monkeypatch.setattr(checkpoint_shrinking, "_write", full)
+    write = checkpoint_shrinking.write_bytes
+    monkeypatch.setattr(checkpoint_shrinking, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
         shrink_checkpoint(dense, tmp_path / "small", 0.4, verify=False)
     assert not list(tmp_path.iterdir())

@@ -11,9 +11,10 @@ from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank
 from secateur.blockwise.products import Met, Piece
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import digest, held_batches
-from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
+from secateur.blockwise.skeleton import build_on_meta
 from secateur.blockwise.slopes import slopes
 from secateur.blockwise.targets import full_name
+from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
     "DirectoryWalk",

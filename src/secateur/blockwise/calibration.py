@@ -6,15 +6,13 @@ file only what is used is read. Nothing is downloaded, and no code of a tokenize
 
 from __future__ import annotations
 
-import codecs
 import itertools
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +20,7 @@ import torch
 from torch import Tensor
 
 from secateur.checkpoints import CheckpointError, read_json
-from secateur.support import printable, track
+from secateur.support import documents, printable, track
 
 __all__ = ["Batch", "longest_sequence", "read_calibration"]
 
@@ -31,9 +29,6 @@ Tokens = npt.NDArray[np.int64]
 
 LONGEST = 2048  # tokens of a sequence, where the caller names no length
 _SPARSE = 16  # bytes of file a token: a file with more than this for each that is needed is sampled, not read
-_LINE = 256 << 20  # bytes: a longer line is no record
-_JSON = 1 << 30  # bytes of a JSON array, which cannot be read in part
-_PIECE = 1 << 20  # bytes of text tokenized at once
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 # These count positions from beyond the padding token's number.
 _OFFSET_MODELS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text", "mpnet")
@@ -99,8 +94,8 @@ def read_calibration(
     if isinstance(source, str | Path):
         bodies = _from_file(Path(source), text, samples, generator, field)
     else:
-        documents = (_text_of(each, f"document {number}", field) for number, each in enumerate(source))
-        bodies = _packed(text.joined(track(documents, "tokenizing")), text, samples, generator, "the list of documents")
+        texts = (documents.text_of(each, f"document {number}", field) for number, each in enumerate(source))
+        bodies = _packed(text.joined(track(texts, "tokenizing")), text, samples, generator, "the list of documents")
     found = [text.whole(body) for body in bodies]
     if len(found) < samples or len(found[0]) < length:
         sequences = "sequence" if len(found) == 1 else "sequences"
@@ -193,16 +188,10 @@ def _packed(
 
 
 def _from_file(path: Path, text: _Text, samples: int, generator: np.random.Generator, field: str) -> list[Tokens]:
-    if not path.exists():
-        raise ValueError(f"{path}: no such file; give a .txt, .jsonl or .json file, or 'random'.")
-    if not path.is_file():
-        raise ValueError(f"{path}: not a regular file.")
-    kind = path.suffix.lower()
-    if kind not in (".txt", ".jsonl", ".ndjson", ".json"):
-        raise ValueError(f"{path}: calibration data is read from .txt, .jsonl and .json, not from {kind or 'this'}.")
+    kind = documents.checked_kind(path)
     size = path.stat().st_size
-    if kind == ".json" and _first_byte(path) == b"[":
-        return _packed(text.joined(_array(path, size, field)), text, samples, generator, str(path))
+    if kind == ".json" and documents.first_byte(path) == b"[":
+        return _packed(text.joined(documents.array(path, size, field)), text, samples, generator, str(path))
     lines = kind != ".txt"
     if size > _SPARSE * samples * text.body:
         spread = (_records if lines else _places)(path, size, text, samples, generator, field)
@@ -210,9 +199,9 @@ def _from_file(path: Path, text: _Text, samples: int, generator: np.random.Gener
             return spread
     with open(path, "rb") as file:
         if lines:
-            pieces = text.joined(track(_documents(file, path, field), "tokenizing"))
+            pieces = text.joined(track(documents.records_in(file, path, field), "tokenizing"))
         else:
-            pieces = (text.encode(piece) for piece in track(_pieces(file, path), "tokenizing"))
+            pieces = (text.encode(piece) for piece in track(documents.pieces(file, path), "tokenizing"))
         return _packed(pieces, text, samples, generator, str(path))
 
 
@@ -227,7 +216,7 @@ def _places(
             low, high = size * number // samples, size * (number + 1) // samples
             begin = low + int(generator.integers(max(high - low - span, 0) + 1))
             file.seek(begin)
-            tokens = text.encode(_decoded(file.read(min(span, high - begin)), path, begin))
+            tokens = text.encode(documents.decoded(file.read(min(span, high - begin)), path, begin))
             if len(tokens) < text.body:
                 return None
             found.append(tokens[: text.body])
@@ -246,12 +235,12 @@ def _records(
             begin = low + int(generator.integers(max(high - low, 1)))
             file.seek(max(begin - 1, 0))
             if begin:
-                _line(file, path)  # the rest of the line before
+                documents.line_of(file, path)  # the rest of the line before
             parts: list[Tokens] = []
             count, wrapped = 0, False
             while count < text.body:
                 at = file.tell()
-                line = _line(file, path)
+                line = documents.line_of(file, path)
                 if at in used:
                     if wrapped:
                         return None
@@ -263,7 +252,7 @@ def _records(
                     file.seek(0)
                     continue
                 used.add(at)
-                document = _document(line, path, at, field)
+                document = documents.document_in(line, path, at, field)
                 if len(document) > _SPARSE * text.body:  # of a book a part, anywhere
                     start = int(generator.integers(len(document) - _SPARSE * text.body + 1))
                     document = document[start : start + _SPARSE * text.body]
@@ -272,97 +261,6 @@ def _records(
                     count += len(parts[-1])
             found.append(np.concatenate(parts)[: text.body])
     return [found[at] for at in generator.permutation(samples)]
-
-
-def _documents(file: BinaryIO, path: Path, field: str) -> Iterator[str]:
-    at = 0
-    while line := _line(file, path):
-        yield _document(line, path, at, field)
-        at += len(line)
-
-
-def _line(file: BinaryIO, path: Path) -> bytes:
-    line = file.readline(_LINE)
-    if len(line) == _LINE:
-        raise ValueError(f"{path}: a line of more than {_LINE:,} bytes at byte {file.tell() - _LINE:,}: no JSON lines.")
-    return line
-
-
-def _document(line: bytes, path: Path, at: int, field: str) -> str:
-    where = f"{path}, the line at byte {at:,}"
-    line = line.removeprefix(codecs.BOM_UTF8) if at == 0 else line
-    if not line.strip():
-        return ""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{where}: not a JSON record; each line of .jsonl is one.") from None
-    return _text_of(record, where, field)
-
-
-def _text_of(record: Any, where: str, field: str) -> str:
-    if not isinstance(record, str | Mapping):
-        raise ValueError(f"{where}: not a record or a string.")
-    found = record if isinstance(record, str) else record.get(field)
-    if not isinstance(found, str):
-        fields = ", ".join(printable(str(name), 40) for name in list(record)[:10]) or "none"
-        raise ValueError(f"{where}: no text in the field {field!r}; name the field that has it. There are: {fields}.")
-    return found.encode("utf-8", "replace").decode()  # half a surrogate pair, which JSON can spell, is no text
-
-
-def _array(path: Path, size: int, field: str) -> Iterator[str]:
-    if size > _JSON:
-        raise ValueError(f"{path}: a JSON array of {size:,} bytes must be read whole; make it .jsonl, a record a line.")
-    try:
-        records = json.loads(path.read_bytes().removeprefix(codecs.BOM_UTF8))
-    except (ValueError, RecursionError):
-        raise ValueError(f"{path}: damaged: not valid JSON.") from None
-    for number, record in enumerate(track(records, "tokenizing")):
-        yield _text_of(record, f"{path}, record {number}", field)
-
-
-def _first_byte(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(1024).removeprefix(codecs.BOM_UTF8).lstrip()[:1]
-
-
-def _pieces(file: BinaryIO, path: Path) -> Iterator[str]:
-    """The whole text in pieces that end with lines, or with words where lines are too long."""
-    at = 0
-    piece, following = file.read(_PIECE), file.read(_PIECE)
-    while piece:
-        cut = len(piece)
-        if following:
-            cut = piece.rfind(b"\n") + 1 or piece.rfind(b" ") + 1 or _character(piece)
-        yield _decoded(piece[:cut], path, at, begins=True)
-        at += cut
-        piece, following = piece[cut:] + following, file.read(_PIECE)
-
-
-def _character(piece: bytes) -> int:
-    """Where the last character of UTF-8 begins that may not be complete; all of it if that would be nothing."""
-    at = len(piece) - 1
-    while at > 0 and len(piece) - at < 4 and piece[at] & 0xC0 == 0x80:
-        at -= 1
-    return at or len(piece)
-
-
-def _decoded(data: bytes, path: Path, at: int, *, begins: bool = False) -> str:
-    """Text of bytes from the middle of a file; unless it begins there, from its first whole line or word."""
-    if at == 0:
-        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            raise ValueError(f"{path}: UTF-16 text; save it as UTF-8.")
-        data = data.removeprefix(codecs.BOM_UTF8)
-    elif not begins:
-        quarter = data[: len(data) // 4]
-        cut = quarter.find(b"\n") + 1 or quarter.find(b" ") + 1
-        while cut < min(len(data), 4) and data[cut] & 0xC0 == 0x80:
-            cut += 1
-        data = data[cut:]
-    try:
-        return codecs.getincrementaldecoder("utf-8")().decode(data, final=False)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text near byte {at + error.start:,}.") from None
 
 
 # ---- what is not text -----------------------------------------------------------------------------------------------

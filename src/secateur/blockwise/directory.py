@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise.skeleton import most_parameters
-from secateur.checkpoints import Checkpoint, CheckpointError, write_tensor
+from secateur.checkpoints import Checkpoint, CheckpointError, most_parameters, write_tensor
 from secateur.support import printable, private
 
 __all__ = ["BlockFiles", "Group", "Written"]

@@ -28,13 +28,14 @@ from secateur.blockwise.record import said_of, write_record
 from secateur.blockwise.products import Piece
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
-from secateur.blockwise.skeleton import blaming_config, build_on_meta
+from secateur.blockwise.skeleton import build_on_meta
 from secateur.blockwise.slopes import slopes_by_block
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import Weights, check_pruned, never_run, walk
 from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
+    blaming_config,
     check_arguments,
     check_places,
     open_checkpoint,

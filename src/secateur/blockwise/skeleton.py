@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import re
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from secateur.checkpoints import Checkpoint, CheckpointError
+from secateur.checkpoints import Checkpoint, CheckpointError, blaming_config, family_of, parameters_counted
 from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
-__all__ = [
-    "blaming_config",
-    "build_on_meta",
-    "family_of",
-    "most_parameters",
-    "parameters_counted",
-]
+__all__ = ["build_on_meta"]
 
 
 def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
@@ -64,65 +54,7 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def family_of(checkpoint: Checkpoint) -> tuple[Any, Any]:
-    """The class that ``config.json`` names under ``architectures``, of transformers' own models, and the configuration.
-
-    No code from the directory is run, and none is fetched; the name is looked up, but only a model's class is taken.
-
-    Raises:
-        CheckpointError: no ``config.json``, no such class, a configuration of another family or that transformers
-            refuses; or transformers is missing.
-    """
-    root = checkpoint.root
-    where = root / "config.json"
-    try:
-        import transformers
-    except ImportError:
-        raise CheckpointError(
-            "a directory is pruned block by block through transformers: pip install 'secateur[transformers]', or load "
-            "the model yourself and pass it."
-        ) from None
-    if not checkpoint.config:
-        raise CheckpointError(f"{root}: has no config.json, which says what model this is.")
-    names = checkpoint.config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        raise CheckpointError(f"{where}: names no architectures; load the model yourself and pass it.")
-    name = printable(names[0])
-    check_layers(checkpoint)
-    for place, value in _fields(checkpoint.config):
-        if "_implementation" in place and isinstance(value, str) and "/" in value:
-            raise CheckpointError(f"{where}: {printable(place)} is code from elsewhere, which is not fetched.")
-    try:
-        kind: Any = getattr(transformers, names[0], None)
-    except Exception:  # a module of transformers' that cannot be imported here
-        kind = None
-    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
-        raise CheckpointError(
-            f"{where}: names the architecture {name}, and transformers {transformers.__version__} has no model of that "
-            "name; load the model yourself and pass it."
-        )
-    with blaming_config(root):
-        config = transformers.AutoConfig.from_pretrained(root, local_files_only=True, trust_remote_code=False)
-    wanted: Any = getattr(kind, "config_class", None)
-    if not isinstance(wanted, type) or not isinstance(config, wanted):
-        raise CheckpointError(
-            f"{where}: names the architecture {name}, and is a {type(config).__name__}, which is another family's."
-        )
-    return kind, config
-
-
 SMALL_BUFFERS = 2**28  # bytes, such as those of a causal mask
-_LAYERS = re.compile(r"(^|[._])n?_?layers?$")
-
-
-def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """``(place, value)`` of all fields, also those of configurations inside, such as ``text_config.num_layers``."""
-    left: list[tuple[str, Any]] = list(config.items())
-    while left:
-        place, value = left.pop()
-        yield place, value
-        if isinstance(value, Mapping):
-            left.extend((f"{place}.{key}", inner) for key, inner in value.items())
 
 
 def _check_sizes(model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -141,58 +73,6 @@ def _check_sizes(model: nn.Module, checkpoint: Checkpoint) -> None:
             f"{checkpoint.root / 'config.json'}: describes a model whose buffers alone take {taken / 1e9:.3g} GB, and "
             f"the files hold {checkpoint.nbytes / 1e9:.3g} GB."
         )
-
-
-@contextlib.contextmanager
-def blaming_config(root: Path, what: str = "no model can be made of it") -> Iterator[None]:
-    """Whatever transformers or a model of its own raises becomes one line that names ``config.json``."""
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:
-        said = printable(" ".join(str(error).split()), 400)
-        raise CheckpointError(f"{root / 'config.json'}: {what} ({type(error).__name__}: {said}).") from error
-
-
-def most_parameters(names: Collection[str]) -> int:
-    """How many parameters a model may have whose files hold tensors of these names: some are tied, or made of others.
-
-    >>> most_parameters(["fc.weight"])
-    10004
-    """
-    return 10_000 + 4 * len(names)
-
-
-def check_layers(checkpoint: Checkpoint) -> None:
-    """`CheckpointError` for a configuration with more layers than the files could hold: to build them takes hours."""
-    for place, value in _fields(checkpoint.config):
-        if _LAYERS.search(place) and type(value) is int and value > most_parameters(checkpoint):
-            raise CheckpointError(
-                f"{checkpoint.root / 'config.json'}: {printable(place)} is {printable(str(value), 40)}, and the files "
-                f"hold {len(checkpoint):,} tensors; it is damaged, or another model's."
-            )
-
-
-@contextlib.contextmanager
-def parameters_counted(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever a configuration asks for, the model that is built in here has no more than the files could hold."""
-    most, count, here = most_parameters(checkpoint), 0, threading.get_ident()
-
-    def counted(*_: object) -> None:
-        nonlocal count
-        count += threading.get_ident() == here  # the hook is the process's
-        if count > most:
-            raise CheckpointError(
-                f"{checkpoint.root}: config.json asks for more than {most:,} parameters, and the files hold "
-                f"{len(checkpoint):,} tensors; it is damaged, or another model's."
-            )
-
-    hook = register_module_parameter_registration_hook(counted)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:

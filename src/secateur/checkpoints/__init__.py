@@ -1,5 +1,7 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
+from secateur.checkpoints import slicing
+from secateur.checkpoints.families import blaming_config, family_of, meta_model_of, most_parameters, parameters_counted
 from secateur.checkpoints.headers import (
     HEADER_KEY,
     MAX_HEADER,
@@ -16,6 +18,16 @@ from secateur.checkpoints.inspection import Inspection, TensorInspection, inspec
 from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.slicing import (
+    Compared,
+    Cuts,
+    index_text,
+    nbytes_of_cut,
+    pieces_of_cut,
+    rows_of,
+    shape_of_cut,
+    write_bytes,
+)
 from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
 from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import copy_tree, files_below, new_directory, write_tensor
@@ -24,6 +36,8 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointSparsification",
+    "Compared",
+    "Cuts",
     "HEADER_KEY",
     "Inspection",
     "MAX_HEADER",
@@ -34,25 +48,37 @@ __all__ = [
     "TensorInspection",
     "Verification",
     "VerifiedTensor",
+    "blaming_config",
     "check_arguments",
     "check_places",
     "copy_tree",
     "dtype_word",
+    "family_of",
     "files_below",
+    "index_text",
     "inspect_checkpoint",
     "left_alone_rows",
+    "meta_model_of",
+    "most_parameters",
+    "nbytes_of_cut",
     "new_directory",
     "open_checkpoint",
+    "parameters_counted",
     "parse_header",
     "parse_json",
+    "pieces_of_cut",
     "previous_record",
     "pruned_rows",
     "read_header",
     "read_json",
     "record_text",
+    "rows_of",
+    "shape_of_cut",
+    "slicing",
     "sparsify_checkpoint",
     "verified_rows",
     "verify_checkpoint",
+    "write_bytes",
     "write_header",
     "write_tensor",
 ]

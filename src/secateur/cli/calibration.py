@@ -60,8 +60,7 @@ def calibration(
 
 def _ask_for_data(directory: Path) -> None:
     from secateur.blockwise import find_blocks
-    from secateur.checkpoints import open_checkpoint
-    from secateur.shrinking import meta_model_of
+    from secateur.checkpoints import meta_model_of, open_checkpoint
 
     model = meta_model_of(open_checkpoint(directory))
     try:

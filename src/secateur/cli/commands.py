@@ -18,6 +18,7 @@ from secateur.cli.prune import prune
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
 from secateur.cli.verify import verify
+from secateur.cli.vocabulary import vocabulary
 from secateur.version import __version__
 
 __all__ = ["app", "main"]
@@ -60,6 +61,7 @@ for verb, line in (
     (prune, "Write a pruned copy of a checkpoint directory."),
     (verify, "Prove what a pruned directory claims of itself."),
     (shrink, "Take channels and heads out of a model, which gets smaller."),
+    (vocabulary, "Take tokens out of a model and its tokenizer."),
     (oneshot, "Prune a transformer block by block, with calibration text."),
     (pack, "Put layers that skip zeros where they are faster, measured here."),
     (compress, "Write a copy of a checkpoint in which zeros take little room."),

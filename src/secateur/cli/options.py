@@ -15,6 +15,7 @@ __all__ = [
     "AsJson",
     "Batch",
     "Device",
+    "DryRun",
     "Example",
     "Exclude",
     "Include",
@@ -65,6 +66,7 @@ Report = Annotated[
         metavar="PAGE.html", help="Write what was asked and what came of it to one HTML page, too, with plots."
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would leave, and write nothing.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 # ---- what is removed ----

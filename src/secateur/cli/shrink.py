@@ -15,6 +15,7 @@ from secateur.cli.calibration import Data, calibration
 from secateur.cli.options import (
     Activations,
     Device,
+    DryRun,
     Example,
     Model,
     Report,
@@ -83,7 +84,7 @@ def shrink(
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not prove that nothing else changed: faster, in less memory.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would leave, and write nothing.")] = False,
+    dry_run: DryRun = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Every group with all its members, every dimension that stays.")
     ] = False,

@@ -28,7 +28,8 @@ def verify(
 ) -> None:
     """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
-    Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's.
+    Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's. Of one that
+    vocabulary wrote: whether each has the rows of the tokens that stayed, and texts of these are read as by the source.
 
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """
@@ -36,9 +37,13 @@ def verify(
         from secateur.checkpoints import verify_checkpoint
         from secateur.cli.printing.checkpoints import verified_parts, verified_sheets
         from secateur.shrinking import is_shrunken, verify_shrunken_checkpoint
+        from secateur.vocabulary import is_shrunken_vocabulary, verify_vocabulary_checkpoint
 
         page = page_at(report)
-        found = (verify_shrunken_checkpoint if is_shrunken(directory) else verify_checkpoint)(directory, source)
+        if is_shrunken_vocabulary(directory):
+            found = verify_vocabulary_checkpoint(directory, source)
+        else:
+            found = (verify_shrunken_checkpoint if is_shrunken(directory) else verify_checkpoint)(directory, source)
         if as_json:
             print(json.dumps(found.as_json(), indent=2), flush=True)
         else:

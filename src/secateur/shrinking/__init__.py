@@ -2,7 +2,7 @@
 
 from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured
-from secateur.shrinking.directory import CheckpointShrinking, meta_model_of, shrink_checkpoint
+from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.plan import plans_of
@@ -25,7 +25,6 @@ __all__ = [
     "is_shrunken",
     "load_shrunken",
     "may_leave",
-    "meta_model_of",
     "plans_of",
     "proof_words",
     "save_shrunken",

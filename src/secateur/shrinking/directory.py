@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -25,13 +23,10 @@ from secateur.blockwise import (
     DirectoryWalk,
     Unfinished,
     barrier,
-    blaming_config,
     check_new,
     digest,
-    family_of,
     find_blocks,
     held_batches,
-    parameters_counted,
     rank_and_world,
     unfinished_copy,
 )
@@ -41,15 +36,23 @@ from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     CheckpointError,
+    Cuts,
     TensorEntry,
     check_arguments,
     check_places,
     copy_tree,
+    index_text,
+    meta_model_of,
+    nbytes_of_cut,
     new_directory,
     open_checkpoint,
+    pieces_of_cut,
     previous_record,
-    read_json,
     record_text,
+    rows_of,
+    shape_of_cut,
+    slicing,
+    write_bytes,
     write_header,
 )
 from secateur.coupling import Coupling, find_coupling
@@ -71,17 +74,12 @@ from secateur.version import __version__
 
 __all__ = [
     "CheckpointShrinking",
-    "Cuts",
-    "meta_model_of",
-    "shape_of_cut",
     "shrink_checkpoint",
     "tensor_names",
     "write_cut",
 ]
 
 PROVED = 1 << 24  # parameters of the model that the proof is made on: its copies in float64 stay below a gigabyte
-_PIECE = 1 << 24  # bytes of a tensor that are read at a time while it is sliced
-Cuts = Mapping[int, npt.NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -327,7 +325,7 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
         dict(coupling.frozen),
         {".".join(map(str, place)): (dense.configured.value(place), value) for place, value in choice.fields.items()},
         (sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
-        (dense.checkpoint.nbytes, sum(_nbytes(each, shapes[each.name]) for each in entries.values())),
+        (dense.checkpoint.nbytes, sum(nbytes_of_cut(each, shapes[each.name]) for each in entries.values())),
         dense.proof,
         asked,
         1 - choice.left,
@@ -362,19 +360,6 @@ def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, re
         "processes": rank_and_world()[1],
         "versions": {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
     }
-
-
-def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
-    """The model of a Hugging Face directory on the meta device, with the dtypes of its files; no weight is read."""
-    if not checkpoint.config:
-        raise CheckpointError(
-            f"{checkpoint.root}: has no config.json, which says what model this is; add it, or in Python give "
-            "the model, built on the meta device."
-        )
-    kind, config = family_of(checkpoint)
-    with blaming_config(checkpoint.root), torch.device("meta"), parameters_counted(checkpoint):
-        model: nn.Module = kind(config)
-    return model.eval()
 
 
 def _example_for(model: nn.Module) -> dict[str, Any]:
@@ -461,7 +446,7 @@ class _Weights(LazyTensors):
         entry = self.checkpoint.entries[self.names[name]]
         piece = rows_at_once(entry.shape)
         row = entry.nbytes // entry.shape[0]
-        yield from _rows(self.checkpoint, entry, max(1, _PIECE // (piece * row)) * piece)
+        yield from rows_of(self.checkpoint, entry, max(1, slicing.PIECE // (piece * row)) * piece)
 
     def __contains__(self, name: object) -> bool:  # constants of the model are read, and rank nothing
         return name in self.names and self.checkpoint.entries[self.names[str(name)]].is_floating_point
@@ -545,7 +530,7 @@ def _sliced_files(
         entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
         shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
         tensors = {
-            entry.name: (entry.dtype, shapes[entry.name], _nbytes(entry, shapes[entry.name])) for entry in entries
+            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
         }
         path = target / file.relative_to(checkpoint.root)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -556,62 +541,20 @@ def _sliced_files(
                 yield entry.name
 
 
-def shape_of_cut(entry: TensorEntry, cuts: Cuts) -> tuple[int, ...]:
-    return tuple(len(cuts[at]) if at in cuts else size for at, size in enumerate(entry.shape))
-
-
-def _nbytes(entry: TensorEntry, shape: tuple[int, ...]) -> int:
-    return entry.nbytes if shape == entry.shape else entry.nbytes // entry.numel * math.prod(shape)
-
-
 def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
     """What stays of one tensor, scaled, read and written piece by piece."""
-    if not cuts:
-        for start in range(0, entry.nbytes, _PIECE):
-            _write(written, checkpoint.raw(entry.name, start, min(start + _PIECE, entry.nbytes)))
-        return
-    first = done = 0
-    for piece in _rows(checkpoint, entry, max(1, _PIECE // (entry.nbytes // entry.shape[0]))):
-        last = first + len(piece)
-        for at, indices in cuts.items():
-            if at == 0:
-                low, high = np.searchsorted(indices, [first, last])
-                indices = indices[low:high] - first
-            piece = piece.index_select(at, torch.from_numpy(indices))
+    done = 0
+    for piece in pieces_of_cut(checkpoint, entry, cuts, as_rows=bool(factors)):
         rows = slice(done, done + len(piece))
-        piece = multiplied(piece, [(at, each[rows] if at == 0 else each) for at, each in factors])
         done = rows.stop
-        _write(written, piece.contiguous().reshape(-1).view(torch.uint8))
-        first = last
-
-
-def _rows(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[Tensor]:
-    """A tensor in blocks of so many rows."""
-    dtype = entry.torch_dtype
-    assert dtype is not None  # only tensors that were ranked or are constants of the model are cut
-    row = entry.nbytes // entry.shape[0]
-    for first in range(0, entry.shape[0], count):
-        last = min(first + count, entry.shape[0])
-        yield checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
-
-
-def _write(written: BinaryIO, data: Tensor) -> None:
-    view = data.numpy().data
-    while view:
-        view = view[written.write(view) :]
+        scaled = [(at, each[rows] if at == 0 else each) for at, each in factors]
+        write_bytes(written, multiplied(piece, scaled))
 
 
 def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking) -> None:
-    if checkpoint.index is None:
-        return
-    path = target / checkpoint.index.relative_to(checkpoint.root)
-    index = read_json(path)
-    metadata = index.get("metadata")
-    if isinstance(metadata, dict):
-        for key, value in (("total_size", done.nbytes[1]), ("total_parameters", done.parameters[1])):
-            if key in metadata:
-                metadata[key] = value
-    path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    if checkpoint.index is not None:
+        path = target / checkpoint.index.relative_to(checkpoint.root)
+        path.write_text(index_text(checkpoint, done.nbytes[1], done.parameters[1]), "utf-8")
 
 
 def _config_text(checkpoint: Checkpoint, configured: Configured, fields: Mapping[Place, int]) -> str:

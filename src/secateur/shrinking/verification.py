@@ -18,12 +18,16 @@ from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     CheckpointError,
+    Compared,
+    Cuts,
     Verification,
     VerifiedTensor,
     files_below,
+    meta_model_of,
     open_checkpoint,
+    shape_of_cut,
 )
-from secateur.shrinking.directory import Cuts, meta_model_of, shape_of_cut, tensor_names, write_cut
+from secateur.shrinking.directory import tensor_names, write_cut
 from secateur.shrinking.files import read_plans
 from secateur.shrinking.plan import Factors, Plan, factors_of, fits
 from secateur.support import Fields, printable, track
@@ -169,23 +173,9 @@ def _about_tensors(
 
 
 def _is_cut(checkpoint: Checkpoint, name: str, dense: Checkpoint, cuts: Cuts, factors: Factors) -> bool:
-    compared = _Compared(checkpoint, name)
+    compared = Compared(checkpoint, name)
     write_cut(cast(BinaryIO, compared), dense, dense.entries[name], cuts, factors)
-    return compared.same and compared.at == checkpoint.entries[name].nbytes
-
-
-class _Compared:
-    """Compares what would be written with what stands there."""
-
-    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
-        self.checkpoint, self.name, self.at, self.same = checkpoint, name, 0, True
-
-    def write(self, data: memoryview) -> int:
-        end = min(self.at + len(data), self.checkpoint.entries[self.name].nbytes)
-        there = self.checkpoint.raw(self.name, self.at, end).numpy().data
-        self.same = self.same and there == data
-        self.at += len(data)
-        return len(data)
+    return compared.all_of_it
 
 
 def _about_files(checkpoint: Checkpoint, dense: Checkpoint) -> tuple[int, list[str]]:

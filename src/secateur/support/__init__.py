@@ -1,6 +1,6 @@
 """What every room uses, each once: files, sharding, ownership, running a model, tables, timing, progress."""
 
-from secateur.support import private, records
+from secateur.support import documents, private, records
 from secateur.support.files import naming, whole_file, write_whole
 from secateur.support.globs import matched, matches, no_match
 from secateur.support.lazy import LazyTensors
@@ -52,6 +52,7 @@ __all__ = [
     "count_nonzero",
     "described",
     "device_of",
+    "documents",
     "function_of",
     "in_dtype",
     "in_mode",

@@ -1,0 +1,102 @@
+"""What stays of stored tensors whose slices leave, read and written a piece at a time.
+
+Law: what stays has the bytes that it had, whatever the dtype; no more than a piece of one tensor is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_json
+from secateur.checkpoints.reading import Checkpoint
+from secateur.support import printable
+
+__all__ = ["Compared", "Cuts", "index_text", "nbytes_of_cut", "pieces_of_cut", "rows_of", "shape_of_cut", "write_bytes"]
+
+PIECE = 1 << 24  # bytes of a tensor that are read at a time
+Cuts = Mapping[int, npt.NDArray[np.int64]]
+"""Which indices stay, ascending, of each dimension that becomes smaller."""
+
+
+def shape_of_cut(entry: TensorEntry, cuts: Cuts) -> tuple[int, ...]:
+    return tuple(len(cuts[at]) if at in cuts else size for at, size in enumerate(entry.shape))
+
+
+def nbytes_of_cut(entry: TensorEntry, shape: tuple[int, ...]) -> int:
+    return entry.nbytes if shape == entry.shape else entry.nbytes // entry.numel * math.prod(shape)
+
+
+def pieces_of_cut(checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, *, as_rows: bool = False) -> Iterator[Tensor]:
+    """What stays of one tensor, some rows at a time; of one that stays whole its bytes, unless rows are asked for."""
+    if not cuts and not as_rows:
+        for start in range(0, entry.nbytes, PIECE):
+            yield checkpoint.raw(entry.name, start, min(start + PIECE, entry.nbytes))
+        return
+    first = 0
+    for piece in rows_of(checkpoint, entry, max(1, PIECE // max(1, entry.nbytes // entry.shape[0]))):
+        last = first + len(piece)
+        for at, indices in cuts.items():
+            if at == 0:
+                low, high = np.searchsorted(indices, [first, last])
+                indices = indices[low:high] - first
+            piece = piece.index_select(at, torch.from_numpy(indices))
+        yield piece
+        first = last
+
+
+def rows_of(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[Tensor]:
+    """A tensor in blocks of so many rows."""
+    dtype = entry.torch_dtype
+    if dtype is None:
+        where = f"{printable(entry.name)} in {entry.path}"
+        raise CheckpointError(f"{where} is {entry.dtype}, which this torch cannot read; save it in another.")
+    row = entry.nbytes // entry.shape[0]
+    for first in range(0, entry.shape[0], count):
+        last = min(first + count, entry.shape[0])
+        yield checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
+
+
+def write_bytes(written: BinaryIO, data: Tensor) -> None:
+    """The bytes of a tensor."""
+    view = data.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    while view:
+        view = view[written.write(view) :]
+
+
+def index_text(checkpoint: Checkpoint, nbytes: int, parameters: int) -> str:
+    """The index of a sharded checkpoint, with new totals where it says any."""
+    assert checkpoint.index is not None
+    index = read_json(checkpoint.index)
+    metadata = index.get("metadata")
+    if isinstance(metadata, dict):
+        for key, value in (("total_size", nbytes), ("total_parameters", parameters)):
+            if key in metadata:
+                metadata[key] = value
+    return json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+
+
+class Compared:
+    """A file to write to that compares what would be written with the bytes of a tensor that stands there."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str) -> None:
+        self.checkpoint, self.name, self.at, self.same = checkpoint, name, 0, True
+
+    def write(self, data: memoryview) -> int:
+        end = min(self.at + len(data), self.checkpoint.entries[self.name].nbytes)
+        there = self.checkpoint.raw(self.name, self.at, end).numpy().data
+        self.same = self.same and there == data
+        self.at += len(data)
+        return len(data)
+
+    @property
+    def all_of_it(self) -> bool:
+        """Whether all bytes were compared, and are the same."""
+        return self.same and self.at == self.checkpoint.entries[self.name].nbytes

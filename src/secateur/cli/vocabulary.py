@@ -1,0 +1,95 @@
+"""``secateur vocabulary``: tokens leave a directory's tokenizer, and their rows its tensors.
+
+Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from secateur.cli.options import DryRun, Report
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, command_line, show, terminable
+
+__all__ = ["vocabulary"]
+
+
+def vocabulary(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="A Hugging Face directory with its tokenizer; none of its code is run."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="The directory to write. Must not exist.", show_default=False)
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text, .txt or .jsonl: tokens that it does not have leave. Repeatable."),
+    ] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep this many tokens, those that the text has most often.")
+    ] = None,
+    cover: Annotated[
+        float | None,
+        typer.Option(metavar="SHARE", help="Keep this share of the text's tokens, such as 0.9999: the rarest leave."),
+    ] = None,
+    script: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Tokens with letters of other scripts leave, such as Latin. Repeatable."),
+    ] = None,
+    multiple: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep more until their number is a multiple of this.")
+    ] = None,
+    field: Annotated[str, typer.Option(metavar="NAME", help="Of the records in .jsonl that holds the text.")] = "text",
+    dry_run: DryRun = False,
+    report: Report = None,
+) -> None:
+    """Take the tokens that a text does not need out of a model and its tokenizer.
+
+    Their rows leave the embedding, the head and what else counts tokens; tokenizer, configurations and special tokens
+    follow, and from_pretrained loads all of OUT. A text whose tokens all stay is read as before, under new numbers, and
+    its hidden states are the same bit for bit: that is proved on the text and on random Unicode, in each run.
+
+    Added and special tokens, those of chat templates, bytes and single letters stay. Without a text the tokenizer's own
+    order says what is rare. At least one of --data, --keep and --script says what may leave.
+    """
+    with clear_errors(), terminable():
+        page = page_at(report)
+        if out is None and not dry_run:
+            raise ValueError("give --out OUT, the directory to write; or --dry-run, to see what would leave.")
+        asked: dict[str, Any] = {
+            "out": out,
+            "data": [str(path) for path in data or ()] or None,
+            "keep": keep,
+            "cover": cover,
+            "script": script,
+            "multiple": multiple,
+            "field": field if field != "text" else None,
+            "dry_run": dry_run,
+        }
+        from secateur.cli.printing.vocabulary import shrunken_parts, shrunken_sheets
+        from secateur.support import documents
+        from secateur.vocabulary import shrink_vocabulary_checkpoint
+
+        for path in data or ():
+            documents.checked_kind(path)
+        done = shrink_vocabulary_checkpoint(
+            directory,
+            None if dry_run else out,
+            (text for path in data for text in documents.read_documents(path, field)) if data else None,
+            keep=keep,
+            cover=cover,
+            script=script,
+            multiple=multiple,
+            arguments={"command": command_line("vocabulary", directory, **asked)},
+        )
+        show(shrunken_parts(done))
+        page.write(
+            f"{directory}, its vocabulary",
+            "vocabulary",
+            [directory],
+            asked,
+            shrunken_parts(done),
+            lambda: shrunken_sheets(done),
+        )

@@ -1,0 +1,191 @@
+"""Which dimensions of a model's tensors count tokens: those that grow where the configuration says more tokens.
+
+Law: no table of names and no equal length decides it. A model of the same class is built without weights for a longer
+vocabulary, and what became longer by as much is the vocabulary's, in the embedding, the head, a bias or a buffer.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.support import unwrapped
+
+__all__ = ["Axes", "Place", "axes_of", "builder", "parts_of", "with_field"]
+
+Place = tuple[str, ...]
+_MORE = 128  # tokens; a multiple of what sizes are rounded to
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What counts tokens in a model.
+
+    Attributes:
+        rows: how many tokens the model knows.
+        places: the fields of the configuration that say so.
+        tensors: ``{name: dimension}`` of tensors, each under all of its names.
+        attributes: ``(module, attribute)`` of numbers that modules keep of it.
+        shapes: of all tensors of the model, by name.
+    """
+
+    rows: int
+    places: tuple[Place, ...]
+    tensors: Mapping[str, int]
+    attributes: tuple[tuple[str, str], ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+def axes_of(model: Any, build: Callable[[Any], nn.Module]) -> Axes:
+    """What counts tokens in a model; ``build(config)`` makes another one of a configuration, without weights.
+
+    Raises:
+        ValueError: no embedding of tokens, or no field of the configuration that says how many there are.
+
+    >>> from transformers import BertConfig, BertForMaskedLM
+    >>> config = BertConfig(vocab_size=48, hidden_size=48, num_hidden_layers=1, num_attention_heads=2)
+    >>> def build(config):
+    ...     with torch.device("meta"):
+    ...         return BertForMaskedLM(config)
+    >>> found = axes_of(build(config), build)
+    >>> found.places, sorted(found.tensors.items())[:2]
+    ((('vocab_size',),), [('bert.embeddings.word_embeddings.weight', 0), ('cls.predictions.bias', 0)])
+    """
+    name = type(model).__name__
+    embedding = embedding_of(model)
+    rows = embedding.shape[0]
+    mine = _tensors(model)
+    heads = {"input": _names_of(mine, embedding)}
+    output = getattr(_asked(model, "get_output_embeddings"), "weight", None)
+    if isinstance(output, Tensor) and output.shape[:1] == (rows,):
+        heads["output"] = _names_of(mine, output)
+    tried: dict[Place, nn.Module] = {}
+    for place, value in _integers(model.config):
+        if value == rows:
+            grown = _built(model.config, [place], rows + _MORE, build)
+            if grown is not None and any(_grew(mine, grown, names) for names in heads.values()):
+                tried[place] = grown
+    places = list(tried)
+    grown = tried[places[0]] if len(places) == 1 else None
+    if grown is None or not all(_grew(mine, grown, names) for names in heads.values()):
+        named = [place for place, value in _integers(model.config) if value == rows and "vocab" in place[-1]]
+        places = list(dict.fromkeys([*places, *named]))
+        grown = _built(model.config, places, rows + _MORE, build)
+    if not places or grown is None or not all(_grew(mine, grown, names) for names in heads.values()):
+        raise ValueError(
+            f"no field of {name}'s configuration says that it knows {rows:,} tokens, so none can say that they are "
+            "fewer; resize_token_embeddings, or a configuration that says it, comes first."
+        )
+    theirs = _tensors(grown)
+    if mine.keys() != theirs.keys():
+        raise ValueError(f"{name} has other tensors where its vocabulary is longer; none is left out of it.")
+    tensors: dict[str, int] = {}
+    for key, tensor in mine.items():
+        dims = [at for at, (one, other) in enumerate(zip(tensor.shape, theirs[key].shape, strict=True)) if one != other]
+        if not dims:
+            continue
+        (at, *others) = dims
+        if others or theirs[key].shape[at] != rows + _MORE or tensor.shape[at] != rows:
+            raise ValueError(
+                f"{key} of {name} has shape {tuple(tensor.shape)}, and {tuple(theirs[key].shape)} for {_MORE} tokens "
+                "more: which of its entries is which token's is not known."
+            )
+        tensors[key] = at
+    return Axes(
+        rows,
+        tuple(places),
+        tensors,
+        tuple(_grown_numbers(model, grown, rows)),
+        {key: tuple(tensor.shape) for key, tensor in mine.items()},
+    )
+
+
+def embedding_of(model: Any) -> Tensor:
+    """The rows of tokens that a model begins with."""
+    found = getattr(_asked(model, "get_input_embeddings"), "weight", None)
+    if not isinstance(found, Tensor) or found.dim() != 2 or not hasattr(model, "config"):
+        raise ValueError(
+            f"{type(model).__name__} says of no embedding that tokens enter by it, as models of transformers do with "
+            "get_input_embeddings; pass the part of it that is one."
+        )
+    return found
+
+
+def _asked(model: Any, method: str) -> Any:
+    try:
+        return getattr(model, method)()
+    except (AttributeError, NotImplementedError, TypeError):  # a model of none
+        return None
+
+
+def _names_of(tensors: Mapping[str, Tensor], tensor: Tensor) -> list[str]:
+    return [name for name, each in tensors.items() if each is tensor]
+
+
+def _grew(mine: Mapping[str, Tensor], grown: nn.Module, names: Sequence[str]) -> bool:
+    theirs = _tensors(grown)
+    return all(
+        name in theirs and theirs[name].shape == (mine[name].shape[0] + _MORE, *mine[name].shape[1:]) for name in names
+    )
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, under each of their names."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return dict(named)
+
+
+def parts_of(config: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """A configuration and those inside of it, each with where it is."""
+    yield place, config
+    for key, value in vars(config).items():
+        if hasattr(value, "to_dict") and hasattr(value, "model_type") and not key.startswith("_"):
+            yield from parts_of(value, (*place, key))
+
+
+def _integers(config: Any) -> Iterator[tuple[Place, int]]:
+    for place, part in parts_of(config):
+        for key, value in vars(part).items():
+            if type(value) is int and not key.startswith("_"):
+                yield (*place, key), value
+
+
+def with_field(config: Any, place: Place, value: Any) -> None:
+    """Sets a field of a configuration, or of one inside of it."""
+    for key in place[:-1]:
+        config = getattr(config, key)
+    setattr(config, place[-1], value)
+
+
+def _built(config: Any, places: Sequence[Place], value: int, build: Callable[[Any], nn.Module]) -> nn.Module | None:
+    changed = copy.deepcopy(config)
+    try:
+        for place in places:
+            with_field(changed, place, value)
+        return build(changed)
+    except Exception:  # whatever a configuration or a model raises for values that do not fit each other
+        return None
+
+
+def _grown_numbers(model: nn.Module, grown: nn.Module, rows: int) -> Iterator[tuple[str, str]]:
+    theirs = dict(grown.named_modules())
+    for path, module in unwrapped(model).named_modules():
+        if path in theirs:
+            for key, value in vars(module).items():
+                if type(value) is int and value == rows and vars(theirs[path]).get(key) == rows + _MORE:
+                    yield path, key
+
+
+def builder(kind: Callable[[Any], nn.Module]) -> Callable[[Any], nn.Module]:
+    """Models of a class on the meta device."""
+
+    def build(config: Any) -> nn.Module:
+        with torch.device("meta"):
+            return kind(config)
+
+    return build

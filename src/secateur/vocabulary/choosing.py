@@ -1,0 +1,170 @@
+"""Which tokens stay: all that are needed, and of the others those that a text has most often.
+
+Law: what a token that stays is made of stays as well; the rarest leaves first, of equals the one with the highest
+number; as many stay as were asked for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from secateur.vocabulary.scripts import check_scripts, is_of
+from secateur.vocabulary.tokens import Ids, Tokens
+
+__all__ = ["Asked", "asked", "choose"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which tokens shall stay.
+
+    Attributes:
+        keep: how many at most; None for no limit.
+        cover: the share of the text's tokens that stays; None for all.
+        scripts: those that the letters of tokens are of; empty for all.
+        multiple: what the number of tokens is a multiple of.
+    """
+
+    keep: int | None = None
+    cover: float | None = None
+    scripts: frozenset[str] = frozenset()
+    multiple: int = 1
+
+
+def asked(
+    keep: int | None = None,
+    cover: float | None = None,
+    script: str | Iterable[str] | None = None,
+    multiple: int | None = None,
+    *,
+    with_text: bool,
+) -> Asked:
+    """What was asked for, checked.
+
+    Raises:
+        ValueError: a number out of range, a script that there is none, or nothing that says which tokens leave.
+
+    >>> asked(cover=1.5, with_text=True)
+    Traceback (most recent call last):
+    ValueError: cover must be in (0, 1], not 1.5: the share of the text's tokens that stays.
+    """
+    if keep is not None and (type(keep) is not int or keep < 1):
+        raise ValueError(f"keep must be at least 1, not {keep}: how many tokens stay.")
+    if cover is not None and not 0 < cover <= 1:
+        raise ValueError(f"cover must be in (0, 1], not {cover}: the share of the text's tokens that stays.")
+    if multiple is not None and (type(multiple) is not int or multiple < 1):
+        raise ValueError(f"multiple must be at least 1, not {multiple}.")
+    scripts = check_scripts([script] if isinstance(script, str) else script or ())
+    if cover is not None and not with_text:
+        raise ValueError("cover is the share of a text's tokens that stays: give the text as well.")
+    if not with_text and keep is None and not scripts:
+        raise ValueError("nothing says which tokens may leave: give a text, how many to keep, or a script.")
+    return Asked(keep, cover, scripts, multiple or 1)
+
+
+def choose(
+    tokens: Tokens, counts: npt.NDArray[np.int64] | None, asked: Asked, needed: Collection[int], rows: int
+) -> Ids:
+    """The numbers of the tokens that stay, ascending.
+
+    Args:
+        tokens: those that there are.
+        counts: how often a text has each; None without one, and then the tokenizer's own order says what is rare.
+        asked: what shall stay.
+        needed: numbers that stay whatever was asked, perhaps of no token.
+        rows: how many numbers the model knows.
+
+    Raises:
+        ValueError: more has to stay than was asked for.
+    """
+    numbers = {number for number in tokens.model.values() if number < rows}
+    opened = tokens.open_pieces() - set(needed)
+    fixed = set(needed) | (tokens.needed() - opened)
+    characters = tokens.characters()
+    foreign = set(opened)
+    if asked.scripts:
+        texts = {number: tokens.text_of(token) for token, number in tokens.model.items()}
+        foreign |= {number for number in numbers if (text := texts[number]) is None or not is_of(text, asked.scripts)}
+    fixed |= characters if not tokens.says_unknown else characters - foreign
+    fixed -= opened - set(needed)
+    order = _leaving(tokens, counts, numbers, fixed, foreign)
+    whole = len(numbers | fixed)
+    leave = _how_many(order, counts, asked, whole, foreign)
+    while leave and (whole - leave) % asked.multiple:
+        leave -= 1
+    left = {number for number, _ in order[:leave]}
+    return np.array(sorted((numbers | fixed) - left), dtype=np.int64)
+
+
+def _leaving(
+    tokens: Tokens,
+    counts: npt.NDArray[np.int64] | None,
+    numbers: Collection[int],
+    fixed: Collection[int],
+    foreign: Collection[int],
+) -> list[tuple[int, int]]:
+    """All that may leave, in order, each with how often the text had it, or had what it had been part of.
+
+    Only what nothing else is made of leaves; what it was made of is then had as often more.
+    """
+    parents = tokens.parents(numbers)
+    children = dict.fromkeys(numbers, 0)
+    for number, parts in parents.items():
+        for part in set(parts):
+            children[part] = children.get(part, 0) + (part != number)
+    had = {number: 0 if counts is None else int(counts[number]) for number in numbers}
+    last = {number for number in foreign if number not in fixed}
+    ready = [
+        (number not in last, had[number], -number) for number in numbers if number not in fixed and not children[number]
+    ]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, count, minus = heapq.heappop(ready)
+        number = -minus
+        found.append((number, count))
+        parts = parents.get(number, ())
+        for part in parts:
+            had[part] = had.get(part, 0) + count
+        for part in {*parts} - {number}:
+            children[part] -= 1
+            if not children[part] and part in children and part not in fixed and part in had and part in numbers:
+                heapq.heappush(ready, (part not in last, had[part], -part))
+    return found
+
+
+def _how_many(
+    order: list[tuple[int, int]],
+    counts: npt.NDArray[np.int64] | None,
+    asked: Asked,
+    whole: int,
+    foreign: Collection[int],
+) -> int:
+    """How many of those in order leave."""
+    leave = 0
+    while leave < len(order) and order[leave][0] in foreign:
+        leave += 1
+    if counts is not None and (asked.keep is None or asked.cover is not None):
+        total = int(counts.sum()) - sum(int(counts[number]) for number, _ in order[:leave])
+        spare = 0 if asked.cover is None else int((1 - asked.cover) * total + 1e-9)
+        while leave < len(order):
+            number, had = order[leave]
+            if had and int(counts[number]) > spare:
+                break
+            if asked.cover is None and had:
+                break
+            spare -= int(counts[number])
+            leave += 1
+    if asked.keep is not None:
+        if whole - len(order) > asked.keep:
+            raise ValueError(
+                f"at least {whole - len(order):,} tokens have to stay, more than the {asked.keep:,} asked for: those "
+                f"that were added, those that are single letters or bytes, and what they are made of."
+            )
+        leave = max(leave, whole - asked.keep)
+    return leave

@@ -1,0 +1,355 @@
+"""A directory of which tokens leave: tokenizer, configurations, and the rows of tensors in shards.
+
+Law: every tensor that does not count tokens has the bytes that it had, every other the rows of the tokens that stay;
+no more than a piece of one is in memory, and the output appears under its name complete or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from secateur.checkpoints import (
+    RECORD,
+    Checkpoint,
+    CheckpointError,
+    Cuts,
+    check_arguments,
+    check_places,
+    copy_tree,
+    family_of,
+    index_text,
+    meta_model_of,
+    nbytes_of_cut,
+    new_directory,
+    open_checkpoint,
+    pieces_of_cut,
+    previous_record,
+    record_text,
+    shape_of_cut,
+    write_bytes,
+    write_header,
+)
+from secateur.support import printable, track
+from secateur.vocabulary.axes import Axes, axes_of, builder
+from secateur.vocabulary.choosing import asked
+from secateur.vocabulary.files import by_transformers, left_out, model_folder, needed_in, read_tokens, rewritten
+from secateur.vocabulary.outcome import ShrunkVocabulary
+from secateur.vocabulary.planning import Planned, planned, positions_begin_behind
+from secateur.vocabulary.proof import agree
+from secateur.vocabulary.tokens import Ids, Tokens
+
+__all__ = ["FORMAT", "KEPT", "Source", "cuts_of", "shrink_vocabulary_checkpoint", "source_of"]
+
+KEPT = "vocabulary.json"
+FORMAT = "secateur vocabulary"
+_TRIED = 500  # texts of each kind that transformers' tokenizers are compared on
+
+
+@dataclass(frozen=True)
+class Source:
+    """A directory as it is.
+
+    Attributes:
+        root: the directory.
+        checkpoint: of the model's folder, the same or one in it.
+        model: on the meta device.
+        axes: what counts tokens in the model.
+        names: the model's name of each tensor in the files that counts tokens.
+        tokens: of its tokenizer.
+        left_whole: tensors in the files that are as long and no part of the model.
+    """
+
+    root: Path
+    checkpoint: Checkpoint
+    model: Any
+    axes: Axes
+    names: Mapping[str, str]
+    tokens: Tokens
+    left_whole: tuple[str, ...]
+
+    def needed(self) -> set[int]:
+        """The numbers that stay whatever is asked: those that a configuration or a template names."""
+        found = needed_in(self.checkpoint.root, self.tokens, self.model.config, self.axes)
+        padding = getattr(self.model.config, "pad_token_id", None)
+        return found | positions_begin_behind(self.model, self.axes, padding)
+
+    def rewritten(self, order: Ids) -> dict[Path, str | None]:
+        """What files say once tokens have left, by their relative paths."""
+        place = self.checkpoint.root.relative_to(self.root)
+        found = rewritten(self.checkpoint, self.tokens, order, self.model.config, self.axes)
+        return {place / path: text for path, text in found.items()}
+
+
+def source_of(root: Path) -> Source:
+    """A directory, read as far as its headers.
+
+    Raises:
+        CheckpointError: it is damaged, has no tokenizer that can be rewritten, or is not what its configuration says.
+    """
+    folder = model_folder(root)
+    checkpoint = open_checkpoint(folder)
+    tokens = read_tokens(folder)
+    model: Any = meta_model_of(checkpoint)
+    kind, _ = family_of(checkpoint)
+    try:
+        axes = axes_of(model, builder(kind))
+    except ValueError as error:
+        raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
+    names, left_whole = _named_in_files(checkpoint, model, axes)
+    return Source(root, checkpoint, model, axes, names, tokens, left_whole)
+
+
+def shrink_vocabulary_checkpoint(
+    source: Path | str,
+    out: Path | str | None,
+    texts: Iterable[str] | None = None,
+    *,
+    keep: int | None = None,
+    cover: float | None = None,
+    script: str | Iterable[str] | None = None,
+    multiple: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> ShrunkVocabulary:
+    """Writes to ``out`` the model of a Hugging Face directory with fewer tokens; ``from_pretrained`` loads both its
+    model and its tokenizer.
+
+    Of a text whose old tokens all stay, the new ones are the old ones renamed, and so the hidden states are the same
+    bit for bit: the rows of the embedding are copied. So are those of the head; a logit may differ in its last bits,
+    where a product of fewer rows is summed in another order. Names of tensors, their order and dtypes, ``__metadata__``
+    and all other files stay; ``secateur.json`` and ``vocabulary.json``, the old number of each new one, are added.
+
+    Args:
+        source: a directory with ``config.json``, safetensors files and a tokenizer, sharded or not; or one of
+            sentence-transformers.
+        out: must not exist, nor lie inside ``source``. None: only say what would leave.
+        texts: documents, of which each is read once. Tokens that they do not have leave.
+        keep: how many tokens stay at most; with a text and no ``cover`` as many stay. Without a text the tokenizer's
+            own order says what is rare.
+        cover: the share of the text's tokens that stays, such as 0.9999: the rarest leave as well.
+        script: tokens with letters of others leave, such as all but ``"Latin"``; or several.
+        multiple: more tokens stay until their number is a multiple of this.
+        arguments: what ``secateur.json`` shall say of how this was called.
+
+    Raises:
+        CheckpointError: a damaged directory, a tokenizer of a form that is not known, or an ``out`` that cannot be.
+        ValueError: nothing would leave, more has to stay than was asked for, or a text would be read otherwise.
+        OSError: a full disk, a missing permission. Nothing is left under ``out`` in any case.
+
+    >>> import json, tempfile
+    >>> from transformers import BertConfig, BertModel
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "rose", "hedge", "##s"]
+    >>> sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    >>> BertModel(BertConfig(vocab_size=9, **sizes)).save_pretrained(folder / "whole")
+    >>> _ = (folder / "whole/vocab.txt").write_text("\\n".join(words))
+    >>> _ = (folder / "whole/tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    >>> shrink_vocabulary_checkpoint(folder / "whole", folder / "small", ["a rose", "roses"]).rows
+    (9, 8)
+    >>> BertModel.from_pretrained(folder / "small").config.vocab_size
+    8
+    """
+    started = time.monotonic()
+    wanted = asked(keep, cover, script, multiple, with_text=texts is not None)
+    root, out = Path(source), None if out is None else Path(out)
+    said = check_arguments(arguments)
+    check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
+    dense = source_of(root)
+    previous = previous_record(root)
+    if out is not None and out.exists():
+        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
+    plan = planned(dense.tokens, texts, wanted, dense.needed(), dense.axes.rows, str(dense.checkpoint.root))
+    done = _outcome(dense, plan, out, started)
+    if out is None:
+        return done
+    with new_directory(out) as temporary:
+        proof = _write(dense, plan, done, temporary, said, previous)
+    return replace(done, proof=proof, seconds=time.monotonic() - started)
+
+
+def cuts_of(dense: Source, order: Ids) -> dict[str, Cuts]:
+    """What stays of each tensor in the files that counts tokens."""
+    rows = order[order < dense.axes.rows]
+    return {name: {dense.axes.tensors[mine]: rows} for name, mine in dense.names.items()}
+
+
+def _named_in_files(checkpoint: Checkpoint, model: nn.Module, axes: Axes) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The model's name of each tensor in the files that counts tokens; and which are as long without being the model's.
+
+    As `from_pretrained` finds them: under their names, or with or without the prefix of the model inside; and where it
+    renames more than that, the one tensor whose name ends alike and that has the shape.
+    """
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    found: dict[str, str] = {}
+    unknown: list[str] = []
+    for name, entry in checkpoint.entries.items():
+        mine = next((each for each in (name, prefix + name, name.removeprefix(prefix)) if each in axes.shapes), None)
+        if mine is None:
+            unknown += [name] if axes.rows in entry.shape else []
+        elif mine in axes.tensors:
+            if entry.shape != axes.shapes[mine]:
+                raise CheckpointError(
+                    f"{entry.path}: {printable(name)} has shape {entry.shape}, in {type(model).__name__} as "
+                    f"config.json says it {axes.shapes[mine]}."
+                )
+            found[name] = mine
+    for names in _aliases(model, axes):
+        if not any(mine in names for mine in found.values()):
+            alike = [
+                (each, mine)
+                for mine in names
+                for each in unknown
+                if checkpoint.entries[each].shape == axes.shapes[mine] and each.split(".")[-2:] == mine.split(".")[-2:]
+            ]
+            if len({each for each, _ in alike}) != 1:
+                if _is_buffer(model, names[0]):  # that the model makes itself
+                    continue
+                raise CheckpointError(
+                    f"{checkpoint.root}: {names[0]} of {type(model).__name__}, which has a row for each token, is not "
+                    "in the files. Load the model and save it, so that names are those of this transformers."
+                )
+            found[alike[0][0]] = alike[0][1]
+            unknown.remove(alike[0][0])
+    for name in found:
+        if checkpoint.entries[name].torch_dtype is None:
+            raise CheckpointError(f"{printable(name)} is of a dtype that this torch cannot read; save it in another.")
+    return found, tuple(unknown)
+
+
+def _aliases(model: nn.Module, axes: Axes) -> Iterator[list[str]]:
+    """The names of each tensor that counts tokens."""
+    every: dict[int, list[str]] = {}
+    tensors = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    for name, tensor in tensors:
+        if name in axes.tensors:
+            every.setdefault(id(tensor), []).append(name)
+    yield from every.values()
+
+
+def _is_buffer(model: nn.Module, name: str) -> bool:
+    return name in dict(model.named_buffers())
+
+
+def _outcome(dense: Source, plan: Planned, out: Path | None, started: float) -> ShrunkVocabulary:
+    entries, cuts = dense.checkpoint.entries, cuts_of(dense, plan.order)
+    shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
+    files = dense.rewritten(plan.order)
+    place = dense.checkpoint.root.relative_to(dense.root)
+    config = json.loads(files[place / "config.json"] or "{}")
+    skipped = {path for path, text in files.items() if text is None} | left_out(dense.checkpoint, dense.root)
+    return ShrunkVocabulary(
+        plan.order,
+        dense.tokens.kind,
+        (dense.axes.rows, int((plan.order < dense.axes.rows).sum())),
+        (sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
+        (dense.checkpoint.nbytes, sum(nbytes_of_cut(each, shapes[each.name]) for each in entries.values())),
+        dict(_changes(dense.checkpoint.config, config)),
+        {name: next(iter(each)) for name, each in cuts.items()},
+        None if plan.counted is None else plan.counted.words,
+        None if plan.counted is None or plan.after is None else (plan.counted.tokens, plan.after),
+        plan.seen,
+        plan.unseen,
+        plan.proof,
+        time.monotonic() - started,
+        plan.counting,
+        plan.gone,
+        out,
+        tuple(sorted(skipped)),
+        dense.left_whole,
+    )
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in after.items():
+        old = before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            yield from _changes(old, value, f"{place}{key}.")
+        elif old != value:
+            yield f"{place}{key}", (old, value)
+
+
+def _write(
+    dense: Source,
+    plan: Planned,
+    done: ShrunkVocabulary,
+    target: Path,
+    said: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
+) -> str:
+    """The directory; returns on what the law was seen, in words."""
+    files = dense.rewritten(plan.order)
+    weights = {file.relative_to(dense.root) for file in dense.checkpoint.files}
+    for _ in track(copy_tree(dense.root, target, skip={*weights, *done.left_out, *files}), "copying"):
+        pass
+    for path, text in files.items():
+        if text is not None:
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            (target / path).write_text(text, "utf-8")
+    for _ in track(_slices(dense, target, plan.order), "slicing", total=len(dense.checkpoint.entries)):
+        pass
+    if dense.checkpoint.index is not None:
+        index = target / dense.checkpoint.index.relative_to(dense.root)
+        index.write_text(index_text(dense.checkpoint, done.nbytes[1], done.parameters[1]), "utf-8")
+    proof = f"{plan.proof}; {_by_transformers(dense, plan, target)}"
+    kept = {"format": FORMAT, "version": 1, "kept": [int(number) for number in plan.order]}
+    (target / KEPT).write_text(json.dumps(kept), "utf-8")
+    found = {
+        "tokens": {"from": done.rows[0], "to": done.rows[1]},
+        "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
+        "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
+        "shorter": {name: {"dimension": at} for name, at in done.tensors.items()},
+        "proof": proof,
+    }
+    (target / RECORD).write_text(record_text("vocabulary", found, arguments=said, previous=previous), "utf-8")
+    return proof
+
+
+def _slices(dense: Source, target: Path, order: Ids) -> Iterator[str]:
+    checkpoint, cuts = dense.checkpoint, cuts_of(dense, order)
+    for file in checkpoint.files:
+        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
+        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
+        tensors = {
+            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
+        }
+        path = target / file.relative_to(dense.root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb", buffering=0) as written:
+            write_header(written, tensors, checkpoint.metadata[file])
+            for entry in entries:
+                for piece in pieces_of_cut(checkpoint, entry, cuts.get(entry.name, {})):
+                    write_bytes(written, piece)
+                yield entry.name
+
+
+def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:
+    """The law, seen through the tokenizers that transformers loads of both directories.
+
+    Raises:
+        ValueError: it does not hold, or the new one cannot be loaded where the old one could.
+    """
+    place = dense.checkpoint.root.relative_to(dense.root)
+    try:
+        before = by_transformers(dense.checkpoint.root)
+    except CheckpointError:
+        return "transformers loads no tokenizer of the source"
+    try:
+        after = by_transformers(target / place)
+    except CheckpointError as error:
+        raise ValueError(f"transformers loads the source's tokenizer, and not the smaller one: {error}") from None
+    texts = [*([] if plan.counted is None else plan.counted.passages[:_TRIED]), *plan.random[:_TRIED]]
+    old = [np.array(each, dtype=np.int64) for each in before(texts, verbose=False)["input_ids"]]
+
+    def encode(some: Any) -> list[Ids]:
+        return [np.array(each, dtype=np.int64) for each in after(list(some), verbose=False)["input_ids"]]
+
+    right, _ = agree(texts, old, encode, plan.new, f"{dense.root}: what transformers makes")
+    return f"on {right:,} of {len(texts):,} as transformers loads both"

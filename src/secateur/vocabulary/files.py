@@ -1,0 +1,267 @@
+"""The files of a directory in which tokens have numbers, and what they say once tokens have left.
+
+Law: each file that is known to number tokens says the new numbers, one that cannot is left out by name, all others stay
+what they are; the same tokens that stay give the same bytes.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from secateur.checkpoints import NO_WEIGHTS, OTHER_WEIGHTS, Checkpoint, CheckpointError, files_below, read_json
+from secateur.support import printable
+from secateur.vocabulary.axes import Axes, parts_of
+from secateur.vocabulary.ids import numbers_in, renumbered
+from secateur.vocabulary.templates import templates_in, words_of
+from secateur.vocabulary.tokens import Ids, Tokens
+
+__all__ = [
+    "by_class",
+    "by_transformers",
+    "changed_config",
+    "left_out",
+    "model_folder",
+    "needed_in",
+    "of_tokenizer",
+    "read_tokens",
+    "rewritten",
+]
+
+TOKENIZER = "tokenizer.json"
+_CONFIGURED = ("generation_config.json", "processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+_SPELLED = (".model", ".spm", ".tiktoken")  # tokenizers in forms that are not written here
+_NAMED = ("tekken.json", "plan.json")
+_BY_NUMBER = ("WordEmbeddings", "BoW", "WordWeights", "StaticEmbedding", "SpladePooling", "SparseStaticEmbedding")
+
+
+def model_folder(root: Path) -> Path:
+    """Where the model lies: in the directory itself, or where sentence-transformers' ``modules.json`` says.
+
+    Raises:
+        CheckpointError: a module of it numbers tokens in a way of its own.
+    """
+    path = root / "modules.json"
+    if not path.is_file():
+        return root
+    try:
+        modules = json.loads(path.read_text("utf-8"))
+        found = [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in modules]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CheckpointError(f"{path}: damaged: not a list of modules, each with a type and a path.") from None
+    for kind, _ in found:
+        if kind in _BY_NUMBER:
+            raise CheckpointError(f"{path}: {printable(kind)} numbers tokens in a way that is not known here.")
+    for kind, place in found:
+        folder = (root / place).resolve()
+        if kind.endswith("Transformer"):
+            if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
+                raise CheckpointError(f"{path}: {printable(place)} is no folder in it.")
+            return root / place
+    return root
+
+
+def read_tokens(folder: Path) -> Tokens:
+    """The tokens of the tokenizer in a directory.
+
+    Raises:
+        CheckpointError: there is none in a form that can be rewritten.
+    """
+    path = folder / TOKENIZER
+    try:
+        if path.is_file():
+            return Tokens.of(read_json(path), str(path))
+        if (folder / "vocab.txt").is_file() or (folder / "vocab.json").is_file():
+            backend = getattr(by_transformers(folder), "backend_tokenizer", None)
+            if backend is not None:
+                return Tokens.of(json.loads(backend.to_str()), f"{folder}: its tokenizer")
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    raise CheckpointError(
+        f"{folder}: has no {TOKENIZER}, and no vocabulary of which transformers makes one. Where it can, "
+        f"AutoTokenizer.from_pretrained(...).save_pretrained(...) writes it; put it here first."
+    )
+
+
+def by_transformers(folder: Path) -> Any:
+    """The tokenizer as transformers loads it, without code of the directory.
+
+    Raises:
+        CheckpointError: it cannot.
+    """
+    from transformers import AutoTokenizer
+
+    return by_class(AutoTokenizer, folder)
+
+
+def by_class(kind: Any, folder: Path) -> Any:
+    """The tokenizer as a class of transformers loads it; raises what `by_transformers` does."""
+    try:
+        return kind.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # what its many kinds of tokenizers raise, and panics of what is written in Rust
+        why = printable(" ".join(str(error).split()) or type(error).__name__, 150)
+        raise CheckpointError(f"{folder}: no tokenizer that transformers loads without code ({why}).") from None
+
+
+def needed_in(folder: Path, tokens: Tokens, config: Any, axes: Axes) -> set[int]:
+    """The numbers of tokens that configurations and chat templates name."""
+    found: set[int] = set()
+    for values in _effective(config, axes).values():
+        found |= numbers_in(values)
+    configured = {name: read_json(folder / name) for name in _CONFIGURED if (folder / name).is_file()}
+    for name in _CONFIGURED[:-1]:
+        found |= numbers_in(configured.get(name, {}))
+    found = {number for number in found if 0 <= number < axes.rows}
+    every = {**tokens.model, **tokens.added}
+    told = configured.get("tokenizer_config.json", {})
+    named = folder / "special_tokens_map.json"
+    for values in (told, read_json(named) if named.is_file() else {}):
+        found |= {every[each] for each in _special(values) if each in every}
+    for words in words_of(templates_in(folder, told)):
+        found.update(tokens.backend.encode(words, add_special_tokens=False).ids)
+    return found
+
+
+def _special(values: Mapping[str, Any]) -> Iterator[str]:
+    """The tokens that a tokenizer's configuration names as special."""
+    for key, value in values.items():
+        if key.endswith(("_token", "special_tokens", "_tokens")):
+            several = value.values() if isinstance(value, Mapping) and "content" not in value else value
+            for each in several if not isinstance(value, str | Mapping) or several is not value else [value]:
+                if isinstance(each, Mapping):
+                    each = each.get("content")
+                if isinstance(each, str):
+                    yield each
+
+
+def _effective(config: Any, axes: Axes) -> dict[tuple[str, ...], dict[str, Any]]:
+    """What a configuration holds, with what its class adds, of the parts in which tokens have the tokenizer's numbers:
+    those that say how many there are, and those around them."""
+    around = {place[:at] for place in axes.places for at in range(len(place))}
+    inside = {place for place, _ in parts_of(config)}
+    found = {}
+    for place, part in parts_of(config):
+        if place in around:
+            values = part.to_dict()
+            found[place] = {key: value for key, value in values.items() if (*place, key) not in inside}
+    return found
+
+
+def changed_config(values: Mapping[str, Any], config: Any, axes: Axes, new: Mapping[int, int], size: int) -> Any:
+    """``config.json`` with the new numbers, also of fields that it leaves to its class, and how many there are."""
+    found = copy.deepcopy(dict(values))
+    for place, effective in _effective(config, axes).items():
+        part = found
+        for key in place:
+            part = part.setdefault(key, {})
+        inside = {each[len(place)] for each, _ in parts_of(config) if each[: len(place)] == place != each}
+        part.update(renumbered({key: value for key, value in part.items() if key not in inside}, new))
+        for key, value in effective.items():
+            if key not in part and renumbered({key: value}, new) != {key: value}:
+                part[key] = renumbered({key: value}, new)[key]
+        if part.get("vocab_size") == axes.rows:
+            part["vocab_size"] = size
+    for place in axes.places:
+        part = found
+        for key in place[:-1]:
+            part = part.setdefault(key, {})
+        part[place[-1]] = size
+    return found
+
+
+def rewritten(checkpoint: Checkpoint, tokens: Tokens, order: Ids, config: Any, axes: Axes) -> dict[Path, str | None]:
+    """What files say once tokens have left, by their relative paths from the model's folder; None of one that is left
+    out, as it says the old numbers in a form that is not written here."""
+    new = {int(old): at for at, old in enumerate(order)}
+    size = int((order < axes.rows).sum())
+    changed = _text(changed_config(checkpoint.config, config, axes, new, size))
+    return {Path("config.json"): changed, **of_tokenizer(checkpoint.root, tokens, order)}
+
+
+def of_tokenizer(folder: Path, tokens: Tokens, order: Ids) -> dict[Path, str | None]:
+    """The same of the files beside ``config.json``."""
+    new = {int(old): at for at, old in enumerate(order)}
+    found: dict[Path, str | None] = {}
+    if (folder / TOKENIZER).is_file():
+        found[Path(TOKENIZER)] = _as_before(tokens.pruned(order), folder / TOKENIZER)
+    for name in _CONFIGURED:
+        if (folder / name).is_file():
+            values = read_json(folder / name)
+            changed = renumbered(values, new)
+            if changed != values:
+                found[Path(name)] = _text(changed)
+    if (folder / "added_tokens.json").is_file():
+        values = read_json(folder / "added_tokens.json")
+        found[Path("added_tokens.json")] = _text({token: new.get(number, number) for token, number in values.items()})
+    left = {token: new[number] for token, number in tokens.model.items() if number in new}
+    for name, change in (("vocab.txt", _lines), ("vocab.json", _table), ("merges.txt", _pairs)):
+        if (folder / name).is_file():
+            found[Path(name)] = change(folder / name, tokens, left)
+    for path in folder.iterdir():
+        if path.suffix in _SPELLED or path.name in _NAMED:
+            found[Path(path.name)] = None
+    return found
+
+
+def left_out(checkpoint: Checkpoint, root: Path) -> set[Path]:
+    """Files below the root that hold the weights in other forms."""
+    weights = {file.relative_to(root) for file in checkpoint.files}
+    return {
+        path
+        for path in files_below(root)
+        if path.suffix in OTHER_WEIGHTS and path not in weights and path.name not in NO_WEIGHTS
+    }
+
+
+def _text(values: Any) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _as_before(values: Any, path: Path) -> str:
+    """As JSON, in lines if it was."""
+    with open(path, "rb") as file:
+        in_lines = b"\n" in file.read(100).strip()
+    if in_lines:
+        return json.dumps(values, indent=2, ensure_ascii=False)
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
+def _lines(path: Path, tokens: Tokens, left: Mapping[str, int]) -> str | None:
+    """``vocab.txt``: the token of each number on a line."""
+    lines = [line.removesuffix("\r") for line in _read(path).split("\n")]
+    if any(number >= len(lines) or lines[number] != token for token, number in tokens.model.items()):
+        return None
+    return "".join(f"{token}\n" for token in sorted(left, key=left.__getitem__))
+
+
+def _table(path: Path, tokens: Tokens, left: Mapping[str, int]) -> str | None:
+    """``vocab.json``: ``{token: number}``."""
+    values = read_json(path)
+    every = {**tokens.model, **tokens.added}
+    if any(every.get(token) != number for token, number in values.items()):
+        return None
+    return json.dumps({token: left[token] for token in values if token in left}, ensure_ascii=False)
+
+
+def _pairs(path: Path, tokens: Tokens, left: Mapping[str, int]) -> str | None:
+    """``merges.txt``: two tokens a line."""
+    lines = _read(path).split("\n")
+    head = [line for line in lines[:1] if line.startswith("#version")]
+    pairs = [tuple(line.removesuffix("\r").split(" ")) for line in lines[len(head) :] if line.strip()]
+    if tokens.kind != "BPE" or pairs != list(tokens.merges.pairs):
+        return None
+    return "".join(f"{line}\n" for line in [*head, *(" ".join(pair) for pair in tokens.merges.left(left))])
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{path}: not UTF-8 text.") from None

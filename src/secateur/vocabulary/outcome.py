@@ -1,0 +1,126 @@
+"""What became of a vocabulary: plain numbers, and how they are printed.
+
+Law: what is said of unseen text was measured on text that was not counted; what was not measured is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from secateur.support import Part, Rows, bytes_text, percent, printable, table
+from secateur.vocabulary.tokens import Ids
+
+__all__ = ["ShrunkVocabulary", "Unseen", "vocabulary_parts"]
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """What the same choice made of nine tenths of the text does to the last tenth.
+
+    Attributes:
+        passages: how many there are, and of how many all tokens stay.
+        tokens: how many there are, and how many of them stay.
+        pieces: how many tokens there are in place of those that do not stay, where they are known.
+        unknown: how many became unknown.
+    """
+
+    passages: tuple[int, int]
+    tokens: tuple[int, int]
+    pieces: int
+    unknown: int
+
+
+@dataclass(frozen=True)
+class ShrunkVocabulary:
+    """What `shrink_vocabulary` and `shrink_vocabulary_checkpoint` did.
+
+    Attributes:
+        order: the old number of each new one.
+        kind: of the tokenizer: "BPE", "Unigram", "WordPiece" or "WordLevel".
+        rows: how many tokens the model knows, ``(before, after)``.
+        parameters, nbytes: ``(before, after)``, of the whole model.
+        fields: what changed in the configuration, ``{dotted name: (before, after)}``.
+        tensors: ``{name: dimension}`` of those that became shorter.
+        words: of the text, None without one.
+        tokens: of the text, ``(before, after)``.
+        seen: how many of the text's tokens stay.
+        unseen: what is to be expected of other text of its kind; None without text, or with too little of it.
+        proof: on what the law was seen, in words.
+        gone: tokens that the text has and that leave, the most frequent first, with how often.
+        out: the directory that was written, if one was.
+        left_out: files that say old numbers in other forms, and were not copied.
+        left_whole: tensors in the files that are as long and no part of the model.
+        seconds: wall time; ``counting`` of it for the text.
+    """
+
+    order: Ids
+    kind: str
+    rows: tuple[int, int]
+    parameters: tuple[int, int]
+    nbytes: tuple[int, int]
+    fields: Mapping[str, tuple[Any, Any]]
+    tensors: Mapping[str, int]
+    words: int | None
+    tokens: tuple[int, int] | None
+    seen: int | None
+    unseen: Unseen | None
+    proof: str
+    seconds: float
+    counting: float
+    gone: Mapping[str, int] = field(default_factory=dict)
+    out: Path | None = None
+    left_out: tuple[Path, ...] = ()
+    left_whole: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(each if isinstance(each, str) else table(*each) for each in vocabulary_parts(self))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShrunkVocabulary) and np.array_equal(self.order, other.order)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def vocabulary_parts(done: ShrunkVocabulary) -> Iterator[Part]:
+    """How many tokens stay, what that is worth, what it does to text, and on what it was proved."""
+    numbers = "{:,}".format
+    rows: list[tuple[str | None, ...]] = [
+        ("tokens", *map(numbers, done.rows), percent(done.rows[1] / done.rows[0])),
+        ("parameters", *map(numbers, done.parameters), percent(done.parameters[1] / done.parameters[0])),
+        ("bytes", *map(bytes_text, done.nbytes), percent(done.nbytes[1] / done.nbytes[0])),
+    ]
+    if done.words and done.tokens:
+        before, after = (count / done.words for count in done.tokens)
+        rows.append(("tokens a word", f"{before:.3f}", f"{after:.3f}", None))
+    yield Rows(("Total", ">before", ">after", ">left"), rows)
+    yield ""
+    yield f"The tokenizer's kind is {done.kind}. Shorter: {_some(list(done.tensors))}."
+    if done.tokens is not None and done.seen is not None:
+        yield f"Of the text's {done.tokens[0]:,} tokens, {percent(done.seen / done.tokens[0])} stay."
+    if done.unseen is not None:
+        yield from _unseen(done.unseen)
+    if done.gone:
+        most = ", ".join(f"{printable(token, 30)!r} {count:,}" for token, count in list(done.gone.items())[:6])
+        yield f"Most frequent of those that leave: {most}."
+    yield f"{done.proof[0].upper()}{done.proof[1:]}."
+
+
+def _unseen(found: Unseen) -> Iterator[str]:
+    (passages, whole), (tokens, same) = found.passages, found.tokens
+    yield (
+        f"Unseen text (a trial without the last tenth): {percent(whole / passages)} of {passages:,} passages are read "
+        f"as before, {percent(same / tokens)} of {tokens:,} tokens stay."
+    )
+    if tokens > same:
+        lost = tokens - same
+        yield f"The {lost:,} that do not become {found.pieces:,} smaller pieces; {found.unknown:,} become unknown."
+
+
+def _some(names: list[str], count: int = 3) -> str:
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return ", ".join(printable(name) for name in names[:count]) + more

@@ -1,0 +1,72 @@
+"""``secateur vocabulary``: what leaves is said, OUT is what the library writes, and what is wrong is one line."""
+
+import json
+
+import pytest
+
+from secateur.vocabulary import shrink_vocabulary_checkpoint
+from support.commands import fails, run
+from support.vocabularies import TEXT, model_of, wrapped
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "dense"
+    tokenizer = wrapped("byte level")
+    tokenizer.save_pretrained(folder)
+    model_of("tied", len(tokenizer)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.txt").write_text(TEXT[:500], "utf-8")
+    return tmp_path / "text.txt"
+
+
+def test_it_writes_what_the_library_writes(dense, text, tmp_path):
+    ended = run("vocabulary", dense, "--data", text, "--cover", "0.95", "--out", tmp_path / "out")
+    assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
+    done = shrink_vocabulary_checkpoint(dense, tmp_path / "same", [TEXT[:500]], cover=0.95)
+    for path in (tmp_path / "same").iterdir():
+        if path.name != "secateur.json":
+            assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+    assert f"tokens  {done.rows[0]}" in " ".join(ended.stdout.split()).replace("tokens ", "tokens  ")
+    assert "Proved on " in ended.stdout
+    assert f"Wrote {tmp_path / 'out'}; from_pretrained loads it" in ended.stdout
+    said = json.loads((tmp_path / "out/secateur.json").read_text())["arguments"]["command"]
+    assert said.endswith(f"--data {text} --cover 0.95")
+
+
+def test_several_texts_and_all_options(dense, text, tmp_path):
+    (tmp_path / "more.jsonl").write_text(json.dumps({"words": "hedges"}) + "\n")
+    more = ["--keep", "330", "--multiple", "16", "--script", "latin", "--script", "Han", "--field", "words"]
+    ended = run("vocabulary", dense, "--data", tmp_path / "more.jsonl", "--data", text, *more, "--dry-run")
+    assert ended.exit_code == 0, ended.output
+    assert "Nothing was written" in ended.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["more.jsonl", "text.txt"]
+
+
+def test_the_page_says_what_stdout_says(dense, text, tmp_path):
+    more = ["--cover", "0.8", "--dry-run", "--report", tmp_path / "page.html"]
+    ended = run("vocabulary", dense, "--data", text, *more)
+    assert ended.exit_code == 0, ended.output
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "Tokens of the text that leave" in page
+    assert "model.embed_tokens.weight" in page
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --out OUT"),
+        (["--dry-run"], "nothing says which tokens may leave"),
+        (["--dry-run", "--cover", "0.5"], "give the text as well"),
+        (["--dry-run", "--data", "gone.txt"], "gone.txt: no such file"),
+        (["--dry-run", "--keep", "3"], "have to stay, more than the 3 asked for"),
+        (["--dry-run", "--script", "Elvish"], "is no script"),
+        (["--out", "no/such", "--keep", "300"], "no such directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line(dense, options, message):
+    fails(run("vocabulary", dense, *options), message)

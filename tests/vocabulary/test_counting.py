@@ -1,0 +1,47 @@
+"""Every token of a text is counted once, and passages joined are the text."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secateur.vocabulary import counting
+from secateur.vocabulary.counting import count, encoded, passages
+from secateur.vocabulary.tokens import Tokens
+from support.vocabularies import TEXT, trained
+
+TOKENS = Tokens.of(json.loads(trained("byte level").to_str()))
+
+
+@given(st.text(st.sampled_from("ab \n\té"), max_size=400), st.integers(1, 50), st.integers(51, 90))
+def test_passages_are_the_text(text, short, long):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "PASSAGE", short)
+        patch.setattr(counting, "LONGEST", long)
+        found = list(passages(text))
+    assert "".join(found) == text
+    assert all(len(each) <= long for each in found)
+
+
+def test_counts_are_those_of_the_passages(monkeypatch):
+    monkeypatch.setattr(counting, "_AT_ONCE", 3)
+    found = count(TOKENS.backend, [TEXT, "", TEXT[:99]], TOKENS.size)
+    every = np.concatenate(encoded(TOKENS.backend, [*passages(TEXT), TEXT[:99]]))
+    assert np.array_equal(found.counts, np.bincount(every, minlength=TOKENS.size))
+    assert found.tokens == len(every)
+    assert found.words == len(TEXT.split()) + len(TEXT[:99].split())
+    assert "".join(found.passages) == TEXT + TEXT[:99]
+    assert np.array_equal(np.concatenate(found.ids), every)
+    monkeypatch.setattr(counting, "HELD", 300)
+    less = count(TOKENS.backend, [TEXT], TOKENS.size)
+    assert sum(map(len, less.passages)) <= 300
+    assert less.counts.sum() > sum(map(len, less.ids))
+
+
+def test_what_cannot_be_counted_is_said():
+    with pytest.raises(ValueError, match="no tokens: there is nothing to count"):
+        count(TOKENS.backend, [""], TOKENS.size)
+    with pytest.raises(TypeError, match="texts are strings, not bytes"):
+        count(TOKENS.backend, [b"a"], TOKENS.size)

@@ -1,0 +1,78 @@
+"""A plan is proved before anything changes, and says of unseen text what the same choice does to it."""
+
+import json
+
+import pytest
+
+from secateur.vocabulary import planning
+from secateur.vocabulary.axes import axes_of, builder
+from secateur.vocabulary.choosing import asked
+from secateur.vocabulary.planning import planned, positions_begin_behind
+from secateur.vocabulary.tokens import Tokens
+from support.vocabularies import KINDS, TEXT, model_of, trained
+
+MADE = {kind: Tokens.of(json.loads(trained(kind).to_str())) for kind in KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_plan_says_what_becomes_of_the_text(kind):
+    tokens = MADE[kind]
+    texts = [TEXT, "Hedges and roses.\n" * 40]
+    cover = asked(cover=0.95, with_text=True)
+    found = planned(tokens, texts, cover, set(), tokens.size, "it")
+    every = [tokens.backend.encode(text, add_special_tokens=False).ids for text in found.counted.passages]
+    assert found.counted.counts.sum() == sum(map(len, every))
+    after = [found.smaller.backend.encode(text, add_special_tokens=False).ids for text in found.counted.passages]
+    assert found.after == sum(map(len, after))
+    assert found.seen == sum(number in set(found.order) for ids in every for number in ids)
+    assert sum(found.gone.values()) <= found.counted.tokens - found.seen
+    assert list(found.gone.values()) == sorted(found.gone.values(), reverse=True)
+    assert found.proof.startswith("proved on ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_unseen_text_is_the_last_tenth(kind, monkeypatch):
+    monkeypatch.setattr("secateur.vocabulary.counting.PASSAGE", 1)
+    tokens = MADE[kind]
+    common = ["The rose and the hedge.\n"] * 18
+    found = planned(tokens, [*common, "The rose.\n", TEXT[:90]], asked(with_text=True), set(), tokens.size, "it").unseen
+    assert found.passages[0] == 2
+    assert found.passages[1] == 1
+    assert 0 < found.tokens[1] < found.tokens[0]
+    assert (found.unknown > 0) == (kind == "WordLevel")
+    assert (found.pieces > 0) == (kind != "WordLevel")
+    assert planned(tokens, ["The rose."], asked(with_text=True), set(), tokens.size, "it").unseen is None
+
+
+def test_what_would_be_read_otherwise_is_refused(monkeypatch):
+    tokens = MADE["byte level"]
+    whole = Tokens.pruned
+
+    def wrong(self, order):
+        values = whole(self, order)
+        vocabulary = values["model"]["vocab"]
+        vocabulary["a"], vocabulary["e"] = vocabulary["e"], vocabulary["a"]
+        return values
+
+    monkeypatch.setattr(Tokens, "pruned", wrong)
+    with pytest.raises(ValueError, match=r"it: the tokens of .* though each of them stays"):
+        planned(tokens, ["a hedge"], asked(with_text=True), set(), tokens.size, "it")
+    monkeypatch.setattr(planning, "agree", lambda texts, *_, **__: (0, [[] for _ in texts]))
+    with pytest.raises(ValueError, match=r"it: the pair .* would be read otherwise"):
+        planned(tokens, ["a hedge"], asked(with_text=True), set(), tokens.size, "it")
+
+
+def test_nothing_that_leaves_is_said():
+    tokens = MADE["WordLevel"]
+    with pytest.raises(ValueError, match=r"it: all .* tokens would stay"):
+        planned(tokens, None, asked(keep=999, with_text=False), set(), tokens.size, "it")
+
+
+def test_positions_that_are_counted_from_the_padding_keep_its_number():
+    for family, expected in [("roberta", {0, 1, 2}), ("bert", set()), ("tied", set())]:
+        model = model_of(family, 48)
+        model.config.pad_token_id = 3
+        model = type(model)(model.config)
+        axes = axes_of(model, builder(type(model)))
+        assert positions_begin_behind(model, axes, 3) == expected
+        assert positions_begin_behind(model, axes, None) == set()

@@ -1,0 +1,42 @@
+"""The law is seen where it holds, and told where it does not."""
+
+import json
+
+import numpy as np
+import pytest
+
+from secateur.vocabulary.proof import agree, encoding, random_texts, renaming
+from secateur.vocabulary.tokens import Tokens
+from support.vocabularies import trained
+
+TOKENS = Tokens.of(json.loads(trained("byte level").to_str()))
+ORDER = TOKENS.order([*range(300), *TOKENS.added.values()])
+NEW = renaming(ORDER, TOKENS.size)
+
+
+def test_texts_of_tokens_that_stay_are_counted():
+    texts = random_texts(TOKENS, ORDER, count=40)
+    assert len(texts) == 40
+    assert texts == random_texts(TOKENS, ORDER, count=40)
+    assert texts != random_texts(TOKENS, ORDER, count=40, seed=1)
+    ids = encoding(TOKENS.backend)(texts)
+    right, found = agree(texts, ids, encoding(Tokens.of(TOKENS.pruned(ORDER)).backend), NEW, "it")
+    assert 0 < right <= 40
+    assert right == sum((NEW[each] >= 0).all() for each in ids)
+    assert len(found) == 40
+
+
+def test_one_that_is_read_otherwise_is_told():
+    texts = ["a"]
+    ids = encoding(TOKENS.backend)(texts)
+    values = TOKENS.pruned(ORDER)
+    a, e = (values["model"]["vocab"][letter] for letter in "ae")
+    values["model"]["vocab"] |= {"a": e, "e": a}
+    with pytest.raises(ValueError, match="though each of them stays"):
+        agree(texts, ids, encoding(Tokens.of(values).backend), NEW, "it")
+    with pytest.raises(ValueError, match="beyond its own tokens"):
+        agree(texts, [np.array([10_000])], encoding(TOKENS.backend), NEW, "it")
+
+
+def test_a_renaming_is_of_all_numbers():
+    assert renaming(np.array([1, 5]), 3).tolist() == [-1, 0, -1, -1, -1, 1]
