@@ -6,40 +6,51 @@ from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
+from secateur.blockwise.observation import prepared
 from secateur.blockwise.outcome import OneShot
+from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank_and_world
-from secateur.blockwise.products import Met, Piece
+from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Rows, Tokens
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta
-from secateur.blockwise.slopes import slopes
+from secateur.blockwise.slopes import divergence, slopes
 from secateur.blockwise.targets import full_name
 from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
+    "AllMetError",
     "DirectoryWalk",
+    "Inputs",
     "Job",
     "Layer",
+    "Meeting",
     "Met",
     "OneShot",
+    "Pairs",
     "Piece",
     "Pruned",
+    "Rows",
     "Solved",
+    "Tokens",
     "Unfinished",
     "barrier",
     "blaming_config",
     "build_on_meta",
     "check_new",
     "digest",
+    "divergence",
     "family_of",
     "find_blocks",
     "full_name",
     "handed_out",
     "held_batches",
+    "is_turned",
     "of_the_first",
     "oneshot",
     "parameters_counted",
     "parts_of",
+    "prepared",
     "rank_and_world",
     "read_calibration",
     "slopes",

@@ -24,7 +24,7 @@ from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Product
 from secateur.blockwise.stages import Marks
 from secateur.evidence import CONVOLUTIONS, RECURRENT, Sums, in_range
 
-__all__ = ["Meeting", "Pairs"]
+__all__ = ["Meeting", "Pairs", "is_turned"]
 
 _AROUND = frozenset(["input_mean", "input_var"])
 _ADDITIONS = {
@@ -266,7 +266,7 @@ class Pairs(Products):
         """The sum that a tensor is, by its memory; the order of its tokens is that of this tensor from now on."""
         for tensor, group in reversed(self.now.following):
             if tensor.untyped_storage().data_ptr() == operand.untyped_storage().data_ptr():
-                turned = _is_turned(tensor, operand)
+                turned = is_turned(tensor, operand)
                 if turned is None:
                     return None
                 if turned:
@@ -275,7 +275,7 @@ class Pairs(Products):
         return None
 
 
-def _is_turned(tensor: Tensor, view: Tensor) -> bool | None:
+def is_turned(tensor: Tensor, view: Tensor) -> bool | None:
     """Whether a view has the first two dimensions the other way round; None where tokens lie in it some other way."""
     if view.numel() != tensor.numel() or not view.dim() or view.shape[-1] != tensor.shape[-1]:
         return None

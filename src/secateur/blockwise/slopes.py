@@ -1,4 +1,5 @@
-"""How far the outputs of a model move when those of a product move: squared slopes, from one backward pass a batch.
+"""How far the outputs of a model move when those of a product move: squared slopes, from one backward pass a batch; and
+how far they did, as a divergence.
 
 Law: the model is left as it is; padding does not count; what no slope reaches is not in what is given. Block by block
 it is the same to rounding, with the weights of one block in memory.
@@ -40,7 +41,7 @@ from secateur.support import (
     unwrapped,
 )
 
-__all__ = ["slopes", "slopes_by_block"]
+__all__ = ["divergence", "slopes", "slopes_by_block"]
 
 
 class _Slopes(Pairs):
@@ -261,10 +262,42 @@ def _filled(value: Any, tensors: Iterable[Tensor]) -> Any:
     return mapped(value, lambda _: next(left))
 
 
+def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[float, int]:
+    """How far outputs moved, summed over rows (tokens, examples), and how many rows these are; what ``½ eᵀ F e`` of the
+    slopes is near to: of logits the Kullback-Leibler divergence, of all else half of the squared change over the
+    variance.
+
+    Args:
+        before: the outputs of a model, whatever it returns.
+        after: of the same structure.
+        mask: (batch, sequence), True where a token is no padding.
+
+    >>> divergence(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [4.0]]))
+    (0.5, 2)
+    """
+    one, other = _logits(before), _logits(after)
+    if one is not None and other is not None:
+        p, q = (_rows(each, mask).float().log_softmax(-1) for each in (one, other))
+        return max(0.0, float((p.exp() * (p - q)).sum(dtype=torch.float64))), len(p)
+    total, count = 0.0, 0
+    for old, new in zip(tensors_in(_plain(before)), tensors_in(_plain(after)), strict=True):
+        if old.is_floating_point():
+            rows, change = _rows(old, mask).double(), (_rows(new, mask).double() - _rows(old, mask).double())
+            varied = float((rows - rows.mean(0)).square().sum()) or float(rows.square().sum()) or 1.0
+            total += len(rows) * float(change.square().sum()) / varied / 2
+            count = max(count, len(rows))
+    return total, count
+
+
+def _logits(outputs: Any) -> Tensor | None:
+    found = getattr(outputs, "logits", None)
+    return found if isinstance(found, Tensor) and found.dim() > 1 and found.shape[-1] > 1 else None
+
+
 def _score(outputs: Any, mask: Tensor | None) -> Tensor | None:
     """A sum over what is no padding whose gradient along the outputs is v; None where no output has one."""
-    logits = getattr(outputs, "logits", None)
-    if isinstance(logits, Tensor) and logits.dim() > 1 and logits.shape[-1] > 1 and logits.requires_grad:
+    logits = _logits(outputs)
+    if logits is not None and logits.requires_grad:
         flat = _rows(logits, mask).float()
         with torch.no_grad():
             drawn = torch.multinomial(flat.softmax(-1), 1)[:, 0]

@@ -1,4 +1,5 @@
-"""Which residual branches leave: those that change their stream least, or weigh least, and that the proof lets go.
+"""Which residual branches leave: those that the outputs miss least on real inputs, or without any those that change
+their stream least, or weigh least; of these, what the proof lets go.
 
 Law: of N branches ``ceil(share * N)`` leave, and one stays at least; of a branch that holds others these leave with it.
 """
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.coupling import Branch, Coupling, SameDraws
-from secateur.shrinking.plan import plan_without
+from secateur.shrinking.output_costs import OutputCosts, gone_with
 from secateur.shrinking.proof import right_branches
 from secateur.shrinking.scope import may_leave
 from secateur.support import in_mode, restored, run_example, seeded, tensors_of, track
@@ -93,12 +94,13 @@ def choose_branches(
     share: float,
     inputs: Sequence[Any],
     *,
-    score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]] = influences,
+    score: Callable[[nn.Module, Coupling, Sequence[Any]], Mapping[Branch, float]] | OutputCosts = influences,
     include: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
     verify: bool = True,
 ) -> tuple[list[Branch], dict[str, str]]:
     """The branches with the lowest scores, as many as the share says, and why others could not leave: ``{name: why}``.
+    Costs of outputs are no scores: what one branch costs depends on which others are gone.
 
     Raises:
         ValueError: there are not as many that can leave.
@@ -112,24 +114,24 @@ def choose_branches(
     target = min(math.ceil(share * len(every) - 1e-9), len(every) - 1)
     if not target:
         raise ValueError(f"{every[0].name} is the only residual branch of the model, and one stays at least.")
-    scores = score(model, coupling, inputs)
-    if wrong := [branch.name for branch in every if math.isnan(scores[branch])]:
+    scores = {} if isinstance(score, OutputCosts) else score(model, coupling, inputs)
+    if wrong := [branch.name for branch, value in scores.items() if math.isnan(value)]:
         raise ValueError(f"the score of the branch {wrong[0]} is NaN; mend the weights or the example first.")
     stayed = {
         branch.name: KEPT
         for branch in every
         if not may_leave({branch.name, *branch.modules, *branch.parameters}, include, exclude)
     }
-    ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores[each])
+    ranked = sorted((each for each in every if each.name not in stayed), key=lambda each: scores.get(each, 0.0))
     while True:
-        chosen: list[Branch] = []
-        for branch in ranked:
-            if branch not in _gone(chosen, every) and len(_gone([*chosen, branch], every)) <= target:
-                chosen.append(branch)
-        if len(_gone(chosen, every)) < target:
+        if isinstance(score, OutputCosts):
+            chosen = score.least(ranked, every, target)
+        else:
+            chosen = _lowest(ranked, every, target)
+        if len(gone_with(chosen, every)) < target:
             why = "".join(f"\n  {name}: {words}" for name, words in list(stayed.items())[:10])
             raise ValueError(
-                f"{len(_gone(chosen, every))} of the {len(every)} residual branches can leave, not {target}.{why}"
+                f"{len(gone_with(chosen, every))} of the {len(every)} residual branches can leave, not {target}.{why}"
             )
         if not verify:
             return chosen, stayed
@@ -140,7 +142,10 @@ def choose_branches(
         ranked = [branch for branch in ranked if branch not in wrong_ones]
 
 
-def _gone(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:
-    """The branches that have nothing left when these leave: they, and those within them."""
-    plan = plan_without(chosen)
-    return [branch for branch in every if plan.takes(branch)]
+def _lowest(ranked: Sequence[Branch], every: Sequence[Branch], target: int) -> list[Branch]:
+    """The first so many, each with those within it."""
+    chosen: list[Branch] = []
+    for branch in ranked:
+        if branch not in gone_with(chosen, every) and len(gone_with([*chosen, branch], every)) <= target:
+            chosen.append(branch)
+    return chosen

@@ -27,6 +27,8 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
+from secateur.shrinking.output_costs import OutputCosts
+from secateur.shrinking.patching import patch
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import tie_roles
@@ -34,7 +36,7 @@ from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts, text_of_parts
 from secateur.shrinking.without_data import warn_without_data
-from secateur.support import Forward, Undo, private, tensors_of, track
+from secateur.support import Forward, Undo, check_batches, private, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -50,6 +52,8 @@ class Shrunk:
         beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         branches: the residual branches that the model had.
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
+        patched: ``{name: share}`` of weights that take over what branches behind them added: how much of the squares of
+            what the stream lacks they make up for, on the calibration.
         coupling: the groups of channels of the model without the branches that left, and what is frozen, also by the
             proof.
         kept: which units stay, of the groups that lost some.
@@ -64,6 +68,7 @@ class Shrunk:
     beside: tuple[float, float]
     branches: Sequence[Branch] = field(repr=False)
     stayed: Mapping[str, str] = field(repr=False)
+    patched: Mapping[str, float] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -93,7 +98,7 @@ def shrink(
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
     branches: float = 0.0,
-    rank_branches: str = "influence",
+    rank_branches: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
     uniform: bool = False,
     verify: bool = True,
@@ -133,14 +138,16 @@ def shrink(
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
             by an ``attention_mask`` does not count. The criterion ranks only units that nothing is measured of: no
-            matrix in a block multiplies what they give.
-        repair: move what stays, too. Without batches it means nothing.
+            matrix in a block multiplies what they give. With ``branches`` they say which of these leave, too.
+        repair: move what stays, too: columns, and what branches added is merged into the weights before them. Without
+            batches it means nothing.
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
             at least. Channels make up what is missing to ``sparsity``.
-        rank_branches: which leave: those of the least ``"influence"`` on the examples, which have to be real ones then
-            (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
+        rank_branches: which leave: those whose loss moves the model's ``"outputs"`` least, one after the other, by the
+            batches, if there are any; else those of the least ``"influence"`` on the examples, which have to be real
+            ones then (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
         uniform: keep what the model's configuration can say, in general as many units in each layer, and change it, so
             that ``save_pretrained`` and ``from_pretrained`` need nothing else; a model without a configuration keeps
@@ -204,10 +211,12 @@ def shrink(
         target=target,
         evidence=evidence,
         branches=branches,
-        rank_branches=rank_branches,
+        rank_branches=rank_branches or ("influence" if batches is None else "outputs"),
         uniform=uniform,
         verify=verify,
     )
+    if asked.rank_branches == "outputs" and batches is None:
+        raise ValueError('rank_branches="outputs" runs the model on real inputs; pass batches=, or leave it out.')
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
@@ -221,19 +230,23 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
-    held = None if batches is None else list(batches)  # run through several times
+    held = None if batches is None else _held(batches)  # run through several times
     if held is None:
         warn_without_data(model, before, asked)
     known = names_of(before)  # what is frozen later has a name all the same
     plans: list[Plan] = []
     stayed: dict[str, str] = {}
+    patched: dict[str, float] = {}
     choice: Choice | None = None
     share, rest = 1.0, asked  # what is left of the target without the branches, and what is to leave of that
     with Undo() as undo:
         if asked.branches:
             known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
             check_globs(known, asked.globs)
-            gone, stayed = _branches_to_leave(model, before, asked, inputs)
+            costs = None if held is None else OutputCosts(model, held, forward)
+            gone, stayed = _branches_to_leave(model, before, asked, inputs, costs)
+            if held is not None and costs is not None and repair:
+                patched = patch(model, gone, held, costs=costs, forward=forward, undo=undo)
             share_left = _share_left(model, before, example_inputs, target)
             plans.append(plan_without(gone))
             undo.call(carry_out(model, plans[-1], optimizer))
@@ -268,6 +281,7 @@ def shrink(
             beside=(1 - share, 1 - share) if choice is None else _gone(share, choice),
             branches=before.branches,
             stayed=stayed,
+            patched=patched,
             coupling=coupling,
             kept=kept,
             plans=plans,
@@ -290,6 +304,13 @@ def _check_values(model: nn.Module) -> None:
         raise ValueError(f"{meta[0]} is on the meta device and has no values to rank; load the weights first.")
 
 
+def _held(batches: Iterable[Any]) -> list[Any]:
+    check_batches(batches)
+    if not (held := list(batches)):
+        raise ValueError("there are no batches: what should leave is learned from running the model.")
+    return held
+
+
 def _gone(share: float, choice: Choice) -> tuple[float, float]:
     less, more = choice.beside
     return 1 - share * less, 1 - share * more
@@ -305,14 +326,15 @@ def _totals(model: nn.Module) -> tuple[int, int]:
 
 
 def _branches_to_leave(
-    model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any]
+    model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any], costs: OutputCosts | None
 ) -> tuple[list[Branch], dict[str, str]]:
+    score = influences if asked.rank_branches == "influence" else _by_criterion(asked.criterion, asked.evidence)
     return choose_branches(
         model,
         coupling,
         asked.branches,
         inputs,
-        score=influences if asked.rank_branches == "influence" else _by_criterion(asked.criterion, asked.evidence),
+        score=costs if costs is not None and asked.rank_branches == "outputs" else score,
         include=asked.include,
         exclude=asked.exclude,
         verify=asked.verify,

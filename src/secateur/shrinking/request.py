@@ -35,7 +35,7 @@ class Request:
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first.
-        rank_branches: "influence" or "criterion".
+        rank_branches: "outputs", "influence" or "criterion".
     """
 
     sparsity: float | None = None
@@ -88,8 +88,8 @@ def request(
         check_sparsity(made.sparsity)
     if made.round_to is not None and made.round_to < 1:
         raise ValueError(f"round_to must be at least 1, not {made.round_to}.")
-    if made.rank_branches not in ("influence", "criterion"):
-        raise ValueError(f"rank_branches must be 'influence' or 'criterion', not {made.rank_branches!r}.")
+    if made.rank_branches not in (words := ("outputs", "influence", "criterion")):
+        raise ValueError(f"rank_branches must be one of {', '.join(map(repr, words))}, not {made.rank_branches!r}.")
     check_sparsity(made.branches)
     if made.branches and made.uniform:
         raise ValueError("no configuration says which branches left; leave out uniform, or branches.")

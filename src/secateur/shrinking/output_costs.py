@@ -1,0 +1,132 @@
+"""What a model's outputs lose without some of its residual branches, on real inputs; and which are best left out.
+
+Law: costs are measured on the model as it will be, with what stays in place of the modules that left; it is as it was
+afterwards. Branches leave one by one, each the one without which the outputs move least, the others being gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Tokens, divergence, prepared
+from secateur.coupling import Branch
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.plan import plan_without
+from secateur.support import Forward, device_of, mapped, moved, run_batch, seeded, tensors_in, track, unchanged
+
+__all__ = ["OutputCosts", "gone_with", "running"]
+
+_ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
+_BATCHES = 4  # at most
+
+
+@contextlib.contextmanager
+def running(model: nn.Module) -> Iterator[None]:
+    """For running batches: the model is as it was at the end."""
+    with unchanged(model), prepared(model), torch.no_grad(), seeded():
+        yield
+
+
+class OutputCosts:
+    """The divergence of outputs from those that the model has now; see `secateur.blockwise.divergence`.
+
+    Args:
+        model: it stays as it is.
+        batches: of which the first are used, as many as make a thousand rows of outputs.
+        forward: how a batch is run.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Any], forward: Forward | None = None) -> None:
+        self.model, self.forward = model, forward
+        self.held: list[tuple[Any, Any]] = []  # batches, and the dense model's outputs
+        self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
+        rows = 0
+        with running(model):
+            for batch in batches[:_BATCHES]:
+                batch = moved(batch, device_of(model))
+                outputs = self._run(batch)
+                count = divergence(outputs, outputs, Tokens.of(batch).own)[1]
+                if count > _ROWS - rows:
+                    less = _first(batch, (_ROWS - rows) / count)
+                    batch, outputs = (batch, outputs) if less is batch else (less, self._run(less))
+                self.held.append((batch, outputs))
+                rows += count
+                if rows >= _ROWS:
+                    break
+
+    def _run(self, batch: Any) -> Any:
+        return run_batch(self.model, batch, self.forward)
+
+    def now(self, watched: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext) -> float:
+        """What the outputs of the model as it is now lack, each batch run within ``watched``; a mean over rows."""
+        total, rows = 0.0, 0
+        with running(self.model):
+            for batch, dense in self.held:
+                with watched():
+                    outputs = self._run(batch)
+                more, count = divergence(dense, outputs, Tokens.of(batch).own)
+                total, rows = total + more, rows + count
+        return total / rows if rows and math.isfinite(total) else math.inf
+
+    def without(self, branches: Sequence[Branch]) -> float:
+        """What they lack without these branches; infinite where the model does not run so."""
+        plan = plan_without(branches)
+        key = frozenset(plan.modules)
+        if key not in self._known:
+            undo = carry_out(self.model, plan, None)
+            try:
+                self._known[key] = self.now()
+            except Exception:  # the proof says why, if it is to leave all the same
+                self._known[key] = math.inf
+            finally:
+                undo()
+        return self._known[key]
+
+    def least(self, candidates: Sequence[Branch], every: Sequence[Branch], target: int) -> list[Branch]:
+        """As many as the target of the candidates, such that the outputs lose little; fewer where there are no more.
+
+        What leaves next is what adds least for each branch that leaves. What was measured while fewer were gone is
+        taken for too little, never for too much, so that few are measured again.
+        """
+        chosen: list[Branch] = []
+        adds: dict[Branch, float] = {}
+        fresh: dict[Branch, int] = {}
+        for _ in track(range(target), "choosing branches"):
+            count, cost = len(gone_with(chosen, every)), self.without(chosen)
+            sizes = {
+                each: len(gone_with([*chosen, each], every)) - count
+                for each in candidates
+                if each not in gone_with(chosen, every)
+            }
+            sizes = {each: size for each, size in sizes.items() if 0 < size <= target - count}
+            if not sizes:
+                break
+            while fresh.get(best := min(sizes, key=lambda each: adds.get(each, -math.inf))) != len(chosen):
+                more = self.without([*chosen, best])
+                adds[best] = (more - cost) / sizes[best] if math.isfinite(more) else math.inf
+                fresh[best] = len(chosen)
+            chosen.append(best)
+        return chosen
+
+
+def gone_with(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:
+    """The branches that have nothing left when these leave: they, and those within them."""
+    plan = plan_without(chosen)
+    return [branch for branch in every if plan.takes(branch)]
+
+
+def _first(batch: Any, share: float) -> Any:
+    """So much of a batch, where all tensors in it have as many entries; else the batch."""
+    if not isinstance(batch, Tensor | Mapping | tuple | list):
+        return batch
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return batch
+    count = math.ceil(share * min(sizes))
+    return batch if count >= min(sizes) else mapped(batch, lambda tensor: tensor[:count])
