@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
+# what is compiled once is there for every process that tests start, and for the next run
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint types doctests unit tested shuffled portable sanitize clean
 demo: $(VENV)/.demo

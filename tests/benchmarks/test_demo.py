@@ -3,6 +3,7 @@
 import pytest
 
 from benchmarks.demo import run as demo_run
+from secateur.demo import measuring
 from secateur.report import Check, Results, Run, load_results, save_results
 
 RUNS = [
@@ -60,7 +61,8 @@ def test_earlier_results_are_read_and_drawn(tmp_path, capsys):
     assert "give --results FILE" in capsys.readouterr().err
 
 
-def test_it_runs_from_end_to_end(capsys):
+def test_it_runs_from_end_to_end(capsys, monkeypatch):
+    monkeypatch.setattr(measuring, "ROUNDS", 5)  # of timing, which otherwise takes most of the time
     demo_run.main(["table", "--smoke", "--methods", "magnitude,random"])
     printed = capsys.readouterr().out
     assert "| method | 90 % |" in printed

@@ -15,8 +15,8 @@ CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": 64,
-    "hidden_size": 640,
-    "intermediate_size": 1792,
+    "hidden_size": 512,
+    "intermediate_size": 512,  # a Gram matrix is taken apart in the cube of its width
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
     "num_hidden_layers": 40,
@@ -88,7 +88,7 @@ def write_checkpoint(folder):
 
 def test_forty_blocks_in_the_memory_of_ten(tmp_path):
     size = write_checkpoint(tmp_path / "dense")
-    assert size >= 8e8
+    assert size >= 2.9e8  # a quarter of it is more than what reading and copying take, whatever the model
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(tmp_path / "dense"), str(tmp_path / "out"), str(size // 4)],
         capture_output=True,

@@ -199,9 +199,17 @@ def interrupted(source, out):
     return out.with_name(f"{out.name}.unfinished")
 
 
-def test_a_run_goes_on_only_with_the_same_request_and_source(llama, tmp_path):
-    out = tmp_path / "out"
-    unfinished = interrupted(llama, out)
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A directory, and what a run left of it that was stopped in the second block: to be read, and copied."""
+    folder = tmp_path_factory.mktemp("stopped")
+    source = saved(folder / "dense")
+    return source, interrupted(source, folder / "out")
+
+
+def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, tmp_path):
+    llama, out = shutil.copytree(stopped[0], tmp_path / "dense"), tmp_path / "out"
+    unfinished = shutil.copytree(stopped[1], tmp_path / "out.unfinished")
     for keywords, difference in (
         ({"sparsity": 0.4}, "sparsity 0.3, not 0.4"),
         ({"batches": batches("llama", count=2)}, "data.sha256 "),
@@ -246,8 +254,9 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["facts"].update(more=1), "more is not known"),
     ],
 )
-def test_a_journal_of_what_the_model_has_not_is_refused(llama, tmp_path, damage, message):
-    journal = interrupted(llama, tmp_path / "out") / JOURNAL
+def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damage, message):
+    llama, unfinished = stopped
+    journal = shutil.copytree(unfinished, tmp_path / "out.unfinished") / JOURNAL
     found = json.loads(journal.read_text())
     damage(found)
     found["sha256"] = resumable._digest(found)
