@@ -183,7 +183,7 @@ class Pairs(Products):
         output = super().__torch_function__(func, types, args, kwargs)
         if func in _ADDITIONS:
             self._follow_addition(args, kwargs or {}, output)
-        elif (meeting := self._whose(func, args, kwargs or {})) is not None:
+        elif (meeting := self.product_of(func, args, kwargs or {})) is not None:
             value = output[0] if isinstance(output, tuple) else output
             ends = self.expected is None or meeting.piece in self.expected
             if ends and value.shape[-1] == meeting.piece.shape[0]:
@@ -215,7 +215,7 @@ class Pairs(Products):
             self.now.known[key] = _Inputs(inputs.copied() if copied else inputs, index, same, copied)
         self.now.inputs[meeting] = self.now.known[key]
 
-    def _whose(self, func: Any, args: Any, kwargs: Any) -> Meeting | None:
+    def product_of(self, func: Any, args: Any, kwargs: Any) -> Meeting | None:
         """The product that a call's output is the output of, tokens first."""
         if func is functional.multi_head_attention_forward:
             weight = inspect.signature(func).bind(*args, **kwargs).arguments["out_proj_weight"]

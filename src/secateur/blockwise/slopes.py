@@ -56,7 +56,7 @@ class _Slopes(Pairs):
         self.just_met = []
         output = super(Pairs, self).__torch_function__(func, types, args, kwargs)
         is_convolution = func in CONVOLUTIONS and len(self.just_met) == 1  # of groups each has channels of its own
-        meeting = self.just_met[0] if is_convolution else self._whose(func, args, kwargs or {})
+        meeting = self.just_met[0] if is_convolution else self.product_of(func, args, kwargs or {})
         value = output[0] if isinstance(output, tuple) else output
         if meeting is None or not isinstance(value, Tensor):
             return output

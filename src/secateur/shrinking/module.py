@@ -211,7 +211,7 @@ def shrink(
         target=target,
         evidence=evidence,
         branches=branches,
-        rank_branches=rank_branches or ("influence" if batches is None else "outputs"),
+        rank_branches=rank_branches,
         uniform=uniform,
         verify=verify,
     )
@@ -328,13 +328,14 @@ def _totals(model: nn.Module) -> tuple[int, int]:
 def _branches_to_leave(
     model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any], costs: OutputCosts | None
 ) -> tuple[list[Branch], dict[str, str]]:
-    score = influences if asked.rank_branches == "influence" else _by_criterion(asked.criterion, asked.evidence)
+    rank = asked.rank_branches or ("influence" if costs is None else "outputs")
+    score = _by_criterion(asked.criterion, asked.evidence) if rank == "criterion" else influences
     return choose_branches(
         model,
         coupling,
         asked.branches,
         inputs,
-        score=costs if costs is not None and asked.rank_branches == "outputs" else score,
+        score=costs if costs is not None and rank == "outputs" else score,
         include=asked.include,
         exclude=asked.exclude,
         verify=asked.verify,

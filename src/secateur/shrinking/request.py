@@ -18,6 +18,8 @@ from secateur.shrinking.costs import TARGETS
 
 __all__ = ["Request", "request"]
 
+_RANKS = ("outputs", "influence", "criterion")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -35,7 +37,7 @@ class Request:
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first.
-        rank_branches: "outputs", "influence" or "criterion".
+        rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
     """
 
     sparsity: float | None = None
@@ -49,7 +51,7 @@ class Request:
     uniform: bool = False
     verify: bool = True
     branches: float = 0.0
-    rank_branches: str = "influence"
+    rank_branches: str | None = None
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -88,8 +90,8 @@ def request(
         check_sparsity(made.sparsity)
     if made.round_to is not None and made.round_to < 1:
         raise ValueError(f"round_to must be at least 1, not {made.round_to}.")
-    if made.rank_branches not in (words := ("outputs", "influence", "criterion")):
-        raise ValueError(f"rank_branches must be one of {', '.join(map(repr, words))}, not {made.rank_branches!r}.")
+    if made.rank_branches not in (None, *_RANKS):
+        raise ValueError(f"rank_branches must be one of {', '.join(map(repr, _RANKS))}, not {made.rank_branches!r}.")
     check_sparsity(made.branches)
     if made.branches and made.uniform:
         raise ValueError("no configuration says which branches left; leave out uniform, or branches.")

@@ -189,7 +189,7 @@ class Stream:
     def makers(self, batch: Any) -> dict[str, Place]:
         """The products whose outputs are the terms of branches, of all that have such, in the order in which they run;
         where another module has the same matrix, or it is used twice, there is none."""
-        run, watched = self._watched(batch, zeroed=(), leaving=set(), until=set())
+        run, watched = self._watched(batch, zeroed=(), leaving=set())
         usable = self._usable(watched, set())
         found = {
             name: node.place
@@ -201,10 +201,10 @@ class Stream:
     # -- which place is before a branch
 
     def _watched(
-        self, batch: Any, *, zeroed: Iterable[tuple[int, int]], leaving: set[str], until: set[int]
+        self, batch: Any, *, zeroed: Iterable[tuple[int, int]], leaving: set[str]
     ) -> tuple[_Run, _Places]:
-        """A run of a batch, to the last of some sums; what lies in branches that leave gives nothing."""
-        run, zeroed, left = _Run(), set(zeroed), set(until)
+        """A run of a batch, to the end: what gave something may be used again. What leaves gives nothing."""
+        run, zeroed = _Run(), set(zeroed)
         names = {name for name, each in self.model.named_parameters() if each.dim() == 2} - leaving
         watched = _Places(self.model, names, Tokens.of(batch))
 
@@ -225,22 +225,18 @@ class Stream:
                 run.sums[number] = node
                 if same:
                     run.sides.update({(number, at): part for at, part in enumerate(parts) if part is not None})
-                left.discard(number)
-                if until and not left:
-                    raise AllMetError
 
             return then
 
         watched.gave = gave
-        with contextlib.suppress(AllMetError), watched, SameDraws(zeroed=zeroed, seen=seen):
+        with watched, SameDraws(zeroed=zeroed, seen=seen):
             run_batch(self.model, batch, self.forward)
         return run, watched
 
     def _found(self, batch: Any) -> list[Seam]:
         if not self._terms:
             return []
-        finals = {term.final for term in self._terms.values()}
-        run, watched = self._watched(batch, zeroed=self._zeroed, leaving=self._leaving, until=finals)
+        run, watched = self._watched(batch, zeroed=self._zeroed, leaving=self._leaving)
         usable = self._usable(watched, self._leaving)
         by_weight: dict[str, Seam] = {}
         for name, term in sorted(self._terms.items(), key=lambda each: each[1].final):
@@ -337,7 +333,7 @@ class _Places(Pairs):
                 self.gave(output, Place(weight, bias, None, False, 0))
             return output
         output = super(Pairs, self).__torch_function__(func, types, args, kwargs)
-        met = self._whose(func, args, kwargs)
+        met = self.product_of(func, args, kwargs)
         value = output[0] if isinstance(output, tuple) else output
         if met is None or not isinstance(value, Tensor) or value.shape[-1] != met.piece.shape[0]:
             return output

@@ -1,0 +1,208 @@
+"""Laws of patches: what is linear leaves without error, nothing gets worse, and what must not change does not."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import shrink
+from secateur.coupling import find_coupling
+from secateur.shrinking import patching
+from secateur.shrinking.output_costs import OutputCosts
+from secateur.shrinking.patching import MatrixPatch, ScalePatch, patch
+from secateur.support import Undo
+from support.deep import WIDTH, Block, Parallel, PostNorm, batches, deep
+from support.unchanged import is_unchanged, state_of
+
+
+def without(model, held, *gone, repair=True, **given):
+    """The model without the branches that hold these parameters."""
+    count = len(find_coupling(model, held[0]).branches)
+    small = copy.deepcopy(model)
+    done = shrink(small, held[0], branches=len(gone) / count, include=gone, batches=held, repair=repair, **given)
+    assert all(name not in dict(small.named_parameters()) for name in gone)
+    return small, done
+
+
+def error(model, dense, held):
+    with torch.no_grad():
+        wanted = torch.cat([dense(each) for each in held]).double()
+        return float((torch.cat([model(each) for each in held]).double() - wanted).norm() / wanted.norm())
+
+
+def linear_at(place, make=Block):
+    """The branch before is nonlinear, and the one that leaves linear in what that gives alone."""
+    model = deep(make)
+    torch.manual_seed(3)
+    model[place] = Block(linear=True)
+    return model
+
+
+def test_what_is_linear_in_what_the_patch_sees_leaves_without_error():
+    class Own(nn.Module):
+        """What is added lies in the span of what the matrix before it was given: its own outputs, once more."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = Block(), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x):
+            own = self.first.down(self.first.up(self.first.norm(x)).relu())
+            x = x + own
+            return x + self.second(own)
+
+    torch.manual_seed(0)
+    model, held = nn.Sequential(nn.Linear(4, WIDTH), Own(), Block(), nn.Linear(WIDTH, 3)), batches()
+    plain, _ = without(model, held, "1.second.weight", repair=False)
+    patched, done = without(model, held, "1.second.weight")
+    assert error(plain, model, held) > 0.01
+    assert error(patched, model, batches(seed=7)) < 1e-5
+    assert done.patched["1.first.down.weight"] == pytest.approx(1, abs=1e-6)
+    assert str(done).count("1.first.down.weight") == 1
+
+
+@pytest.mark.parametrize("make", [Block, PostNorm, Parallel])
+@pytest.mark.parametrize("place", [1, 2, 4])
+def test_outputs_are_no_further_than_without_a_patch(make, place):
+    held = batches()
+    for seed in range(3):
+        model = deep(make, seed=seed)
+        gone = f"{place}.{'f.2' if make is Parallel else 'down'}.weight"
+        plain, _ = without(model, held, gone, repair=False)
+        patched, _ = without(model, held, gone)
+        assert error(patched, model, held) <= error(plain, model, held) * (1 + 1e-6)
+
+
+def test_a_patch_helps_on_inputs_that_it_did_not_see():
+    model, held, unseen = deep(), batches(), batches(seed=9)
+    gone = ["3.down.weight", "4.down.weight"]
+    plain, _ = without(model, held, *gone, repair=False)
+    patched, _ = without(model, held, *gone)
+    assert error(patched, model, unseen) < error(plain, model, unseen) / 2
+
+
+def test_where_nothing_lacks_nothing_changes():
+    model, held = deep(), batches()
+    nn.init.zeros_(model[3].down.weight)
+    nn.init.zeros_(model[3].down.bias)
+    state = state_of(model)
+    small, done = without(model, held, "3.down.weight")
+    assert done.patched == {}
+    others = {name: each for name, each in small.named_parameters()}
+    assert all(torch.equal(each, model.get_parameter(name)) for name, each in others.items())
+    assert is_unchanged(model, state)
+
+
+def test_what_is_before_stays_bit_for_bit():
+    model, held = deep(), batches()
+    small, done = without(model, held, "4.down.weight")
+    assert [*done.patched] == ["3.down.weight"]
+    changed = {
+        name for name, each in small.named_parameters() if not torch.equal(each, model.get_parameter(name))
+    }
+    assert {"3.down.weight", "3.down.bias"} <= changed <= {"3.down.weight", "3.down.bias", "5.down.weight"}
+
+
+def test_a_tied_weight_is_left_alone():
+    model, held = deep(), batches()
+    model[5].down.weight = model[3].down.weight
+    small, _ = without(model, held, "4.down.weight")
+    assert torch.equal(small[3].down.weight, model[3].down.weight)
+    assert small[5].down.weight is small[3].down.weight
+
+
+def test_a_model_without_biases():
+    torch.manual_seed(0)
+    model, held = deep(lambda: Block(bias=False)), batches()
+    plain, _ = without(model, held, "3.down.weight", repair=False)
+    patched, done = without(model, held, "3.down.weight")
+    assert [*done.patched] == ["2.down.weight"]
+    assert error(patched, model, held) < error(plain, model, held)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype):
+    model = deep().to(dtype)
+    held = [each.to(dtype) for each in batches()]
+    plain, _ = without(model, held, "3.down.weight", repair=False, verify=False)
+    patched, done = without(model, held, "3.down.weight", verify=False)
+    assert done.patched
+    assert {each.dtype for each in patched.parameters()} == {dtype}
+    assert error(patched, model, held) < error(plain, model, held)
+
+
+def test_the_same_batches_give_the_same_model():
+    model, held = deep(), batches()
+    one, other = (shrink(copy.deepcopy(model), held[0], branches=0.4, batches=held).model for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_call_that_fails_changes_nothing():
+    model, held = deep(), batches()
+    state = state_of(model)
+
+    def fails(_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        shrink(model, held[0], branches=0.4, batches=held, report=fails)
+    assert is_unchanged(model, state)
+
+
+def test_a_patch_that_moves_outputs_further_is_taken_back(monkeypatch):
+    model, held = deep(), batches()
+    branches = [each for each in find_coupling(model, held[0]).branches if "3.down.weight" in each.parameters]
+    costs, state = OutputCosts(model, held), state_of(model)
+    rising = iter(range(100))
+    monkeypatch.setattr(costs, "now", lambda *_: float(next(rising)))
+    assert patch(model, branches, held, costs=costs, forward=None, undo=Undo()) == {}
+    assert is_unchanged(model, state)
+
+
+def test_by_outputs_only_with_batches():
+    with pytest.raises(ValueError, match="pass batches="):
+        shrink(deep(), batches()[0], branches=0.2, rank_branches="outputs")
+    with pytest.raises(ValueError, match="there are no batches"):
+        shrink(deep(), batches()[0], branches=0.2, batches=[])
+
+
+def test_channels_leave_after_branches():
+    model, held = deep(), batches()
+    done = shrink(model, held[0], 0.5, branches=0.2, batches=held)
+    assert done.patched and len(done.plans) == 2
+    assert done.got == pytest.approx(0.5, abs=0.1)
+
+
+def test_what_is_no_better_on_rows_that_were_not_seen_is_no_patch():
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(40, 30, generator=generator, dtype=torch.float64) for _ in range(2))
+    for solver in (MatrixPatch(torch.ones(30, 30), torch.zeros(30)), ScalePatch(torch.ones(30), torch.zeros(30))):
+        solver.add(x[:20], noise[:20], held_out=False)
+        solver.add(x[20:], -noise[20:] * 1e-3, held_out=True)
+        assert solver.solved() == (None, 0.0)
+
+
+def test_scales_of_zero_and_channels_that_are_constant():
+    solver = ScalePatch(torch.tensor([0.0, 1.0]), torch.tensor([2.0, 0.0]))
+    x = torch.stack([torch.full((16,), 2.0), torch.arange(16.0)], 1).double()
+    for held_out in (False, True):
+        solver.add(x, torch.ones_like(x), held_out=held_out)
+    (scales, shifts), share = solver.solved()
+    assert torch.equal(scales, torch.tensor([0.0, 1.0]))
+    assert shifts.tolist() == pytest.approx([3.0, 1.0])
+    assert share == pytest.approx(1.0)
+
+
+def test_more_damping_where_there_is_less_to_learn_from():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 40, generator=generator, dtype=torch.float64)
+    lack = x[:, :1] + 3 * torch.randn(60, 1, generator=generator, dtype=torch.float64)
+    solver = MatrixPatch(torch.zeros(1, 40), None)
+    solver.add(x[:45], lack[:45], held_out=False)
+    solver.add(x[45:], lack[45:], held_out=True)
+    found, _ = solver.solved()
+    if found is not None:
+        exact = torch.linalg.lstsq(x, lack).solution.norm()
+        assert found[0].norm() < exact
+    assert patching.DAMPINGS[0] < 1e-6
