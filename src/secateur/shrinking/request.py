@@ -36,6 +36,7 @@ class Request:
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first.
         rank_branches: "influence" or "criterion".
+        experts: the fraction of the experts that leave before other units, or how many of each mixture.
     """
 
     sparsity: float | None = None
@@ -50,6 +51,7 @@ class Request:
     verify: bool = True
     branches: float = 0.0
     rank_branches: str = "influence"
+    experts: float = 0.0
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -91,6 +93,8 @@ def request(
     if made.rank_branches not in ("influence", "criterion"):
         raise ValueError(f"rank_branches must be 'influence' or 'criterion', not {made.rank_branches!r}.")
     check_sparsity(made.branches)
+    if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
+        raise ValueError(f"experts is a fraction in [0, 1), or how many of each mixture leave, not {made.experts}.")
     if made.branches and made.uniform:
         raise ValueError("no configuration says which branches left; leave out uniform, or branches.")
     return made
