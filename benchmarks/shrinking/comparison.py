@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,9 @@ class Forms(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if name in ("float", "half", "bfloat16") and isinstance(args[0], Tensor):
             return args[0].double()
+        if name == "grouped_mm":  # kernels have it for other precisions and for some widths only
+            pieces = itertools.pairwise([0, *kwargs["offs"].tolist()])
+            return torch.cat([args[0][begin:end] @ args[1][at] for at, (begin, end) in enumerate(pieces)])
         if name == "weight_norm":  # a direction of length zero, normalized, is zero
             return func(*args, **kwargs).nan_to_num(0.0)
         if self.form == "exact" or name not in _STATISTICS:

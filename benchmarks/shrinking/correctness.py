@@ -99,7 +99,8 @@ def ours(name: str, ratio: str, keep: Sequence[str] | None = None) -> dict[str, 
     row["form"] = form
     row["flagged"] = [group.name for group in coupling.groups if group.notes]
 
-    stayed = [group.name for group in coupling.groups if not _was_cut(coupling, group, kept)]
+    units = [group for group in coupling.groups if not group.chosen]  # those leave when they are asked for
+    stayed = [group.name for group in units if not _was_cut(coupling, group, kept)]
     without = sorted({why for why in coupling.frozen.values() if "no rule" in why and not anyway(why)})
     if form is None:
         row |= {"class": "WRONG", "why": f"differs by {row['gap']:.2g}"}

@@ -16,6 +16,7 @@ class Group:
     size: int
     tied: int = 0
     axis: object = field(default_factory=object)
+    multiple: int = 1
 
 
 sizes = st.lists(st.integers(1, 60), min_size=1, max_size=4)

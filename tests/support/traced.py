@@ -5,6 +5,7 @@ import torch
 
 from secateur.coupling import Axis, leaves, representative
 from secateur.coupling.axes import kept_positions
+from secateur.coupling.choices import settle_choices
 from secateur.coupling.equations import is_frozen, settle
 from secateur.coupling.trace import Trace, Unseen
 
@@ -21,6 +22,7 @@ def traced(function, tensors):
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
     with Unseen(trace), trace:
         out = function(*tensors)
+    settle_choices(trace)
     settle(trace.equations)
     outs = list(out) if isinstance(out, tuple | list) else [out]
     return trace, outs, free_of(trace, tensors)

@@ -144,3 +144,17 @@ def ids(length: int = 7, vocabulary: int = 53, **more: Callable[[], Tensor]) -> 
 
 def pixels(size: int = 32, **more: Callable[[], Tensor]) -> Callable[[], dict[str, Tensor]]:
     return lambda: {"pixel_values": torch.randn(2, 3, size, size), **{key: make() for key, make in more.items()}}
+
+
+def miniature(name: str, model: str, example: Callable[[], Inputs], common: dict[str, Any], **config: Any) -> None:
+    """As `transformer`, with those of `common` that the class has fields for; what `config` says comes first."""
+    _register("transformers", name, functools.partial(_miniature, model, common, config), example)
+
+
+def _miniature(model: str, common: dict[str, Any], config: dict[str, Any]) -> nn.Module:
+    import transformers
+
+    kind = getattr(transformers, model).config_class
+    fields = {field for each in kind.__mro__ for field in getattr(each, "__annotations__", {})}
+    fields |= set(getattr(kind, "attribute_map", {}))
+    return _from_config(model, {key: value for key, value in common.items() if key in fields} | config)

@@ -7,6 +7,7 @@ from secateur.coupling.axes import (
     concatenated,
     cut,
     factored,
+    kept_positions,
     leaves,
     multiplied,
     resolved,
@@ -20,7 +21,8 @@ from secateur.coupling.groups import Coupling, Group, Kept
 from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
 from secateur.coupling.removed import Removed, replacement
 from secateur.coupling.residual_streams import Branch
-from secateur.coupling.trace import Call, tensors_of_tree
+from secateur.coupling.spots import Spot, Whereabouts
+from secateur.coupling.trace import Call, Look, tensors_of_tree
 
 __all__ = [
     "Axis",
@@ -30,12 +32,15 @@ __all__ = [
     "Expression",
     "Group",
     "Kept",
+    "Look",
     "Operation",
     "Polynomial",
     "Product",
     "Removed",
     "SameDraws",
+    "Spot",
     "Weight",
+    "Whereabouts",
     "concatenated",
     "counted",
     "cut",
@@ -43,6 +48,7 @@ __all__ = [
     "evaluated",
     "factored",
     "find_coupling",
+    "kept_positions",
     "leaves",
     "multiplied",
     "name_of",

@@ -31,6 +31,7 @@ __all__ = [
     "indices_of",
     "kept_positions",
     "leaves",
+    "look",
     "multiplied",
     "resolved",
     "size_of",
@@ -48,6 +49,9 @@ class Axis:
     size: int
     bound: Expression | None = None
     reasons: list[str] = field(default_factory=list)  # why nothing may leave; empty: free
+    looks: list[str] = field(
+        default_factory=list
+    )  # what compares its things; why it stays unless they are chosen between
     tied: Axis | None = None  # another whose number of things must stay equal; a chain to the first of them
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -141,6 +145,13 @@ def freeze(expression: Expression, reason: str) -> None:
     for axis in leaves(expression):
         if reason not in axis.reasons:
             axis.reasons.append(reason)
+
+
+def look(expression: Expression, reason: str) -> None:
+    """The things are compared with each other: that freezes them, unless it turns out that they are chosen between."""
+    for axis in leaves(expression):
+        if reason not in axis.looks:
+            axis.looks.append(reason)
 
 
 def tie(first: Expression, second: Expression, reason: str) -> None:
@@ -324,6 +335,8 @@ def _bind(axis: Axis, expression: Expression) -> None:
     axis.bound = expression
     for reason in axis.reasons:
         freeze(expression, reason)
+    for reason in axis.looks:
+        look(expression, reason)
     if axis.tied is not None:
         finer = resolved(expression)
         if isinstance(finer, Axis):

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 import secateur.coupling.rules  # noqa: F401  they register themselves
 from secateur.coupling.axes import Axis, freeze, leaves
+from secateur.coupling.choices import settle_choices
 from secateur.coupling.flow import Flow
 from secateur.coupling.groups import Coupling
 from secateur.coupling.numbers import numbers_that_remember
 from secateur.coupling.residual_streams import Branch, branches_of, in_all
+from secateur.coupling.spots import Whereabouts
 from secateur.coupling.trace import Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
@@ -48,6 +50,7 @@ def find_coupling(
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
     trace.weights = {id(tensor) for tensor in tensors.values() if isinstance(tensor, nn.Parameter)}
     used: set[int] = set()
+    trace.where = Whereabouts(model)
     passes: list[tuple[int, bool]] = []
     branches: list[list[Branch]] = []  # of each pass
     for number, inputs in enumerate((example_inputs, *more_inputs)):
@@ -77,6 +80,7 @@ def find_coupling(
             continue
         for axis in {leaf for dim in trace.dims(tensor) for leaf in leaves(dim)} - reached:
             freeze(axis, "not reached by the example")  # such as positions beyond its length
+    settle_choices(trace)
     trace.forget(tensors.values())
     return Coupling(trace, tensors, passes, in_all(branches))
 
@@ -87,7 +91,8 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     first, trace.products, trace.made = (trace.products, trace.made), [], []
     training = trace.in_pass[1]
     remembering = numbers_that_remember(model, trace.equations)
-    with in_mode(model, training=training), restored(tensors), seeded(), remembering:
+    assert trace.where is not None
+    with in_mode(model, training=training), restored(tensors), seeded(), remembering, trace.where:
         for each in tensors_in(inputs):
             trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
         flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))

@@ -39,7 +39,7 @@ from secateur.coupling.equations import (
 )
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch
-from secateur.coupling.trace import Trace
+from secateur.coupling.trace import Look, Trace
 
 __all__ = ["Coupling", "Group", "Kept"]
 
@@ -52,7 +52,9 @@ class Group:
 
     ``name`` is that of the first tensor whose outputs they are (another group of the same is numbered); ``members`` are
     ``(name of a tensor, dimension)``; groups with the same ``tied`` keep the same share of their units, equally many of
-    equally many; ``notes`` say what changes beside the slices: statistics over the axis.
+    equally many; ``notes`` say what changes beside the slices: statistics over the axis. Units of a group that is
+    ``chosen`` are chosen between by their scores, such as the experts of a mixture: one that is not there is one whose
+    score is minus infinity, not one that is zero. Kernels need counts that are multiples of ``multiple``.
     """
 
     name: str
@@ -61,6 +63,8 @@ class Group:
     members: tuple[tuple[str, int], ...]
     tied: int
     notes: tuple[str, ...]
+    chosen: bool = False
+    multiple: int = 1
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, size={self.size}, members={len(self.members)})"
@@ -185,6 +189,14 @@ class Coupling:
         """Bytes of parameters, buffers and all results of the first pass, as training holds them."""
         return _total(self.held(), counts)
 
+    def looks(self, groups: Iterable[Group]) -> list[Look]:
+        """Where scores of the units of groups that are chosen between are made and compared."""
+        axes = {group.axis for group in groups if group.chosen}
+        found = {
+            (each.spot, each.made, each.at): each for each in self._trace.looks if not axes.isdisjoint(leaves(each.dim))
+        }
+        return list(found.values())
+
     def statistics(self, groups: Iterable[Group]) -> dict[Any, set[tuple[str, int]]]:
         """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes."""
         axes = {group.axis for group in groups}
@@ -212,16 +224,22 @@ class Coupling:
         for flag in self._trace.flagged:
             for axis in leaves(flag.dim):
                 notes.setdefault(axis, []).append(f"{flag.name} over it")
+        multiples: dict[Axis, int] = {}
+        for dim, step in self._trace.multiples:
+            for axis, each in steps_of(dim, step):
+                multiples[axis] = math.lcm(multiples.get(axis, 1), each)
         numbers = {axis: number for number, axis in enumerate(dict.fromkeys(map(self._first_of, members)))}
         names = Counter[str]()
         self.groups = [
             Group(
-                self._named(places, names),
+                self._named(places, names, chosen=bool(axis.looks)),
                 axis,
                 axis.size,
                 tuple(places),
                 numbers[self._first_of(axis)],
                 tuple(dict.fromkeys(notes.get(axis, ()))),
+                bool(axis.looks),
+                multiples.get(axis, 1),
             )
             for axis, places in members.items()
         ]
@@ -233,12 +251,27 @@ class Coupling:
             axis = self._alike[axis]
         return axis
 
-    def _named(self, places: Sequence[tuple[str, int]], taken: Counter[str]) -> str:
+    def _named(self, places: Sequence[tuple[str, int]], taken: Counter[str], *, chosen: bool) -> str:
         """A weight's outputs if it has some, rather than its inputs or a bias; another of the same is numbered."""
         outputs = [name for name, at in places if at == 0 and self._tensors[name].dim() > 1]
+        if chosen:  # a router before what it chooses between
+            outputs = [name for name in outputs if self._tensors[name].dim() == 2] or outputs
         name = (outputs or [name for name, _ in places])[0]
         taken[name] += 1
         return name if taken[name] == 1 else f"{name}:{taken[name]}"
+
+
+def steps_of(dim: Expression, step: int) -> Iterable[tuple[Axis, int]]:
+    """Of which numbers the counts of free axes are multiples when a dimension's size is one of ``step``."""
+    whole = resolved(dim)
+    if isinstance(whole, Axis):
+        yield whole, step
+    elif isinstance(whole, Product):
+        for factor in whole.factors:
+            yield from steps_of(factor, step // math.gcd(step, size_of(whole) // size_of(factor)))
+    else:
+        for segment in whole.segments:
+            yield from steps_of(segment, step)
 
 
 def _total(terms: Iterable[tuple[Sequence[Expression], int]], counts: Mapping[Axis, int]) -> int:

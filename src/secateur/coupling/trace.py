@@ -20,15 +20,23 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from secateur.coupling.axes import Axis, Expression, freeze, leaves, size_of
+from secateur.coupling.axes import Axis, Expression, cut, freeze, leaves, look, size_of, unify
 from secateur.coupling.numbers import Equation, Known, Log, formula_of
 from secateur.coupling.operations import name_of, operation, written_in_others
 from secateur.coupling.origins import Origin, Rows, depends_on, overlap, rows_of, same
+from secateur.coupling.spots import Spot, Whereabouts
 from secateur.support import private
 
-__all__ = ["Call", "Dims", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
+__all__ = ["Call", "Dims", "Look", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
 
 Dims = list[Expression]
+
+_WORDS = """
+    bfloat16 clamp clamp_max clamp_min clone contiguous cpu cuda detach double expand expand_as flatten float getitem
+    half index_select int long masked_select permute ravel repeat repeat_interleave reshape select sort split squeeze t
+    to transpose type type_as unbind unflatten unsqueeze view view_as
+"""
+_SAME_NUMBERS = frozenset(_WORDS.split())  # of which the results are numbers that the first tensor holds
 
 
 @dataclass(frozen=True)
@@ -39,6 +47,19 @@ class Flag:
     in_pass: Any
     name: str
     number: int
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where scores are made or compared, of which the best are chosen.
+
+    ``made``: the call's result has the scores along dimension ``at``; else its first tensor has, and it compares them.
+    """
+
+    spot: Spot
+    made: bool
+    at: int
+    dim: Expression
 
 
 class Trace(TorchFunctionMode):
@@ -68,6 +89,12 @@ class Trace(TorchFunctionMode):
         self.weights: set[int] = set()  # ids of the parameters of the model
         self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
         self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
+        self.where: Whereabouts | None = None
+        self.looks: list[Look] = []  # along dimensions whose things may be chosen between
+        self.chosen: list[Expression] = []  # dimensions that a choice was made in
+        self.multiples: list[tuple[Expression, int]] = []  # dimensions whose sizes kernels need to be multiples
+        self.spots: dict[int, Spot] = {}  # ids of products -> the call that made them
+        self.places: dict[int, Expression] = {}  # ids of tensors of integers -> the dimension whose places they say
         self._dims: dict[int, Dims] = {}
         self._alive: list[Tensor] = []  # an id is not used twice while its tensor lives
         self.inside = 0  # calls of functions of torch that are running
@@ -85,8 +112,14 @@ class Trace(TorchFunctionMode):
         kept = {id(tensor): tensor for tensor in tensors}
         self.pooled.clear()
         self.origins.clear()
+        self.spots.clear()
+        self.places.clear()
         self._dims = {key: dims for key, dims in self._dims.items() if key in kept}
         self._alive = [kept[key] for key in self._dims]
+
+    def everything(self) -> Iterable[Dims]:
+        """The dimensions of all tensors that it knows."""
+        return self._dims.values()
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether the pass has seen it."""
@@ -124,6 +157,55 @@ class Trace(TorchFunctionMode):
                 return
         self.scaled.append((rows, dim))
 
+    def compared(self, call: Call, tensor: Tensor, at: int, why: str, *, scores: bool = True) -> bool:
+        """A call compares the things of a dimension with each other, and is as good without those of the least score.
+
+        Whether they may be chosen between, and so leave; where they may not, they are frozen. ``scores``: what is not
+        there is minus infinity; else zero.
+        """
+        dim = self.dims(tensor)[at]
+        if all(axis.reasons or axis.size == 1 for axis in leaves(dim)):
+            freeze(dim, why)
+            return False
+        look(dim, why)
+        if scores and tensor.is_floating_point():
+            self.looks.append(Look(call.spot, made=False, at=at, dim=dim))
+            self.looks += [
+                Look(self.spots[id(each)], made=True, at=its, dim=dim) for each, its in self._makers(tensor, dim)
+            ]
+        return True
+
+    def _makers(self, tensor: Tensor, dim: Expression) -> list[tuple[Tensor, int]]:
+        """The products that scores come from, and where they have them."""
+        axes = {axis for axis in leaves(dim) if axis.size > 1}
+        waiting, seen, found = [tensor], {id(tensor)}, []
+        while waiting:
+            each = waiting.pop()
+            there = [at for at, its in enumerate(self.dims(each)) if not axes.isdisjoint(leaves(its))]
+            if not there:
+                continue
+            if id(each) in self.spots:
+                found.append((each, there[0]))
+                continue
+            origin = self.origins.get(id(each))
+            for part in () if origin is None else origin.tensors():
+                if id(part) not in seen:
+                    seen.add(id(part))
+                    waiting.append(part)
+        return found
+
+    def choose(self, dim: Expression, tensor: Tensor, why: str = "chosen by a tensor") -> bool:
+        """A tensor says which things of a dimension to take: those whose places it holds; else it is frozen."""
+        places = self.places.get(id(tensor))
+        if places is not None and size_of(places) > size_of(dim):
+            places = (cut(places, size_of(dim)) or (None,))[0]  # those behind its end are not meant
+        if places is None or size_of(places) != size_of(dim) or not unify(dim, places):
+            freeze(dim, why)
+            return False
+        look(dim, why)
+        self.chosen.append(dim)
+        return True
+
     def agree(self, number: int, dim: Expression, why: str) -> None:
         """A size that the code asks for is that of a dimension, whatever leaves."""
         self.equations.append(Equation(formula_of(number), dim, why))
@@ -148,6 +230,7 @@ class Trace(TorchFunctionMode):
                 return body(*args, **kwargs)
         known = operation(name)
         self.calls[name] += 1
+        spot = Spot("", name, self.calls[name]) if self.where is None else self.where.spot(name)
         plain_args, plain_kwargs = private.tree_map_only(Known, int.__index__, (args, kwargs))
         given = {private.memory_of(each) for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
         self.inside += 1
@@ -159,11 +242,14 @@ class Trace(TorchFunctionMode):
         finally:
             self.inside -= 1
         self._remember(func, name, plain_args, plain_kwargs, out)
-        call = Call(self, name, args, kwargs, out)
+        call = Call(self, name, args, kwargs, out, spot)
         if known.values == "used" and tensors_of_tree(out):
             self.reached.update(axis for each in call.tensors() for dim in self.dims(each) for axis in leaves(dim))
         self._look(call)
+        if known.stream == "contraction" and isinstance(out, Tensor):
+            self.spots[id(out)] = spot
         self._follow_statistics(call)
+        self._follow_places(call)
         self.made += [
             (self.dims(each), each.element_size())
             for each in tensors_of_tree(out)
@@ -217,6 +303,27 @@ class Trace(TorchFunctionMode):
             if left := [dim for dim in dims if there.isdisjoint(axis for axis in leaves(dim) if axis.size > 1)]:
                 self.pooled[id(out)] = left
 
+    def _follow_places(self, call: Call) -> None:
+        """Numbers that say places still do after they were moved, or taken in part."""
+        given = call.tensors()
+        places = self.places.get(id(given[0])) if given else None
+        asks = operation(call.name).asks is not None
+        if places is not None and not asks and not tensors_of_tree(call.out) and call.name not in ("iter", "setitem"):
+            freeze(places, f"{call.name} takes it out of torch")
+        joined = call.name in ("cat", "concat", "concatenate", "stack")
+        if joined and places is not None:
+            others = [self.places.get(id(each)) for each in given[1:]]
+            same = [
+                other is not None and size_of(other) == size_of(places) and unify(places, other) for other in others
+            ]
+            places = places if all(same) else None
+        for out in tensors_of_tree(call.out):
+            if call.name in _SAME_NUMBERS or joined:
+                if places is not None and not (call.name == "sort" and out is not call.out[0]):
+                    self.places.setdefault(id(out), places)
+            elif given and out is given[0] and call.name != "iter":
+                self.places.pop(id(out), None)  # written over
+
     def _freeze_wrapped(self, tensor: Tensor) -> None:
         """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""
         inner = tensor
@@ -246,8 +353,17 @@ class Unseen(private.DispatchMode):  # type: ignore[no-untyped-call]
 class Call:
     """One call, as a rule sees it."""
 
-    def __init__(self, trace: Trace, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        out: Any,
+        spot: Spot | None = None,
+    ) -> None:
         self.trace, self.name, self.args, self.kwargs, self.out = trace, name, args, kwargs, out
+        self.spot = spot or Spot("", name, 0)
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name."""

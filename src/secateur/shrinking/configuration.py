@@ -160,7 +160,8 @@ class Configured:
         return wrong
 
     def adopt(self, model: nn.Module, changes: Mapping[Place, int]) -> Callable[[], None]:
-        """The configurations that the model and its modules hold become those of a model built from the new one.
+        """The configurations and integers that the model and its modules hold become those of a model built from the
+        new one: also numbers that no pass has used, such as of experts in a loss.
 
         Returns what takes it back.
         """
@@ -169,6 +170,7 @@ class Configured:
             for path, module in self.build(changes).named_modules()
             for key, value in vars(module).items()
             if is_configuration(value)
+            or (type(value) is int and vars(model.get_submodule(path)).get(key) not in (None, value))
         ]
         with Undo() as undo:
             for module, key, value in found:

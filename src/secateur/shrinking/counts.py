@@ -52,11 +52,18 @@ class Choice:
     refused: Mapping[Any, str]
 
 
-def choose(subject: Subject, asked: Request, known: Collection[str] = (), measured: Measured | None = None) -> Choice:
+def choose(
+    subject: Subject,
+    asked: Request,
+    known: Collection[str] = (),
+    measured: Measured | None = None,
+    *,
+    chosen: bool = False,
+) -> Choice:
     """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
 
     ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
-    by default their magnitude counts, and `even` losses.
+    by default their magnitude counts, and `even` losses; with ``chosen`` it is about units that are chosen between.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked.
@@ -65,7 +72,7 @@ def choose(subject: Subject, asked: Request, known: Collection[str] = (), measur
     check_globs(names_of(coupling) | set(known), asked.globs)
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
     refused: dict[Any, str] = {}
-    groups = groups_in_scope(coupling, asked)
+    groups = groups_in_scope(coupling, asked, chosen=chosen)
     scores = None
     if asked.sparsity is not None:
         unmeasured = [group for group in groups if measured is None or group.axis not in measured.scores]
@@ -93,7 +100,7 @@ def choose(subject: Subject, asked: Request, known: Collection[str] = (), measur
                 break
             refused |= {role_of(coupling, group): why for group in wrong}
             coupling.freeze(wrong, why)
-        groups = groups_in_scope(coupling, asked)
+        groups = groups_in_scope(coupling, asked, chosen=chosen)
     fields = {} if subject.configured is None else subject.configured.fields(_counts(kept)) or {}
     return Choice(
         kept,

@@ -29,6 +29,7 @@ from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
+from secateur.shrinking.experts import choose_experts
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import tie_roles
@@ -54,10 +55,11 @@ class Shrunk:
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
         patched: ``{name: share}`` of weights that take over what branches behind them added: how much of the squares of
             what the stream lacks they make up for, on the calibration.
-        coupling: the groups of channels of the model without the branches that left, and what is frozen, also by the
-            proof.
+        experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
+        coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
+            also by the proof.
         kept: which units stay, of the groups that lost some.
-        plans: what left, in order: branches, then channels.
+        plans: what left, in order: branches, then experts, then channels.
         multiply_adds: those of the example before and after, as far as they are contractions.
         parameters, nbytes: ``(before, after)``, the bytes of parameters and buffers.
     """
@@ -69,6 +71,7 @@ class Shrunk:
     branches: Sequence[Branch] = field(repr=False)
     stayed: Mapping[str, str] = field(repr=False)
     patched: Mapping[str, float] = field(repr=False)
+    experts: Mapping[str, tuple[int, int]] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -99,6 +102,7 @@ def shrink(
     more_inputs: Iterable[Any] = (),
     branches: float = 0.0,
     rank_branches: str | None = None,
+    experts: float = 0.0,
     optimizer: torch.optim.Optimizer | None = None,
     uniform: bool = False,
     verify: bool = True,
@@ -122,7 +126,7 @@ def shrink(
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
-            ``branches``, nothing but these.
+            ``branches`` or ``experts``, nothing but these.
         criterion: ``(weight, *, <evidence>) -> scores``, higher = keep, or its name; see `secateur.criteria`.
         allocate: how many units each group keeps, or its word; it is given the groups by their names. By default the
             same fraction of each, but the width of a residual stream stays until others have lost half, and heads as
@@ -148,6 +152,9 @@ def shrink(
         rank_branches: which leave: those whose loss moves the model's ``"outputs"`` least, one after the other, by the
             batches, if there are any; else those of the least ``"influence"`` on the examples, which have to be real
             ones then (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
+        experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...):
+            those of the least score by the criterion, and never so many that fewer are left than are chosen at a time.
+            Channels make up what is missing to ``sparsity``.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
         uniform: keep what the model's configuration can say, in general as many units in each layer, and change it, so
             that ``save_pretrained`` and ``from_pretrained`` need nothing else; a model without a configuration keeps
@@ -212,6 +219,7 @@ def shrink(
         evidence=evidence,
         branches=branches,
         rank_branches=rank_branches,
+        experts=experts,
         uniform=uniform,
         verify=verify,
     )
@@ -254,11 +262,26 @@ def shrink(
             share = share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
         configured: Configured | None = None
-        if uniform and has_configuration(model):
+        experts_stay: dict[str, tuple[int, int]] = {}
+        if asked.experts:
+            share_left = _share_left(model, coupling, example_inputs, target)
+            configured = Configured(model, coupling) if uniform and has_configuration(model) else None
+            subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
+            left, experts_stay = choose_experts(subject, rest, known)
+            plans.append(left.plan)
+            undo.call(carry_out(model, left.plan, optimizer))
+            if configured is not None:
+                undo.call(configured.adopt(model, left.fields))
+            coupling = watched()
+            share *= share_left(coupling)
+            rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
+            configured = None
+        alone = not rest.sparsity and (asked.branches or asked.experts)
+        if uniform and has_configuration(model) and not alone:
             configured = Configured(model, coupling)
         elif uniform:
             tie_roles(coupling)
-        if rest.sparsity or not branches:
+        if not alone:
             subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
             if held is None:
                 choice = choose(subject, rest, known)
@@ -282,6 +305,7 @@ def shrink(
             branches=before.branches,
             stayed=stayed,
             patched=patched,
+            experts=experts_stay,
             coupling=coupling,
             kept=kept,
             plans=plans,

@@ -29,6 +29,7 @@ from secateur.coupling import (
     Group,
     Kept,
     SameDraws,
+    Whereabouts,
     find_coupling,
     name_of,
     operation,
@@ -48,7 +49,8 @@ from secateur.shrinking.comparison import (
     probe_of,
     would_show,
 )
-from secateur.shrinking.execution import carry_out, zero
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.oracle import Oracle, kept_by, oracles, without_chosen, zero_all, zeroed_of
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
@@ -119,15 +121,11 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
         return f"{', '.join(other[:5])} left, and lies in no residual branch"
     statistics = coupling.statistics([] if plan.modules else coupling.groups)
     forms = ("sums",) if plan.modules else ("sums", "affine")
-    tensors = tensors_of(probe)
-    for name, (_, kept) in plan.tensors.items():
-        if isinstance(tensors[name], nn.Parameter):
-            for at, indices in kept.items():
-                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
-                gone[torch.from_numpy(indices)] = False
-                zero(tensors[name], at, gone)
+    kept = kept_by(coupling, plan)
+    without, after = oracles(coupling, kept)
+    zero_all(tensors_of(probe), without_chosen(coupling, plan))
 
-    def runs(form: str, zeroed: Sequence[Branch]) -> Runs:
+    def runs(form: str, zeroed: Sequence[Branch], chances: Sequence[Oracle | None]) -> Runs:
         return [
             functools.partial(
                 outputs,
@@ -137,21 +135,23 @@ def _differs_by(probe: nn.Module, calm: float, coupling: Coupling, plan: Plan, i
                 statistics=statistics[in_pass],
                 form=form,
                 zeroed=_terms(zeroed, in_pass) if plan.modules else None,
+                oracle=oracle,
             )
             for in_pass in coupling.passes
+            for oracle in chances
         ]
 
-    expected = {form: all_of(runs(form, branches)) for form in forms}
-    shows = not plan.modules or calm == 1 or difference(all_of(runs("sums", ())), expected["sums"]) is not None
+    expected = {form: all_of(runs(form, branches, without)) for form in forms}
+    shows = not plan.modules or calm == 1 or difference(all_of(runs("sums", (), without)), expected["sums"]) is not None
     undo = carry_out(probe, plan, None)
-    found = {form: all_of(runs(form, ())) for form in forms}
+    found = {form: all_of(runs(form, (), after)) for form in forms}
     right = [form for form in forms if difference(expected[form], found[form]) is None]
     if right and calm < 1:
-        shows = shows and would_show(probe, plan, runs(right[0], ()))
+        shows = shows and would_show(probe, plan, runs(right[0], (), after))
     if right:
         return None if shows else certain(BLIND)
     undo()
-    words = [compared(probe, expected[form], found[form], runs(form, branches)) for form in forms]
+    words = [compared(probe, expected[form], found[form], runs(form, branches, without)) for form in forms]
     carry_out(probe, plan, None)
     return certain(next((each for each in words if isinstance(each, Unsure)), words[0]))
 
@@ -170,12 +170,14 @@ def outputs(
     form: str = "sums",
     backward: bool = False,
     zeroed: Iterable[tuple[int, int]] | None = None,
+    oracle: Oracle | None = None,
 ) -> list[Tensor]:
     """All tensors that a probe returns; buffers and random numbers as before.
 
     ``statistics`` are the calls, by name and number, that may not count the entries of their axis: ``form`` says
     whether they become "sums", which entries that are zero do not change, or are left out ("affine"). ``zeroed`` are
     the terms of sums that become zero; then random numbers do not depend on how many were drawn (`SameDraws`).
+    ``oracle`` says which of the units that are chosen between have no chance.
     """
     inputs = private.tree_map_only(Tensor, _wide, inputs)
     buffers = dict(model.named_buffers())
@@ -183,7 +185,8 @@ def outputs(
         in_mode(model, training=training),
         restored(buffers),
         seeded(),
-        _Comparable(statistics, sums=form == "sums"),
+        contextlib.nullcontext() if oracle is None else Whereabouts(model) as where,
+        _Comparable(statistics, sums=form == "sums", oracle=oracle, where=where),
         contextlib.nullcontext() if zeroed is None else SameDraws(zeroed),
         torch.set_grad_enabled(backward),
     ):
@@ -344,9 +347,10 @@ def _differs_in_form(
     plan = plan_of(probe, coupling, kept)
     tensors = tensors_of(probe)
     saved = {name: tensors[name].data for name in plan.tensors}
+    without, after = oracles(coupling, kept)
     undo: Callable[[], None] | None = None
 
-    def runs(*, backward: bool = False, real: bool = False) -> Runs:
+    def runs(chances: Sequence[Oracle | None], *, backward: bool = False, real: bool = False) -> Runs:
         return [
             functools.partial(
                 outputs,
@@ -356,36 +360,31 @@ def _differs_in_form(
                 statistics=frozenset() if real else statistics[number, training],
                 form=form,
                 backward=backward,
+                oracle=oracle,
             )
             for number, training in coupling.passes
+            for oracle in chances
         ]
 
     try:
-        for name, (_, indices) in plan.tensors.items():
-            if not isinstance(tensors[name], nn.Parameter):
-                continue  # where a weight is zero, statistics and constants have no effect
-            tensors[name].data = saved[name].clone()
-            for at, places in indices.items():
-                gone = torch.ones(tensors[name].shape[at], dtype=torch.bool)
-                gone[torch.from_numpy(places)] = False
-                zero(tensors[name], at, gone)
-        expected = all_of(runs())
+        zero_all(tensors, plan_of(probe, coupling, zeroed_of(coupling, kept)))
+        expected = all_of(runs(without))
         undo = carry_out(probe, plan, None)
         try:
-            found = all_of(runs(backward=True))
+            found = all_of(runs(after, backward=True))
             probe.load_state_dict(probe.state_dict())
             if any(statistics.values()):
                 # with its own statistics: there is none of a single value
-                for before, after in zip(expected, all_of(runs(real=True)), strict=True):
-                    if bool(torch.isfinite(before).all()) and not bool(torch.isfinite(after).all()):
+                for before, after_it in zip(expected, all_of(runs(after, real=True)), strict=True):
+                    if bool(torch.isfinite(before).all()) and not bool(torch.isfinite(after_it).all()):
                         return "a statistic over what is left of it is not finite"
         except Exception as error:  # whatever the model raises, this removal breaks it
             return f"it raises {type(error).__name__}: {error}"
         if difference(expected, found) is None:
-            return BLIND if calm < 1 and not would_show(probe, plan, runs()) else None
+            return BLIND if calm < 1 and not would_show(probe, plan, runs(after)) else None
         undo()
         undo = None
-        return compared(probe, expected, found, runs())
+        return compared(probe, expected, found, runs(without))
     finally:
         if undo is not None:
             undo()
@@ -397,9 +396,16 @@ def _differs_in_form(
 class _Comparable(TorchFunctionMode):
     """Everything in float64, without dropout and dead units, and some statistics in a form that does not count."""
 
-    def __init__(self, statistics: AbstractSet[tuple[str, int]], *, sums: bool) -> None:
+    def __init__(
+        self,
+        statistics: AbstractSet[tuple[str, int]],
+        *,
+        sums: bool,
+        oracle: Oracle | None = None,
+        where: Whereabouts | None = None,
+    ) -> None:
         super().__init__()
-        self.statistics, self.sums = statistics, sums
+        self.statistics, self.sums, self.oracle, self.where = statistics, sums, oracle, where
         self.calls = Counter[str]()
 
     def __torch_function__(
@@ -412,6 +418,13 @@ class _Comparable(TorchFunctionMode):
             with self:
                 return body(*args, **kwargs)
         self.calls[name] += 1
+        if self.oracle is None or self.where is None:
+            return self._called(func, name, args, kwargs)
+        spot = self.where.spot(name)
+        args, kwargs = self.oracle.compares(spot, args, kwargs)
+        return self.oracle.made(spot, self._called(func, name, args, kwargs))
+
+    def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         known = operation(name)
         if known.uncounted is not None and (name, self.calls[name]) in self.statistics:
             return known.uncounted(*args, sums=self.sums, **kwargs)

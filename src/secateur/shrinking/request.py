@@ -38,6 +38,7 @@ class Request:
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first.
         rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
+        experts: the fraction of the experts that leave before other units, or how many of each mixture.
     """
 
     sparsity: float | None = None
@@ -52,6 +53,7 @@ class Request:
     verify: bool = True
     branches: float = 0.0
     rank_branches: str | None = None
+    experts: float = 0.0
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -93,6 +95,8 @@ def request(
     if made.rank_branches not in (None, *_RANKS):
         raise ValueError(f"rank_branches must be one of {', '.join(map(repr, _RANKS))}, not {made.rank_branches!r}.")
     check_sparsity(made.branches)
+    if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
+        raise ValueError(f"experts is a fraction in [0, 1), or how many of each mixture leave, not {made.experts}.")
     if made.branches and made.uniform:
         raise ValueError("no configuration says which branches left; leave out uniform, or branches.")
     return made

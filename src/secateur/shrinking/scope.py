@@ -34,8 +34,8 @@ def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: It
     return (include is None or about(include)) and not about(exclude)
 
 
-def groups_in_scope(coupling: Coupling, asked: Request) -> list[Group]:
-    """The groups that may leave.
+def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False) -> list[Group]:
+    """The groups that may leave: those of units that are ``chosen`` between, or all others.
 
     Raises:
         ValueError: there is none; the message says what is frozen and why.
@@ -43,11 +43,17 @@ def groups_in_scope(coupling: Coupling, asked: Request) -> list[Group]:
     left = [
         group
         for group in coupling.groups
-        if may_leave({group.name, *(name for name, _ in group.members)}, asked.include, asked.exclude)
+        if group.chosen == chosen
+        and may_leave({group.name, *(name for name, _ in group.members)}, asked.include, asked.exclude)
     ]
     # of groups that keep equally many, all leave together or none
     partly = {group.tied for group in coupling.groups if group not in left}
     left = [group for group in left if group.tied not in partly]
+    if not left and chosen:
+        routers = [f"\n  {name} dimension {at}: {why}" for (name, at), why in coupling.frozen.items() if "topk" in why]
+        raise ValueError(
+            f"no experts of the model can leave: nothing is known to be chosen between that may.{''.join(routers[:10])}"
+        )
     if not left:
         reasons = dict.fromkeys(coupling.frozen.values())
         why = "".join(

@@ -35,6 +35,13 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
     """What left a module: branches, groups, what stays whole and why, totals."""
     if done.plans[0].modules:
         yield from _branch_parts(done)
+    if done.experts:
+        alike: dict[tuple[str, int, int], list[str]] = {}
+        for name, (size, left) in done.experts.items():
+            alike.setdefault((name if verbose else _any_layer(name), size, left), []).append(name)
+        counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
+        yield Rows(("~Experts", ">Stay"), [*counts])
+        yield ""
     rows: dict[Any, list[Group]] = {}
     for group in done.coupling.groups:
         own, *others = _members(group) if verbose else dict.fromkeys(map(_any_layer, _members(group)))
@@ -42,13 +49,14 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         rows.setdefault((own, tuple(others), group.size, kept, group.notes), []).append(group)
     shown: list[tuple[str, ...]] = []
     for (_, _, size, kept, notes), groups in rows.items():
-        alike: dict[str, list[str]] = {}
+        same: dict[str, list[str]] = {}
         for group in groups:
             for each in _members(group)[1:]:
-                alike.setdefault(each if verbose else _any_layer(each), []).append(each)
-        members = [_merged(each) for each in alike.values()]
+                same.setdefault(each if verbose else _any_layer(each), []).append(each)
+        members = [_merged(each) for each in same.values()]
         if len(members) > 3 and not verbose:
             members = [*members[:2], f"{len(members) - 2} more"]
+        notes = (*notes, "chosen between") if groups[0].chosen else notes
         said = f" ({', '.join(notes)})" if notes else ""
         units = f"{size} -> {kept}" if kept < size else f"{size}"
         names = _counted([group.name for group in groups])

@@ -42,6 +42,7 @@ class Tied:
         self.step, self.least = 1, 1
         for group in groups:
             step = (rounded if group.size >= 64 else 1) if round_to is None else round_to
+            step = math.lcm(step, group.multiple)
             self.step = math.lcm(self.step, step // math.gcd(step, group.size // self.parts))
             self.least = max(self.least, -(-minimum.get(group.axis, 1) * self.parts // group.size))
 

@@ -376,7 +376,7 @@ class Penalty:
         found = [
             self._slices(coupling, group)
             for group in coupling.groups
-            if may_leave({name for name, _ in group.members}, rule.include, rule.exclude)
+            if not group.chosen and may_leave({name for name, _ in group.members}, rule.include, rule.exclude)
         ]
         if not found:
             why = "".join(f"\n  {name} dimension {dim}: {why}" for (name, dim), why in [*coupling.frozen.items()][:10])

@@ -1,8 +1,11 @@
 """Views: how sizes that the code asked for, or wrote as numbers, cut axes apart and join them."""
 
 import pytest
+import torch
 import torch.nn.functional as F
+from torch import nn
 
+from secateur.coupling import find_coupling
 from support.traced import assert_a_call_on_slices_gives_the_slices_of_its_result
 
 # name: (function of tensors, their sizes, how many axes stay free)
@@ -22,7 +25,6 @@ CALLS = {
     "movedim": (lambda a: a.movedim(0, -1), "a,b,c", 3),
     "unsqueeze": (lambda a: a.unsqueeze(-1), "a,b", 2),
     "squeeze": (lambda a: a.squeeze(1), "a,1,b", 2),
-    "squeeze all": (lambda a: a.squeeze(), "a,1,b", 0),
     "expand": (lambda a, b: a.expand(b.shape[0], -1), "1,b c,d", 3),
     "expand_as": (lambda a, b: a.expand_as(b), "b c,b", 3),
     "repeat": (lambda a: a.repeat(2, 3), "a,b", 2),
@@ -37,3 +39,18 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_on_slices_gives_the_slices_of_its_result(name, seed):
     assert_a_call_on_slices_gives_the_slices_of_its_result(*CALLS[name], seed)
+
+
+def test_what_is_squeezed_wherever_it_is_one_keeps_more_than_one():
+    class Squeezed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.down(self.up(x).squeeze())
+
+    coupling = find_coupling(Squeezed(), torch.zeros(4, 3))
+    (group,) = coupling.groups
+    assert not coupling.contradicted({group.axis: 2})
+    assert coupling.contradicted({group.axis: 1}) == [group]

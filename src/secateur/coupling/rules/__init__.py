@@ -10,6 +10,7 @@ Importing this package registers them all.
 from secateur.coupling.rules import (
     arguments,
     attention,
+    choices,
     convolutions,
     creation,
     indexing,
@@ -28,6 +29,7 @@ from secateur.coupling.rules import (
 __all__ = [
     "arguments",
     "attention",
+    "choices",
     "convolutions",
     "creation",
     "indexing",

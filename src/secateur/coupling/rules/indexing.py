@@ -71,7 +71,7 @@ def _indexed(call: Call, x: Dims, index: Any) -> Dims | None:
         elif isinstance(each, Tensor) and each.dtype == torch.bool:
             return None
         elif isinstance(each, Tensor):
-            freeze(x[at], "chosen by a tensor")
+            call.trace.choose(x[at], each)
             if chosen and first_chosen != len(made):
                 return None  # tensors apart from each other: their dimensions come first
             first_chosen = len(made)
@@ -139,7 +139,7 @@ def _select(call: Call) -> None:
 @rule("index_select", rows="moved")
 def _index_select(call: Call) -> None:
     x, at = call.dims(call.args[0]), int(call.get(1, "dim")) % call.args[0].dim()
-    freeze(x[at], "chosen by a tensor")
+    call.trace.choose(x[at], call.get(2, "index"))
     call.returns([*x[:at], *call.dims(call.get(2, "index")), *x[at + 1 :]])
 
 
@@ -154,7 +154,7 @@ def _gather(call: Call) -> None:
     at = int(at) % len(x)
     for other, (dim, place) in enumerate(zip(x, its, strict=True)):
         if other == at:
-            freeze(dim, "chosen by a tensor")
+            call.trace.choose(dim, index)
         elif size_of(dim) == size_of(place):
             unify(dim, place)
         else:
@@ -170,7 +170,7 @@ def _scatter(call: Call) -> None:
     others = [call.dims(source)] if isinstance(source, Tensor) else []
     if call.name.startswith("scatter"):
         others.append(call.dims(call.get(2, "index")))
-    freeze(x[at], "written at places that a tensor says")
+    call.trace.choose(x[at], call.get(2, "index"), "written at places that a tensor says")
     for its in others:
         freeze(its[at], "written at places that a tensor says")
         for number, (dim, other) in enumerate(zip(x, its, strict=True)):
@@ -195,11 +195,6 @@ def _masked_scatter(call: Call) -> None:
     unify(x[-1], its[-1])
     unify(x[-1], rows[-1])
     call.returns(x)
-
-
-@rule("one_hot")
-def _one_hot(call: Call) -> None:
-    call.returns([*call.dims(call.args[0]), call.fresh(call.out.shape[-1], "classes")])
 
 
 @rule("embedding", "embedding_bag")

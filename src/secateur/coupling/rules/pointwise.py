@@ -13,7 +13,8 @@ from torch import Tensor
 
 from secateur.coupling.axes import Axis, freeze, size_of, unify
 from secateur.coupling.operations import rule
-from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
+from secateur.coupling.rules.choices import follow_comparison, true_places
+from secateur.coupling.trace import Call, Dims, tensors_of_tree
 
 __all__ = ["broadcast", "pointwise"]
 
@@ -21,7 +22,7 @@ _OTHERS = """
     abs absolute acos acosh addcdiv addcmul and angle asin asinh atan atan2 atanh bitwise_and bitwise_not
     bitwise_or bitwise_xor bool broadcast_tensors ceil celu clamp clamp_max clamp_min clip complex conj copy
     copysign cos cosh cpu cuda data data= deg2rad digamma elu empty_like eq erf erfc erfinv exp exp2 expm1
-    exponential fill fill_diagonal float_power floor floor_divide floordiv fmax fmin fmod frac full_like ge gelu
+    fill fill_diagonal float_power floor floor_divide floordiv fmax fmin fmod frac full_like ge gelu
     grad= greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot iand idiv ifloordiv
     imag imul int invert ior ipow isfinite isinf isnan itruediv ixor le leaky_relu lerp less less_equal lgamma
     log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
@@ -31,6 +32,11 @@ _OTHERS = """
     sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign special_erf special_expit sqrt square
     tan tanh tanhshrink threshold trunc where xlogy xor zero zeros_like
 """
+
+
+_COMPARISONS = frozenset(
+    ["eq", "ge", "greater", "greater_equal", "gt", "le", "less", "less_equal", "lt", "ne", "not_equal"]
+)
 
 
 def broadcast(call: Call, tensors: Iterable[Tensor], rank: int) -> Dims:
@@ -62,6 +68,27 @@ def _leaky(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return torch.where(x > 0, x, 0.3 * x)
 
 
+_DRAWN = 0.7  # of a standard deviation, or of a mean
+
+
+def _in_the_middle(func: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """As many numbers are drawn as there are entries: one that could be drawn, for each."""
+    if func.__name__ == "uniform_":
+        begin, end = (*args, kwargs.get("from", 0.0), kwargs.get("to", 1.0))[:2] if len(args) < 2 else args[:2]
+        return x.fill_((begin + end) / 2)
+    if func.__name__ == "normal_":
+        mean, spread = (*args, *(kwargs.get(key, value) for key, value in (("mean", 0.0), ("std", 1.0))[len(args) :]))[
+            :2
+        ]
+        return x.fill_(mean + _DRAWN * spread)
+    if func.__name__ == "exponential_":
+        return x.fill_(_DRAWN / (args[0] if args else kwargs.get("lambd", 1.0)))
+    if func.__name__ in ("rand_like", "randn_like"):
+        return torch.full_like(x, 0.5 if func.__name__ == "rand_like" else _DRAWN, **kwargs)
+    made: Tensor = func(x, *args, **kwargs)
+    return made
+
+
 @rule("add", "sub", values="kept", rows="sum", stream="sum")
 @rule("subtract", values="kept", rows="sum")
 @rule("iadd", "isub", "radd", values="kept", stream="sum")
@@ -74,15 +101,18 @@ def _leaky(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
 @rule("dropout", values="kept", rows="same", zero=True, steady=_not_dropped)
 @rule("dropout1d", "dropout2d", "dropout3d", "feature_dropout", values="kept", zero=True, steady=_not_dropped)
 @rule("alpha_dropout", "feature_alpha_dropout", values="kept", steady=_not_dropped)
-@rule("bernoulli", "normal", "rand_like", "randn_like", "uniform", values="kept", draws=True)
+@rule("bernoulli", values="kept", draws=True)
+@rule("exponential", "normal", "rand_like", "randn_like", "uniform", values="kept", draws=True, steady=_in_the_middle)
 @rule("type", values="kept", rows="same", asks="facts")
 @rule("requires_grad", values="kept", asks="facts")
 @rule(*_OTHERS.split(), values="kept")
 def pointwise(call: Call) -> None:
     tensors = call.tensors()
     if call.name == "where" and len(tensors) == 1 and len(call.args) == 1:
-        without_rule(call)  # the places where it is true
+        true_places(call)
         return
+    if call.name in _COMPARISONS:
+        follow_comparison(call)
     for out in tensors_of_tree(call.out):
         dims = broadcast(call, tensors, max([out.dim(), *(each.dim() for each in tensors)]))[-out.dim() or None :]
         if not out.dim():

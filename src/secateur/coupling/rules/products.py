@@ -5,6 +5,8 @@ Law: what is summed over is one axis of both sides; the others are the result's.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from secateur.coupling.axes import Axis, Expression, size_of, unify
@@ -12,6 +14,8 @@ from secateur.coupling.operations import Weight, rule
 from secateur.coupling.trace import Call, Dims, without_rule
 
 __all__: list[str] = []
+
+_AT_ONCE = 16  # bytes that kernels of grouped products load: the rows of what they are given have to be multiples
 
 
 @rule("linear", rows=Weight((1, "weight"), (2, "bias")), stream="contraction")
@@ -85,6 +89,32 @@ def _multiply(call: Call, first: Tensor, second: Tensor) -> None:
     columns = other[-1:] if len(other) > 1 else []
     call.trace.products.append([*batch, *rows, *columns, one[-1]])
     call.returns([*batch, *rows, *columns])
+
+
+def _group_by_group(_func: Any, x: Tensor, weight: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Of any width, and in any precision."""
+    made = x.new_zeros(x.shape[0], weight.shape[-1])
+    begin = 0
+    for number, end in enumerate(offs.tolist()):
+        made[begin:end] = x[begin:end] @ weight[number]
+        begin = end
+    return made
+
+
+@rule("grouped_mm", stream="contraction", proved=_group_by_group)
+def _grouped_mm(call: Call) -> None:
+    """Rows in groups, each times a matrix of its own; where the groups end is counted."""
+    x, weight, ends = call.dims(call.args[0]), call.dims(call.args[1]), call.dims(call.get(2, "offs"))
+    if len(x) != 2 or len(weight) != 3 or call.kwargs.get("bias") is not None:
+        without_rule(call)
+        return
+    unify(weight[0], ends[0])
+    unify(x[1], weight[1])
+    bytes_at_once = max(1, _AT_ONCE // call.args[0].element_size())
+    for dim in (x[1], weight[1], weight[2]):
+        call.trace.multiples.append((dim, bytes_at_once))
+    call.trace.products.append([x[0], weight[1], weight[2]])
+    call.returns([x[0], weight[2]])
 
 
 @rule("einsum", stream="contraction")

@@ -32,7 +32,20 @@ def _numel(call: Call) -> Any:
     return call.trace.number(multiplied([Axis(1), *call.dims(call.args[0])]))
 
 
-@rule("tolist", "numpy", "array", "iter")
+@rule("iter")
+def _iter(call: Call) -> Any:
+    """One after the other along the first dimension."""
+    first, *rest = call.dims(call.args[0])
+    parts = call.args[0].unbind(0)
+    freeze(first, "iter takes it out of torch")
+    for part in parts:
+        call.returns(rest, part)
+        if (places := call.trace.places.get(id(call.args[0]))) is not None:
+            call.trace.places[id(part)] = places
+    return iter(parts)
+
+
+@rule("tolist", "numpy", "array")
 @rule("len", "stride", asks="sizes")
 def _leaves_torch(call: Call) -> None:
     """Values or sizes that leave torch: what becomes of them is not seen."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from secateur.coupling.axes import Axis, freeze, size_of, unify
 from secateur.coupling.operations import rule
 from secateur.coupling.rules.arguments import places
+from secateur.coupling.rules.choices import follow_extreme
 from secateur.coupling.rules.pointwise import broadcast, pointwise
 from secateur.coupling.trace import Call, Dims, tensors_of_tree, without_rule
 
@@ -69,7 +70,11 @@ def _extreme(call: Call) -> None:
     if call.name in ("max", "min") and isinstance(call.get(1, "other"), Tensor):
         pointwise(call)
         return
-    for dim in _reduced(call):
+    reduced, x = _reduced(call), call.dims(call.args[0])
+    if call.name in ("amax", "argmax", "logsumexp", "max") and len(reduced) == 1:
+        follow_extreme(call, next(at for at, dim in enumerate(x) if dim is reduced[0]))
+        return
+    for dim in reduced:
         freeze(dim, f"{call.name} over it")
 
 

@@ -1,4 +1,4 @@
-"""What looks along a dimension, or moves within it, and keeps it: softmax, sums so far, sorts, transforms.
+"""What looks along a dimension, or moves within it, and keeps it: products so far, sorts, transforms.
 
 Law: the dimension stays whole.
 """
@@ -33,13 +33,9 @@ __all__: list[str] = []
     "cummin",
     "unique_consecutive",
     "rot90",
-    "softmax",
-    "log_softmax",
-    "cumsum",
     "cumprod",
     "sort",
     "argsort",
-    "topk",
     "softmin",
     "logcumsumexp",
 )
@@ -47,8 +43,8 @@ __all__: list[str] = []
 def _across(call: Call) -> None:
     """Functions that look along a dimension, or choose in it: it is frozen, and of the result it is its own."""
     x = call.dims(call.args[0])
-    position = {"topk": 2, "kthvalue": 2, "diff": 2, "gumbel_softmax": 4}
-    default = dict.fromkeys(("sort", "argsort", "topk", "kthvalue", "diff", "gumbel_softmax"), -1)
+    position = {"kthvalue": 2, "diff": 2, "gumbel_softmax": 4}
+    default = dict.fromkeys(("sort", "argsort", "kthvalue", "diff", "gumbel_softmax"), -1)
     if call.name.startswith("fft_"):
         position[call.name] = 2
         if not call.name.endswith("n"):

@@ -5,12 +5,14 @@ Law: a view refines axes into factors or joins them; the sizes that the code ask
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from secateur.coupling.axes import Axis, factored, freeze, multiplied, size_of
+from secateur.coupling.numbers import Outcome
 from secateur.coupling.operations import declare, rule
 from secateur.coupling.rules.arguments import places
 from secateur.coupling.rules.creation import sized
@@ -139,8 +141,9 @@ def _squeeze(call: Call) -> None:
     given = call.get(1, "dim")
     over = places(given, len(x))
     if given is None:
-        for dim in x:
-            freeze(dim, "squeezed wherever it is one, which it could become")
+        for dim in x:  # more than one have to stay where there are more
+            if size_of(dim) > 1:
+                call.trace.equations.append(Outcome(dim, 1, operator.ne, result=True))
     call.returns(dim for at, dim in enumerate(x) if at not in over or size_of(dim) != 1)
 
 

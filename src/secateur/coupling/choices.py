@@ -1,0 +1,27 @@
+"""Units that are chosen between, such as the experts of a mixture: which dimensions hold them.
+
+Law: a model without such a unit is the model in which its score is minus infinity, where it is made and wherever it is
+compared with others. A dimension that is compared along, and is not known to be of that kind, stays whole.
+"""
+
+from __future__ import annotations
+
+from secateur.coupling.axes import Product, freeze, leaves, resolved
+from secateur.coupling.trace import Trace
+
+__all__ = ["settle_choices"]
+
+
+def settle_choices(trace: Trace) -> None:
+    """Freeze what is compared along, unless it is chosen between, and its scores come from a product."""
+    chosen = {axis for dim in trace.chosen for axis in leaves(dim)}
+    made = {axis for look in trace.looks if look.made for axis in leaves(look.dim)}
+    for look in trace.looks:
+        whole = resolved(look.dim)
+        if isinstance(whole, Product) and chosen.issuperset(leaves(whole)):
+            for factor in whole.factors[:-1]:
+                freeze(factor, "groups of what is chosen between, which have equally many")
+    for axis in {axis for dims in trace.everything() for dim in dims for axis in leaves(dim) if axis.looks}:
+        if axis.reasons or axis not in chosen or axis not in made:
+            for reason in axis.looks:
+                freeze(axis, reason)

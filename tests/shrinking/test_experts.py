@@ -1,0 +1,79 @@
+"""Experts that leave: as many as asked, of each mixture equally many, never fewer left than are chosen at a time."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import zoo
+from secateur import shrink, verify_shrunken
+from secateur.shrinking.request import request
+from support.unchanged import is_unchanged, state_of
+
+
+def test_a_fraction_or_a_number_of_experts_leaves():
+    for asked in (1 / 3, 2):
+        model, inputs = zoo.ZOO["mixture_in_turn"]()
+        dense = copy.deepcopy(model)
+        done = shrink(model, inputs, experts=asked)
+        assert model.held.experts == 4
+        assert model.router.out_features == len(model.held.up) == len(model.held.down) == 4
+        assert model.held.up.shape[1:] == dense.held.up.shape[1:]  # nothing else leaves
+        assert len(done.plans) == 1
+        verify_shrunken(dense, model, inputs)
+
+
+def test_the_least_of_them_leave():
+    model, inputs = zoo.ZOO["mixture_of_copies"]()
+    with torch.no_grad():
+        for each in (model.router.weight, model.held.up, model.held.down):
+            each[3] *= 1e-3
+    kept = model.router.weight[[0, 1, 2, 4, 5]].clone()
+    shrink(model, inputs, experts=1)
+    assert torch.equal(model.router.weight, kept)
+
+
+def test_channels_make_up_what_is_missing():
+    model, inputs = zoo.ZOO["mixture_of_all"]()
+    before = sum(each.numel() for each in model.parameters())
+    done = shrink(model, inputs, 0.5, experts=1)
+    assert model.held.experts == 5
+    assert len(done.plans) == 2
+    assert sum(each.numel() for each in model.parameters()) == pytest.approx(before / 2, rel=0.05)
+
+
+def test_as_many_stay_as_are_chosen_and_more_cannot_be_asked_for():
+    model, inputs = zoo.ZOO["mixture_in_turn"]()
+    state = state_of(model)
+    with pytest.raises(ValueError, match=r"at most 66\.66% of the units can leave, not 83\.3%"):
+        shrink(model, inputs, experts=5)
+    assert is_unchanged(model, state)
+    shrink(model, inputs, experts=4)
+    assert model.held.experts == model.k == 2
+
+
+def test_experts_stay_unless_they_are_asked_for():
+    model, inputs = zoo.ZOO["mixture_in_turn"]()
+    shrink(model, inputs, 0.5)
+    assert model.held.experts == 6
+    with pytest.raises(ValueError, match="no experts of the model can leave"):
+        shrink(model, inputs, experts=1, exclude="router.*")
+    with pytest.raises(ValueError, match="no experts of the model can leave"):
+        shrink(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3), experts=0.5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, float("nan")])
+def test_what_cannot_be_a_number_of_experts(wrong):
+    with pytest.raises(ValueError, match="experts is a fraction"):
+        request(experts=wrong)
+
+
+def test_the_configuration_says_how_many_are_left(tmp_path):
+    model, inputs = zoo.ZOO["mixtral"]()
+    shrink(model, inputs, experts=1, uniform=True)
+    assert model.config.num_local_experts == 2
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
