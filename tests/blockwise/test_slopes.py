@@ -238,12 +238,16 @@ def test_block_by_block_in_a_directory_they_are_those_in_memory(family, tmp_path
     given = batches(family)
     wanted = slopes(model, given, names)
     place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
-    inside = {piece: each for piece, each in wanted.items() if piece.name.startswith(tuple(f"{b}." for b in place.blocks))}
+    inside = {
+        piece: each for piece, each in wanted.items() if piece.name.startswith(tuple(f"{b}." for b in place.blocks))
+    }
     found = place.slopes(names, given)
     assert inside
     assert found.keys() == inside.keys()
     for piece, each in found.items():
-        torch.testing.assert_close(each, inside[piece], rtol=1e-4, atol=1e-9, msg=lambda m, name=piece.name: f"{name} {m}")
+        torch.testing.assert_close(
+            each, inside[piece], rtol=1e-4, atol=1e-9, msg=lambda m, name=piece.name: f"{name} {m}"
+        )
     assert not any("forward" in vars(block) for block in place.blocks.values())
     assert all(each.is_meta for each in place.model.parameters())
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]

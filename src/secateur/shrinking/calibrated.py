@@ -24,6 +24,7 @@ from secateur.support import Forward, Undo
 
 __all__ = ["chosen_by_data"]
 
+
 def chosen_by_data(
     subject: Subject,
     asked: Request,

@@ -128,7 +128,7 @@ def _slopes(subject: Subject, place: DirectoryWalk, groups: Sequence[Group]) -> 
     found = of_the_first(lambda: place.slopes(names, place.batches[:SLOPES]))
     if (wrong := not_finite(found)) is None:
         return found
-    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=6)
+    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=5)
     return {}
 
 
