@@ -1,5 +1,6 @@
 """A directory with data: what `shrink` makes of the loaded model, block by block, and the same bytes after a kill."""
 
+import contextlib
 import functools
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import socket
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ import transformers
 from torch import distributed, nn
 
 from secateur import shrink
-from secateur.blockwise import DirectoryWalk
+from secateur.blockwise import DirectoryWalk, Piece
 from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
@@ -101,6 +103,24 @@ def test_without_out_it_says_what_would_leave(llama, tmp_path):
     assert (planned.counts, planned.got, planned.tokens) == (done.counts, done.got, done.tokens)
     assert planned.errors == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
+
+
+def test_slopes_that_overflow_are_told_of(llama, tmp_path, monkeypatch):
+    """And losses are what they are without any."""
+    done = {}
+    for name, value in {"overflowing": torch.nan, "none": None}.items():
+
+        def slopes(self, names, batches, value=value):
+            piece = Piece("lm_head.weight", 0, (64, 16), (16, 1))
+            return {} if value is None else {piece: torch.full((64,), value)}
+
+        monkeypatch.setattr(DirectoryWalk, "slopes", slopes)
+        said = pytest.warns(RuntimeWarning, match=r"slopes .* along those of lm_head\.weight hold NaN")
+        with contextlib.nullcontext() if value is None else said as warned:
+            done[name] = UNPROVED(llama, tmp_path / name, 0.3, batches=batches("llama"))
+        if warned is not None:
+            assert [Path(each.filename).name for each in warned] == [Path(__file__).name]
+    assert done["overflowing"].counts == done["none"].counts
 
 
 def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):

@@ -24,8 +24,8 @@ from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfini
 from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.processes import barrier, rank_and_world
-from secateur.blockwise.record import said_of, write_record
 from secateur.blockwise.products import Piece
+from secateur.blockwise.record import said_of, write_record
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import build_on_meta

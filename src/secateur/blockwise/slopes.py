@@ -175,7 +175,7 @@ def _let_go(block: nn.Module, forward: Any) -> None:
 
 
 class _RunAgain:
-    """A block's forward of which no graph is held: what it is given is kept, and it is run again when gradients come."""
+    """A block's forward that holds no graph: what it is given is kept, and it is run again when gradients come."""
 
     def __init__(
         self,
@@ -192,7 +192,8 @@ class _RunAgain:
         self.calls += 1
         returned: list[Any] = []
         start = torch.zeros((), requires_grad=True)  # the graph begins here, where it has not begun before
-        flat = _Segment.apply(self, self.calls, (args, kwargs), returned, start, *_flat((args, kwargs)))
+        given = args, kwargs
+        flat = _Segment.apply(self, self.calls, given, returned, start, *_flat(given))  # type: ignore[no-untyped-call]
         return _filled(returned[0], flat)
 
     def run(self, given: Any, tensors: Iterable[Tensor]) -> Any:
@@ -206,7 +207,7 @@ class _Segment(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, block: _RunAgain, call: int, given: Any, returned: list[Any], start: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:  # type: ignore[override]
+    ) -> tuple[Tensor, ...]:
         ctx.block, ctx.call, ctx.given = block, call, mapped(given, lambda _: start.detach())
         block.outputs.save(block.name, call, [each.detach() for each in tensors])
         with _loaded(block):
@@ -217,7 +218,7 @@ class _Segment(torch.autograd.Function):
         return flat
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         block: _RunAgain = ctx.block
         kept = moved(block.outputs.load(block.name, ctx.call), gradients[0].device)
         given = [each.detach().requires_grad_(each.is_floating_point()) for each in kept]

@@ -211,6 +211,13 @@ def wrong_groups(
     for group in groups:
         if not kept[group.axis].all():
             by_tie.setdefault(group.tied, []).append(group)
+    _check_numbers(model, coupling, inputs)
+    sets = list(by_tie.values())
+    return on_calm_probes(model, lambda probe, calm: _wrong_among(probe, calm, coupling, sets, kept, inputs))
+
+
+def _check_numbers(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
+    """ValueError where the model returns nothing to compare. Its probe, twice the model, is let go of here."""
     probe = probe_of(model)
     every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
     if not any(each.is_floating_point() and bool(torch.isfinite(each).any()) for each in every):
@@ -218,8 +225,6 @@ def wrong_groups(
             "the model returns no finite number for the example, so there is nothing to compare; give an example that "
             "it has a result for, or verify=False."
         )
-    sets = list(by_tie.values())
-    return on_calm_probes(model, lambda probe, calm: _wrong_among(probe, calm, coupling, sets, kept, inputs))
 
 
 def right_branches(

@@ -129,7 +129,7 @@ def _slopes(subject: Subject, place: DirectoryWalk, groups: Sequence[Group]) -> 
     found = of_the_first(lambda: place.slopes(names, place.batches[:SLOPES]))
     if (wrong := not_finite(found)) is None:
         return found
-    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=6)
+    warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=5)
     return {}
 
 
@@ -137,7 +137,13 @@ def _plain(measured: Measured, named: _Named) -> dict[str, Any]:
     """As JSON: slopes, of what is still needed of them, and the rest by the names of groups."""
     consumers = {name for names in measured.consumers.values() for name in names}
     slopes = [
-        {**piece._asdict(), "shape": [*piece.shape], "strides": [*piece.strides], "squares": squares.tolist()}
+        {
+            "name": piece.name,
+            "offset": piece.offset,
+            "shape": list(piece.shape),
+            "strides": list(piece.strides),
+            "squares": squares.tolist(),
+        }
         for piece, squares in measured.slopes.items()
         if piece.name in consumers
     ]
@@ -180,7 +186,7 @@ def _measured_in(found: Fields, named: _Named) -> Measured:
 
 
 def _slopes_in(found: Fields) -> tuple[Piece, Tensor]:
-    found.only(*Piece._fields, "squares")
+    found.only("name", "offset", "shape", "strides", "squares")
     shape, strides = (found.each(name, int, least=0, most=2**62) for name in ("shape", "strides"))
     squares = found.each("squares", float, least=0)
     if len(shape) != 2 or len(strides) != 2 or len(squares) != shape[0]:
