@@ -10,7 +10,6 @@ from torch import nn
 
 from secateur import shrink
 from secateur.shrinking import shrunk_parts
-from secateur.shrinking.tables import text_of_parts
 from secateur.support import Rows
 from support.planned import X, made
 
@@ -82,12 +81,6 @@ def test_a_name_that_holds_control_characters_is_fit_to_be_printed():
     text = str(shrink(Odd(), torch.zeros(1, 4), 0.4))
     assert "\x1b" not in text
     assert "a\\x1b[2J.weight" in text
-
-
-def test_parts_are_lines():
-    assert text_of_parts(["one", Rows(("~Name", ">Number"), [("a", "1"), ("b", "22")]), ""]) == (
-        "one\nName  Number\na          1\nb         22\n"
-    )
 
 
 def test_a_directory_says_the_same(tmp_path: Path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from secateur.blockwise.jobs import Layer, Pruned
-from secateur.support import percent, printable, table
+from secateur.support import Part, Rows, Shown, percent, printable
 
 __all__ = ["OneShot", "Tally"]
 
@@ -16,7 +16,7 @@ WIDE = 1000  # letters of a line that is not a table's
 
 
 @dataclass(frozen=True)
-class OneShot:
+class OneShot(Shown):
     """What `oneshot` did: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone."""
 
     layers: tuple[Layer, ...]
@@ -41,22 +41,24 @@ class OneShot:
         """All layers' warnings, with their names."""
         return tuple(f"{layer.name}: {text}" for layer in self.layers for text in layer.warnings)
 
-    def __str__(self) -> str:
-        """A line a layer, and what else there is to know."""
+    def _parts(self) -> Iterator[Part]:
+        """A row a layer, and what else there is to know."""
         rows = []
         for layer in self.layers:
             shape = "×".join(map(str, layer.shape))
             rows.append((layer.name, shape, percent(layer.sparsity), _error_text(layer), f"{layer.tokens:,}"))
-        lines = [table(["Layer", ">Shape", ">Removed", ">Error", ">Tokens"], rows), ""]
-        lines.append(
+        yield Rows(("Layer", ">Shape", ">Removed", ">Error", ">Tokens"), rows)
+        yield ""
+        yield (
             f"{len(self.layers)} weights, {percent(self.sparsity)} of their entries removed; the mean squared relative "
             f"error of their outputs is {self.error:.4f}."
         )
-        lines += [f"Left alone, {why}: {len(names)}, such as {names[0]}." for why, names in self.left_alone.items()]
-        lines += [f"Warning: {warning}" for warning in self.warnings]
+        for why, names in self.left_alone.items():
+            yield printable(f"Left alone, {why}: {len(names)}, such as {names[0]}.", WIDE)
+        for warning in self.warnings:
+            yield printable(f"Warning: {warning}", WIDE)
         if self.out is not None:
-            lines.append(f"In {self.out}.")
-        return "\n".join(printable(line, WIDE) if line and "\n" not in line else line for line in lines)
+            yield printable(f"In {self.out}.", WIDE)
 
 
 def _error_text(layer: Layer) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import LazyTensors, matched, matches, printable, table, track
+from secateur.support import LazyTensors, Part, Shown, matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
 
 __all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
@@ -39,7 +39,7 @@ NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 
 @dataclass(frozen=True)
-class CheckpointSparsification:
+class CheckpointSparsification(Shown):
     """What `sparsify_checkpoint` did, which prints as a table: ``inspection`` is measured on the written files.
 
     ``left_alone`` maps each reason to the tensors; ``stale`` are files that were copied and still hold dense weights.
@@ -59,14 +59,16 @@ class CheckpointSparsification:
         pruned = [tensor for tensor in self.inspection.tensors if tensor.name in chosen]
         return sum(tensor.zeros or 0 for tensor in pruned) / sum(tensor.numel for tensor in pruned)
 
-    def __str__(self) -> str:
+    def _parts(self) -> Iterator[Part]:
         """How much was pruned, what was left alone and why, and where it is."""
-        lines = [table(*pruned_rows(self)), ""]
+        yield pruned_rows(self)
+        yield ""
         if self.left_alone:
-            lines += [table(*left_alone_rows(self)), ""]
-        lines += [f"Copied as it was, with dense weights: {printable(str(path))}." for path in self.stale]
-        lines.append(f"In {printable(str(self.out))}.")
-        return "\n".join(lines)
+            yield left_alone_rows(self)
+            yield ""
+        for path in self.stale:
+            yield f"Copied as it was, with dense weights: {printable(str(path))}."
+        yield f"In {printable(str(self.out))}."
 
 
 def sparsify_checkpoint(

@@ -47,7 +47,7 @@ from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD
 from secateur.checkpoints.tables import verified_rows
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
-from secateur.support import Fields, printable, table, track
+from secateur.support import Fields, Part, Shown, printable, track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
@@ -79,7 +79,7 @@ class VerifiedTensor:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Shown):
     """What `verify_checkpoint` found, which prints as a table: it holds if there are no ``problems``.
 
     ``unchecked`` says what could not be verified and why; ``files`` is how many other files were compared with the
@@ -120,18 +120,18 @@ class Verification:
             "tensors": [tensor.as_json() for tensor in self.tensors],
         }
 
-    def __str__(self) -> str:
+    def _parts(self) -> Iterator[Part]:
         """What is wrong, what could not be checked, and the verdict."""
-        lines = [f"wrong      {printable(problem, 1000)}" for problem in self.problems]
-        lines += [f"unchecked  {printable(what, 1000)}" for what in self.unchecked]
-        if lines:
-            lines.append("")
-        lines += [table(*verified_rows(self)), ""]
+        yield from (f"wrong      {printable(problem, 1000)}" for problem in self.problems)
+        yield from (f"unchecked  {printable(what, 1000)}" for what in self.unchecked)
+        if self.problems or self.unchecked:
+            yield ""
+        yield verified_rows(self)
+        yield ""
         pattern = f", pattern {self.pattern}" if self.pattern else ""
         compared = f", {self.files} other files compared" if self.source else ""
         verdict = "holds" if self.ok else f"does not hold: {len(self.problems)} problems"
-        lines.append(f"{printable(str(self.path))}: what {RECORD} claims {verdict}{pattern}{compared}.")
-        return "\n".join(lines)
+        yield f"{printable(str(self.path))}: what {RECORD} claims {verdict}{pattern}{compared}."
 
 
 def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from secateur.inference.kinds import KINDS
 from secateur.inference.packing import is_conv1d, put
 from secateur.inference.pointwise import Pointwise
-from secateur.support import Fields, bytes_text, device_of, printable, records, table, write_whole
+from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, records, write_whole
 
 __all__ = ["PackedFile", "load_packed", "save_packed"]
 
 
 @dataclass(frozen=True)
-class PackedFile:
+class PackedFile(Shown):
     """What `save_packed` wrote or `load_packed` read, which prints as a table: ``layers`` are the packed layers' forms.
 
     ``nbytes`` are those of the whole file.
@@ -34,9 +34,9 @@ class PackedFile:
     layers: Mapping[str, str]
     nbytes: int
 
-    def __str__(self) -> str:
+    def _parts(self) -> Iterable[Part]:
         said = f"{len(self.layers)} packed layers in {printable(str(self.path))}, {bytes_text(self.nbytes)}."
-        return f"{table(['Layer', 'Form'], self.layers.items())}\n\n{said}"
+        return Rows(("Layer", "Form"), [*self.layers.items()]), "", said
 
 
 def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:

@@ -31,7 +31,9 @@ from secateur.inference.window_linear import WindowLinear
 from secateur.native import LANES, MOST_COLUMNS, available, describe
 from secateur.support import (
     Forward,
+    Part,
     Rows,
+    Shown,
     alternating,
     bytes_text,
     device_of,
@@ -40,7 +42,6 @@ from secateur.support import (
     percent,
     private,
     run_example,
-    table,
     track,
     unchanged,
 )
@@ -82,7 +83,7 @@ class PackedLayer:
 
 
 @dataclass(frozen=True)
-class Packing:
+class Packing(Shown):
     """What `pack` did; ``str()`` of it is a table."""
 
     layers: tuple[PackedLayer, ...]
@@ -102,9 +103,8 @@ class Packing:
             f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}.",
         )
 
-    def __str__(self) -> str:
-        rows, said = self.parts
-        return f"{table(*rows)}\n{said}"
+    def _parts(self) -> Iterable[Part]:
+        return self.parts
 
 
 def _row(layer: PackedLayer) -> tuple[str | None, ...]:

@@ -6,7 +6,7 @@ Law: nothing but the running statistics changes, and they only when all batches 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from secateur.support import (
     Forward,
+    Part,
+    Rows,
+    Shown,
     check_batches,
     device_of,
     moved,
     private,
     replicating_group,
     run_batch,
-    table,
     track,
     unchanged,
     unwrapped,
@@ -45,19 +47,20 @@ class BatchNormShift:
 
 
 @dataclass(frozen=True)
-class Reestimation:
+class Reestimation(Shown):
     """What `reestimate_batchnorm` did, which prints as a table; ``unreached`` are those that the batches never met."""
 
     batches: int
     layers: tuple[BatchNormShift, ...]
     unreached: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        columns = ["BatchNorm", ">Channels", ">Mean moved by σ", ">Variance times"]
+    def _parts(self) -> Iterator[Part]:
         rows = [(each.name, each.channels, f"{each.mean:.3g}", f"{each.variance:.3g}") for each in self.layers]
-        lines = [table(columns, rows), "", f"{len(self.layers)} made anew from {self.batches} batches."]
-        lines += [f"{name or 'the model'}: not reached, and left as it was." for name in self.unreached]
-        return "\n".join(lines)
+        yield Rows(("BatchNorm", ">Channels", ">Mean moved by σ", ">Variance times"), rows)
+        yield ""
+        yield f"{len(self.layers)} made anew from {self.batches} batches."
+        for name in self.unreached:
+            yield f"{name or 'the model'}: not reached, and left as it was."
 
 
 def reestimate_batchnorm(model: nn.Module, batches: Iterable[Any], *, forward: Forward | None = None) -> Reestimation:

@@ -24,12 +24,14 @@ from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall, part_of
 from secateur.support import (
+    Part,
+    Rows,
+    Shown,
     count_nonzero,
     is_sharded,
     laid_out,
     local,
     matched,
-    table,
     track,
     whole,
     write_whole,
@@ -57,7 +59,7 @@ SEGMENT = 1 << 20  # entries that one thread works through at a time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Masks(dict[str, Tensor]):
+class Masks(Shown, dict[str, Tensor]):
     """``{name: bool mask}``: a dict that prints as a table, which is what verbs return.
 
     It is pickled as an OrderedDict, as state dicts are, so that ``torch.load(weights_only=True)`` reads it.
@@ -69,7 +71,7 @@ class Masks(dict[str, Tensor]):
     2 in all            3        3       0.5
     """
 
-    def __str__(self) -> str:
+    def _parts(self) -> Iterable[Part]:
         counts = {name: (_count(mask), mask.numel()) for name, mask in self.items()}
         shapes = {name: " × ".join(map(str, mask.shape)) for name, mask in self.items()}
         if len(self) != 1:
@@ -79,7 +81,7 @@ class Masks(dict[str, Tensor]):
             [name, shapes.get(name), f"{kept:,}", f"{size - kept:,}", f"{1 - kept / size if size else 0:.4g}"]
             for name, (kept, size) in counts.items()
         ]
-        return table(["Weight", ">Shape", ">Kept", ">Removed", ">Sparsity"], rows)
+        return [Rows(("Weight", ">Shape", ">Kept", ">Removed", ">Sparsity"), rows)]
 
     def __copy__(self) -> Masks:
         return Masks(self)

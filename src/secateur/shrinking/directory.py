@@ -68,8 +68,8 @@ from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.streamed import Streamed, chosen_in_directory
 from secateur.shrinking.subject import Subject, subject_of
-from secateur.shrinking.tables import checkpoint_parts, proof_words, text_of_parts
-from secateur.support import Forward, LazyTensors, described, printable, tensors_of, track
+from secateur.shrinking.tables import checkpoint_parts, proof_words
+from secateur.support import Forward, LazyTensors, Part, Shown, described, printable, tensors_of, track
 from secateur.version import __version__
 
 __all__ = [
@@ -83,7 +83,7 @@ PROVED = 1 << 24  # parameters of the model that the proof is made on: its copie
 
 
 @dataclass(frozen=True)
-class CheckpointShrinking:
+class CheckpointShrinking(Shown):
     """What `shrink_checkpoint` did.
 
     Attributes:
@@ -120,8 +120,8 @@ class CheckpointShrinking:
     tokens: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return text_of_parts((*checkpoint_parts(self), f"{proof_words(self)}."))
+    def _parts(self) -> Iterable[Part]:
+        return (*checkpoint_parts(self), f"{proof_words(self)}.")
 
 
 def shrink_checkpoint(

@@ -35,15 +35,15 @@ from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
-from secateur.shrinking.tables import shrunk_parts, text_of_parts
+from secateur.shrinking.tables import shrunk_parts
 from secateur.shrinking.without_data import warn_without_data
-from secateur.support import Forward, Undo, check_batches, private, tensors_of, track
+from secateur.support import Forward, Part, Shown, Undo, check_batches, private, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
-class Shrunk:
+class Shrunk(Shown):
     """What a call of `shrink` did; as a string, a table.
 
     Attributes:
@@ -79,8 +79,8 @@ class Shrunk:
     parameters: tuple[int, int]
     nbytes: tuple[int, int]
 
-    def __str__(self) -> str:
-        return text_of_parts(shrunk_parts(self))
+    def _parts(self) -> Iterable[Part]:
+        return shrunk_parts(self)
 
 
 def shrink(

@@ -6,29 +6,24 @@ Law: a table holds text that is fit to be printed; groups that differ only in th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from secateur.coupling import Group
 from secateur.shrinking.branches import KEPT
-from secateur.support import Part, Rows, bytes_text, percent, printable, table
+from secateur.support import Part, Rows, bytes_text, percent, printable
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
 
-__all__ = ["checkpoint_parts", "proof_words", "shrunk_parts", "text_of_parts"]
+__all__ = ["checkpoint_parts", "proof_words", "shrunk_parts"]
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
 _OFF = 0.005  # from what was asked: then it is said what else there is
 _LONG = 10_000  # characters of a cell that names many
-
-
-def text_of_parts(parts: Iterable[Part]) -> str:
-    """The parts as plain text."""
-    return "\n".join(each if isinstance(each, str) else table(*each) for each in parts)
 
 
 def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:

@@ -49,14 +49,14 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import LazyTensors, Rows, bytes_text, percent, printable, table, track, whole, whole_file
+from secateur.support import LazyTensors, Part, Rows, Shown, bytes_text, percent, printable, track, whole, whole_file
 from secateur.targets import identity_of
 
 __all__ = ["Compression", "encoding_rows", "save_compressed"]
 
 
 @dataclass(frozen=True)
-class Compression:
+class Compression(Shown):
     """What `save_compressed` wrote, or `expand_checkpoint` read, which prints as a table: each tensor's encoding and
     bytes, all files' bytes."""
 
@@ -71,10 +71,10 @@ class Compression:
         """Bytes of the compressed files over those of dense ones, headers included."""
         return self.stored / self.dense
 
-    def __str__(self) -> str:
-        """A line an encoding, and the bytes of all files."""
+    def _parts(self) -> Iterable[Part]:
+        """A row an encoding, and the bytes of all files."""
         sizes = f"{bytes_text(self.stored)} compressed, {bytes_text(self.dense)} dense ({percent(self.ratio)})"
-        return f"{table(*encoding_rows(self))}\n\n{printable(str(self.out))}: {sizes}, with headers."
+        return encoding_rows(self), "", f"{printable(str(self.out))}: {sizes}, with headers."
 
 
 def encoding_rows(done: Compression) -> Rows:

@@ -29,6 +29,7 @@ from secateur.support.running import (
     unwrapped,
 )
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
+from secateur.support.shown import Shown, html_of_parts, text_of_parts
 from secateur.support.tables import Part, Rows, table, table_of
 from secateur.support.text import bytes_text, percent, percents, printable
 from secateur.support.timing import alternating, in_turns, ratio, ratios, seconds_of
@@ -45,6 +46,7 @@ __all__ = [
     "PATIENCE",
     "Part",
     "Rows",
+    "Shown",
     "Undo",
     "alternating",
     "bytes_text",
@@ -54,6 +56,7 @@ __all__ = [
     "device_of",
     "documents",
     "function_of",
+    "html_of_parts",
     "in_dtype",
     "in_mode",
     "in_turns",
@@ -90,6 +93,7 @@ __all__ = [
     "table_of",
     "tensors_in",
     "tensors_of",
+    "text_of_parts",
     "track",
     "unchanged",
     "unknown",
