@@ -97,6 +97,7 @@ def model_of(family, size):
     made = {
         "gpt2": ("GPT2LMHeadModel", "GPT2Config", {**gpt, "n_positions": size}),
         "gptj": ("GPTJForCausalLM", "GPTJConfig", {**gpt, "rotary_dim": 4}),
+        "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", llama),
         "llama": ("LlamaForCausalLM", "LlamaConfig", {**llama, "tie_word_embeddings": False}),
         "tied": ("LlamaForCausalLM", "LlamaConfig", {**llama, "tie_word_embeddings": True, "intermediate_size": size}),
         "bert": ("BertForMaskedLM", "BertConfig", bert),

@@ -17,7 +17,7 @@ from secateur.checkpoints import CheckpointError, slicing
 from secateur.vocabulary import directory
 from support.vocabularies import KINDS, TEXT, model_of, renamed_alike, same_inside, wrapped
 
-FAMILIES = ("gpt2", "gptj", "llama", "tied", "bert", "encoder", "roberta", "t5", "bart")
+FAMILIES = ("gpt2", "gptj", "neox", "llama", "tied", "bert", "encoder", "roberta", "t5", "bart")
 
 
 def written(folder, family="tied", kind="byte level", more=7, **how):

@@ -114,11 +114,12 @@ def test_templates_and_special_tokens_stay(tmp_path):
     dense, tokenizer = written(tmp_path / "dense", "tied", "byte level")
     (dense / "chat_template.jinja").write_text("{{ 'gardener' + ' prunes' }}")
     config = json.loads((dense / "tokenizer_config.json").read_text())
+    config |= {"sep_token": None, "extra_special_tokens": {"image_token": "ro"}, "cls_token": 1}
     config |= {"mask_token": {"content": "hed", "special": True}, "additional_special_tokens": ["<|rose|>"]}
     (dense / "tokenizer_config.json").write_text(json.dumps(config))
     done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["It's"])
     wanted = {*tokenizer.encode("gardener", add_special_tokens=False).ids}
-    wanted |= {tokenizer.token_to_id(token) for token in ("<|rose|>", "hed") if tokenizer.token_to_id(token)}
+    wanted |= {tokenizer.token_to_id(token) for token in ("<|rose|>", "hed", "ro") if tokenizer.token_to_id(token)}
     assert wanted <= set(done.order)
     assert np.all(np.diff(done.order) > 0)
 

@@ -38,7 +38,7 @@ from secateur.checkpoints import (
     write_bytes,
     write_header,
 )
-from secateur.support import printable, track
+from secateur.support import printable, private, tensors_of, track
 from secateur.vocabulary.axes import Axes, axes_of, builder
 from secateur.vocabulary.choosing import asked
 from secateur.vocabulary.files import by_transformers, left_out, model_folder, needed_in, read_tokens, rewritten
@@ -184,8 +184,8 @@ def cuts_of(dense: Source, order: Ids) -> dict[str, Cuts]:
 def _named_in_files(checkpoint: Checkpoint, model: nn.Module, axes: Axes) -> tuple[dict[str, str], tuple[str, ...]]:
     """The model's name of each tensor in the files that counts tokens; and which are as long without being the model's.
 
-    As `from_pretrained` finds them: under their names, or with or without the prefix of the model inside; and where it
-    renames more than that, the one tensor whose name ends alike and that has the shape.
+    As `from_pretrained` finds them: under their names, with or without the prefix of the model inside, or as
+    transformers' loader renames them; else the one tensor whose name ends alike and that has the shape.
     """
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
     found: dict[str, str] = {}
@@ -201,6 +201,12 @@ def _named_in_files(checkpoint: Checkpoint, model: nn.Module, axes: Axes) -> tup
                     f"config.json says it {axes.shapes[mine]}."
                 )
             found[name] = mine
+    if unknown:
+        for mine, (conversion, parts) in private.loaded_as(model, unknown, tensors_of(model)).items():
+            name = parts[0][0]
+            if mine in axes.tensors and conversion is None and checkpoint.entries[name].shape == axes.shapes[mine]:
+                found[name] = mine
+                unknown.remove(name)
     for names in _aliases(model, axes):
         if not any(mine in names for mine in found.values()):
             alike = [

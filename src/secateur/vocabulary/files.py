@@ -132,13 +132,19 @@ def needed_in(folder: Path, tokens: Tokens, config: Any, axes: Axes) -> set[int]
 def _special(values: Mapping[str, Any]) -> Iterator[str]:
     """The tokens that a tokenizer's configuration names as special."""
     for key, value in values.items():
-        if key.endswith(("_token", "special_tokens", "_tokens")):
-            several = value.values() if isinstance(value, Mapping) and "content" not in value else value
-            for each in several if not isinstance(value, str | Mapping) or several is not value else [value]:
-                if isinstance(each, Mapping):
-                    each = each.get("content")
-                if isinstance(each, str):
-                    yield each
+        if key.endswith(("_token", "special_tokens")):
+            yield from _tokens_in(value)
+
+
+def _tokens_in(value: Any) -> Iterator[str]:
+    """One, as a string or an object; several of them, in a list or by names."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        inner = [value["content"]] if "content" in value else value.values()
+        yield from (each for several in inner for each in _tokens_in(several))
+    elif isinstance(value, list):
+        yield from (each for several in value for each in _tokens_in(several))
 
 
 def _effective(config: Any, axes: Axes) -> dict[tuple[str, ...], dict[str, Any]]:
