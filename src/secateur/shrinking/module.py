@@ -27,9 +27,9 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
+from secateur.shrinking.experts import choose_experts
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
-from secateur.shrinking.experts import choose_experts
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import tie_roles
