@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.support.digits import digits, trained
 from benchmarks.support.tables import head, row
 from secateur import sparsify
 from secateur.blockwise import oneshot
@@ -63,30 +64,9 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def _digits() -> tuple[Tensor, Tensor]:
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
-
-
-def _train(model: nn.Module, x: Tensor, y: Tensor, steps: int) -> nn.Module:
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    for _ in range(steps):
-        rows = torch.randint(len(x), (64,))
-        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
-
-
 def layers(sparsities: list[float], seeds: int) -> list[dict[str, Any]]:
     """A table: accuracy in percent of each network at each sparsity, means over seeds, and the share of the loss."""
-    x, y = _digits()
+    x, y = digits()
     batches = list(x[:512].split(64))
     names = ["dense", *CRITERIA, *WAYS]
     print(head(["network", "sparsity", *names, "loss, of the best criterion's", "s"]))
@@ -95,7 +75,7 @@ def layers(sparsities: list[float], seeds: int) -> list[dict[str, Any]]:
         models = []
         for seed in range(seeds):
             torch.manual_seed(seed)
-            models.append(_train(make(), x[:1200], y[:1200], STEPS))
+            models.append(trained(make(), x[:1200], y[:1200], STEPS))
         for sparsity in sparsities:
             found: dict[str, list[float]] = {each: [] for each in names}
             seconds = []

@@ -19,7 +19,7 @@ from secateur.blockwise.record import digest
 from secateur.checkpoints import CheckpointError
 from secateur.solvers import admm
 from support.families import batches, make
-from support.forks import forked
+from support.forks import forked, killing
 from support.stacks import contents
 
 
@@ -50,25 +50,19 @@ def test_a_directory_keeps_everything_but_the_pruned_bytes(llama, tmp_path):
     assert record["layers"]["model.layers.0.mlp.down_proj.weight"]["tokens"] == 60
 
 
+STEPS = {
+    "write": (block_files, "write_tensor"),
+    "copy": (resumable, "copy_tree"),
+    "journal": (resumable.Unfinished, "_write"),
+    "publish": (resumable.Unfinished, "publish"),
+}
+
+
 def dying(moment, source, out):
     """`oneshot` in a process that is killed at the n-th call of a function; writes down how many tensors it wrote."""
-    events = []
-
-    def before(function, name):
-        def call(*arguments, **keywords):
-            events.append(name)
-            if f"{name}:{events.count(name)}" == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **keywords)
-
-        return call
-
-    block_files.write_tensor = before(block_files.write_tensor, "write")
-    resumable.copy_tree = before(resumable.copy_tree, "copy")
-    resumable.Unfinished._write = before(resumable.Unfinished._write, "journal")
-    resumable.Unfinished.publish = before(resumable.Unfinished.publish, "publish")
+    calls = killing(moment, **STEPS)
     done = oneshot(source, batches("llama"), 0.5, out=out)
-    out.with_name("counts.json").write_text(json.dumps([events.count("write"), len(done.layers)]))
+    out.with_name("counts.json").write_text(json.dumps([calls["write"], len(done.layers)]))
 
 
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.support.digits import digits, trained
 from secateur import NM, Channels, Rows, sparsify
 from secateur.blockwise import oneshot
 from secateur.blockwise.finding import parts_of
@@ -54,35 +55,16 @@ def images(count=4, size=16):
 
 
 @pytest.fixture(scope="module")
-def digits():
-    from sklearn.datasets import load_digits
-
-    x, y = load_digits(return_X_y=True)
-    x, y = torch.tensor(x / 16, dtype=torch.float32), torch.tensor(y)
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    x, y = x[order], y[order]
+def images_and_labels():
+    x, y = digits()
     return x[:1200], y[:1200], x[1200:], y[1200:]
 
 
-def trained(model, digits, steps=350):
-    x, y, _, _ = digits
-    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    for _ in range(steps):
-        rows = torch.randint(len(x), (64,))
-        loss = nn.functional.cross_entropy(model(x[rows]), y[rows])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
-
-
 @pytest.mark.parametrize("make", [Plain, Recurrent], ids=["convolutions", "recurrent"])
-def test_a_trained_network_loses_at_most_a_quarter_of_what_the_best_criterion_loses(digits, make):
+def test_a_trained_network_loses_at_most_a_quarter_of_what_the_best_criterion_loses(images_and_labels, make):
     torch.manual_seed(0)
-    model = trained(make(), digits)
-    x, _, held_out, labels = digits
+    x, y, held_out, labels = images_and_labels
+    model = trained(make(), x, y, steps=350)
     batches = [x[at : at + 64] for at in range(0, 512, 64)]
 
     @torch.no_grad()

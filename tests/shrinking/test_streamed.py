@@ -26,7 +26,7 @@ from secateur.shrinking import directory, shrink_checkpoint
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.repairing import Repairing
 from support.families import batches, make
-from support.forks import forked, on_ranks
+from support.forks import forked, killing, on_ranks
 from support.stacks import contents
 
 TOKENS = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
@@ -154,29 +154,23 @@ def test_of_the_blocks_one_is_in_memory(llama, tmp_path, monkeypatch):
 # ---- killed ---------------------------------------------------------------------------------------------------------
 
 
+STEPS = {
+    "write": (block_files, "write_tensor"),
+    "copy": (resumable, "copy_tree"),
+    "journal": (resumable.Unfinished, "_write"),
+    "publish": (resumable.Unfinished, "publish"),
+    "slice": (directory, "_write_index"),
+    "measure": (Measuring, "solve_stage"),
+    "repair": (Repairing, "solve_stage"),
+}
+
+
 def dying(moment, source, out):
     """`shrink_checkpoint` in a process that is killed at the n-th call of a function; else writes down how often each
     ran."""
-    events = []
-
-    def before(function, name):
-        def call(*arguments, **keywords):
-            events.append(name)
-            if f"{name}:{events.count(name)}" == moment:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*arguments, **keywords)
-
-        return call
-
-    block_files.write_tensor = before(block_files.write_tensor, "write")
-    resumable.copy_tree = before(resumable.copy_tree, "copy")
-    resumable.Unfinished._write = before(resumable.Unfinished._write, "journal")
-    resumable.Unfinished.publish = before(resumable.Unfinished.publish, "publish")
-    directory._write_index = before(directory._write_index, "slice")
-    Measuring.solve_stage = before(Measuring.solve_stage, "measure")
-    Repairing.solve_stage = before(Repairing.solve_stage, "repair")
+    calls = killing(moment, **STEPS)
     UNPROVED(source, out, 0.3, batches=batches("llama"))
-    out.with_name("counts.json").write_text(json.dumps({name: events.count(name) for name in events}))
+    out.with_name("counts.json").write_text(json.dumps(calls))
 
 
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):

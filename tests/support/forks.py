@@ -1,8 +1,10 @@
 """Processes that need not import torch again: a copy of the test's own, to be killed, and the ranks of a group."""
 
 import os
+import signal
 import traceback
 import warnings
+from collections import Counter
 
 import torch
 from torch import multiprocessing
@@ -14,6 +16,25 @@ def on_ranks(body, *arguments, ranks=2):
     needed = ["secateur", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"]
     context.set_forkserver_preload(needed)
     multiprocessing.start_processes(body, args=arguments, nprocs=ranks, start_method="forkserver")
+
+
+def killing(moment, **places):
+    """Counts the calls of functions, given as ``name=(owner, attribute)``, from here on, and kills this process at the
+    n-th of one: ``"name:n"``. For a process that is forked: nothing is put back."""
+    calls = Counter()
+
+    def before(function, name):
+        def call(*arguments, **keywords):
+            calls[name] += 1
+            if f"{name}:{calls[name]}" == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keywords)
+
+        return call
+
+    for name, (owner, attribute) in places.items():
+        setattr(owner, attribute, before(getattr(owner, attribute), name))
+    return calls
 
 
 def forked(body):

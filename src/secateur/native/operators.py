@@ -326,36 +326,14 @@ def dense_block(indices: Tensor, pointers: Tensor, values: Tensor, rows: int, co
     return weight.transpose(1, 2).reshape(blocks * LANES, columns)[:rows]
 
 
-def _fake_csr(
-    x: Tensor,
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    columns_together: int,
-    rows_together: int,
-) -> Tensor:
-    del indices, values, bias, rows_together
+def _fake_csr(x: Tensor, _indices: Tensor, pointers: Tensor, *others: Any) -> Tensor:
+    columns_together, _ = others[-2:]
     return x.new_empty(*x.shape[:-1], _rows_of(pointers, x.shape[-1], columns_together))
 
 
-def _fake_block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    del indices, pointers, values, bias
-    return x.new_empty(*x.shape[:-1], rows)
-
-
-def _fake_window(
-    x: Tensor,
-    words: Tensor,
-    moves: Tensor,
-    values: Tensor,
-    pointers: Tensor,
-    order: Tensor,
-    bias: Tensor | None,
-    rows: int,
-) -> Tensor:
-    del words, moves, values, pointers, order, bias
-    return x.new_empty(*x.shape[:-1], rows)
+def _fake(x: Tensor, *others: Any) -> Tensor:
+    """Of an operator that is told last how many rows there are."""
+    return x.new_empty(*x.shape[:-1], others[-1])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -411,7 +389,7 @@ def _define(
 _define("csr_linear", _csr, _fake_csr, _csr_backward)
 
 
-_define("block_linear", _block, _fake_block, _block_backward)
+_define("block_linear", _block, _fake, _block_backward)
 
 
-_define("window_linear", _window, _fake_window, _window_backward, _keep_windows)
+_define("window_linear", _window, _fake, _window_backward, _keep_windows)

@@ -262,12 +262,8 @@ class Identity(BasePruningMethod):
         return super().apply(module, name)
 
 
-class RandomUnstructured(BasePruningMethod):
-    """Prunes `amount` entries at random: those with the largest of one ``rand_like`` draw.
-
-    Args:
-        amount: a fraction in [0, 1], or (an integer) how many.
-    """
+class _Unstructured(BasePruningMethod):
+    """What the two share that prune so many entries."""
 
     PRUNING_TYPE = "unstructured"
 
@@ -276,13 +272,26 @@ class RandomUnstructured(BasePruningMethod):
         self.amount = amount
 
     def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """`default_mask` less ``amount`` of its entries; draws once, and not at all if that is none."""
+        """`default_mask` less ``amount`` of its entries, those of least score; asks for none if that is none."""
         count = count_of(self.amount, t.nelement())
         if count == 0:
             return default_mask.clone()
+        return default_mask.masked_fill(~largest(self._scores(t.detach()), t.nelement() - count), 0)
+
+    def _scores(self, t: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class RandomUnstructured(_Unstructured):
+    """Prunes `amount` entries at random: those with the largest of one ``rand_like`` draw.
+
+    Args:
+        amount: a fraction in [0, 1], or (an integer) how many.
+    """
+
+    def _scores(self, t: Tensor) -> Tensor:
         # Drawn in the order of the indices, so that channels_last weights get the mask of contiguous ones.
-        draw = torch.rand_like(t.detach(), memory_format=torch.contiguous_format)
-        return default_mask.masked_fill(~largest(-draw, draw.numel() - count), 0)
+        return -torch.rand_like(t, memory_format=torch.contiguous_format)
 
     @classmethod
     def apply(cls, module: nn.Module, name: str, amount: Amount) -> BasePruningMethod:  # type: ignore[override]
@@ -290,25 +299,15 @@ class RandomUnstructured(BasePruningMethod):
         return super().apply(module, name, amount=amount)
 
 
-class L1Unstructured(BasePruningMethod):
+class L1Unstructured(_Unstructured):
     """Prunes the `amount` entries of least absolute value; among equal ones the last.
 
     Args:
         amount: a fraction in [0, 1], or (an integer) how many.
     """
 
-    PRUNING_TYPE = "unstructured"
-
-    def __init__(self, amount: Amount) -> None:
-        _validate_pruning_amount_init(amount)
-        self.amount = amount
-
-    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
-        """`default_mask` less its ``amount`` entries of least ``abs(t)``."""
-        count = count_of(self.amount, t.nelement())
-        if count == 0:
-            return default_mask.clone()
-        return default_mask.masked_fill(~largest(t.detach().abs(), t.nelement() - count), 0)
+    def _scores(self, t: Tensor) -> Tensor:
+        return t.abs()
 
     @classmethod
     def apply(  # type: ignore[override]
