@@ -4,6 +4,7 @@
         [--json FILE]
     python benchmarks/shrinking/run.py real --smollm2 DIR --minilm DIR [--rows ours,flap] [--seeds 3] [--cache FILE]
     python benchmarks/shrinking/run.py real --times DIR DIR
+    python benchmarks/shrinking/run.py branches --smollm2 DIR --minilm DIR [--cache FILE]
     python benchmarks/shrinking/run.py expand FOLDER OUT
 
 Law: nothing here trusts the library's own proof. Whether a smaller model is right is decided by a comparison that is
@@ -28,7 +29,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.shrinking import peers, real, times
+from benchmarks.shrinking import branches, peers, real, times
 from benchmarks.shrinking.accuracy import accuracy
 from benchmarks.shrinking.correctness import coverage
 from benchmarks.shrinking.effect import depth, effect
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     if given.what == "real":
         _real(given)
+    elif given.what == "branches":
+        _branches(given)
     elif given.what == "expand":
         real.expand(given.folder, given.out)
     elif given.child:
@@ -86,6 +89,12 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--keep", type=Path, help="a folder for the models, to take their times")
     one.add_argument("--times", type=Path, nargs="+", help="directories: only the milliseconds of these, in turn")
     one.add_argument("--rounds", type=int, default=9, help="of the times (%(default)s)")
+    one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    one = commands.add_parser("branches", help="real trained models that lose depth, without training")
+    for model in branches.MODELS:
+        one.add_argument(f"--{model}", type=Path, help="the model's directory")
+    one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
+    one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
     one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     one = commands.add_parser("expand", help="a directory of the GGUF file in an unpacked wheel, for real --smollm2")
     one.add_argument("folder", type=Path, help="where the wheel was unpacked to")
@@ -112,6 +121,15 @@ def _real(given: argparse.Namespace) -> None:
             keep=given.keep,
         )
     )
+
+
+def _branches(given: argparse.Namespace) -> None:
+    if given.child:
+        branches.child(given.child)
+        return
+    print(f"{platform.machine()}, 1 thread, torch {torch.__version__}, Python {platform.python_version()}, {commit()}")
+    directories = {model: path for model in branches.MODELS if (path := getattr(given, model)) is not None}
+    branches.branches(directories, given.judged, given.cache)
 
 
 def _beside_torch_pruning(given: argparse.Namespace) -> None:

@@ -32,7 +32,8 @@ def test_what_follows_comes_nearer(at):
     dense, model = dense_outputs(), deep()
     given = zeros(model, at)
     alone = walked(model, given, [])
-    assert not model[at].down.weight.any() and not model[at].down.bias.any()
+    assert not model[at].down.weight.any()
+    assert not model[at].down.bias.any()
     model = deep()
     moved = [f"{behind}.down.weight" for behind in range(at + 1, 6)]
     followed = walked(model, given, moved)

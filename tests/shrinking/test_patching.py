@@ -1,6 +1,7 @@
 """Laws of patches: what is linear leaves without error, nothing gets worse, and what must not change does not."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -31,14 +32,6 @@ def error(model, dense, held):
         return float((torch.cat([model(each) for each in held]).double() - wanted).norm() / wanted.norm())
 
 
-def linear_at(place, make=Block):
-    """The branch before is nonlinear, and the one that leaves linear in what that gives alone."""
-    model = deep(make)
-    torch.manual_seed(3)
-    model[place] = Block(linear=True)
-    return model
-
-
 def test_what_is_linear_in_what_the_patch_sees_leaves_without_error():
     class Own(nn.Module):
         """What is added lies in the span of what the matrix before it was given: its own outputs, once more."""
@@ -59,7 +52,7 @@ def test_what_is_linear_in_what_the_patch_sees_leaves_without_error():
     assert error(plain, model, held) > 0.01
     assert error(patched, model, batches(seed=7)) < 1e-5
     assert done.patched["1.first.down.weight"] == pytest.approx(1, abs=1e-6)
-    assert str(done).count("1.first.down.weight") == 1
+    assert re.search(r"lacks behind them is made up for by .*1\.first\.down\.weight", str(done))
 
 
 @pytest.mark.parametrize("make", [Block, PostNorm, Parallel])
@@ -89,7 +82,7 @@ def test_where_nothing_lacks_nothing_changes():
     state = state_of(model)
     small, done = without(model, held, "3.down.weight")
     assert done.patched == {}
-    others = {name: each for name, each in small.named_parameters()}
+    others = dict(small.named_parameters())
     assert all(torch.equal(each, model.get_parameter(name)) for name, each in others.items())
     assert is_unchanged(model, state)
 
@@ -98,9 +91,7 @@ def test_what_is_before_stays_bit_for_bit():
     model, held = deep(), batches()
     small, done = without(model, held, "4.down.weight")
     assert [*done.patched] == ["3.down.weight"]
-    changed = {
-        name for name, each in small.named_parameters() if not torch.equal(each, model.get_parameter(name))
-    }
+    changed = {name for name, each in small.named_parameters() if not torch.equal(each, model.get_parameter(name))}
     assert {"3.down.weight", "3.down.bias"} <= changed <= {"3.down.weight", "3.down.bias", "5.down.weight"}
 
 
@@ -170,7 +161,8 @@ def test_by_outputs_only_with_batches():
 def test_channels_leave_after_branches():
     model, held = deep(), batches()
     done = shrink(model, held[0], 0.5, branches=0.2, batches=held)
-    assert done.patched and len(done.plans) == 2
+    assert done.patched
+    assert len(done.plans) == 2
     assert done.got == pytest.approx(0.5, abs=0.1)
 
 

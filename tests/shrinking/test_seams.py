@@ -1,4 +1,4 @@
-"""Laws of seams: the place is the last before a branch that is linear and used once, and what is read there is exact."""
+"""Laws of seams: a place is the last before a branch that is linear and used once; what is read there is exact."""
 
 import pytest
 import torch
@@ -105,14 +105,12 @@ def test_what_is_met_is_what_the_model_without_has():
 
 def test_padding_is_left_out():
     torch.manual_seed(0)
-    layers = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=True, dropout=0.0), 3, enable_nested_tensor=False
-    )
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(3)]
 
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.blocks = nn.ModuleList(each for each in layers.layers)
+            self.blocks = nn.ModuleList(layers)
 
         def forward(self, x, attention_mask):
             for each in self.blocks:
@@ -131,7 +129,8 @@ def test_padding_is_left_out():
         inputs, rows, index = stream.met(batch, seam)
         assert seam.place.weight == "blocks.0.self_attn.out_proj.weight"
         assert sum(map(len, inputs)) == 4
-        assert len(rows) == 8 and index.tolist() == mask.flatten().bool().tolist()
+        assert len(rows) == 8
+        assert index.tolist() == mask.flatten().bool().tolist()
 
 
 def test_another_way_through_the_model_is_an_error():

@@ -158,8 +158,14 @@ def shrink(
         if out is None and not dry_run:
             raise ValueError("give --out DIR, the directory to write, or --dry-run.")
         if Path(factory).is_dir():
-            if weights is not None or branches:
-                raise ValueError(f"{factory} is a directory: leave out {'--weights' if weights else '--branches'}.")
+            if weights is not None:
+                raise ValueError(f"{factory} is a directory: leave out --weights.")
+            if branches:
+                raise ValueError(
+                    f"{factory} is a directory: leave out --branches. from_pretrained builds as many blocks as "
+                    "config.json counts, each of them whole, so no directory says which branches left; in Python, "
+                    "shrink(model, example_inputs, branches=..., batches=...) and save_shrunken."
+                )
             from secateur.cli.factories import inputs_of
             from secateur.cli.printing.shrunken import directory_parts, directory_sheets
             from secateur.shrinking import shrink_checkpoint

@@ -169,7 +169,8 @@ class _Sums:
 
     @classmethod
     def zeros(cls, *shapes: tuple[int, ...], like: Tensor) -> _Sums:
-        return cls(*(torch.zeros(shape, dtype=torch.float64, device=like.device) for shape in shapes))
+        gram, cross, inputs, lacks = (torch.zeros(each, dtype=torch.float64, device=like.device) for each in shapes)
+        return cls(gram, cross, inputs, lacks)
 
     def add(self, gram: Tensor, cross: Tensor, inputs: Tensor, lacks: Tensor) -> None:
         """Of some rows."""

@@ -200,9 +200,7 @@ class Stream:
 
     # -- which place is before a branch
 
-    def _watched(
-        self, batch: Any, *, zeroed: Iterable[tuple[int, int]], leaving: set[str]
-    ) -> tuple[_Run, _Places]:
+    def _watched(self, batch: Any, *, zeroed: Iterable[tuple[int, int]], leaving: set[str]) -> tuple[_Run, _Places]:
         """A run of a batch, to the end: what gave something may be used again. What leaves gives nothing."""
         run, zeroed = _Run(), set(zeroed)
         names = {name for name, each in self.model.named_parameters() if each.dim() == 2} - leaving
@@ -343,7 +341,8 @@ class _Places(Pairs):
         self.gave(value, Place(met.piece.name, name, met.piece, False, 0))
         return output
 
-    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:  # noqa: ARG002
+    def _add(self, piece: Piece, inputs: Inputs, key: Any) -> None:
+        self.seen.setdefault(key, (inputs.x, piece))  # held, so that what comes later lies elsewhere
         self.just_met.append(Meeting(piece, 0))
         self.times[piece.name] += 1
         index = inputs.index if isinstance(inputs, Rows) else None

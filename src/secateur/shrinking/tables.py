@@ -160,6 +160,10 @@ def _branch_parts(done: Shrunk) -> Iterator[Part]:
     for name, why in list(done.stayed.items())[:_SHOWN]:
         if why != KEPT:
             yield f"{printable(name)} stays: {printable(why, 300)}."
+    if done.patched:
+        best = sorted(done.patched.items(), key=lambda each: -each[1])[:_SHOWN]
+        said = ", ".join(f"{printable(name)} {percent(share)}" for name, share in best)
+        yield f"What the stream lacks behind them is made up for by {said}."
     yield ""
 
 
