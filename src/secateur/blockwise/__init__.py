@@ -8,7 +8,7 @@ from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank_and_world
-from secateur.blockwise.products import Met, Piece
+from secateur.blockwise.products import Met, Piece, Tokens
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import described, digest, held_batches
 from secateur.blockwise.skeleton import blaming_config, build_on_meta, family_of, parameters_counted
@@ -24,6 +24,7 @@ __all__ = [
     "Piece",
     "Pruned",
     "Solved",
+    "Tokens",
     "Unfinished",
     "barrier",
     "blaming_config",
