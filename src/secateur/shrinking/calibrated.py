@@ -18,6 +18,7 @@ from secateur.shrinking.measuring import OVERFLOWING, SLOPES, Measuring, not_fin
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
+from secateur.shrinking.rescaling import rescale
 from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.subject import Subject
 from secateur.support import Forward, Undo
@@ -74,7 +75,10 @@ def chosen_by_data(
     undo.values(*(model.get_parameter(name) for name in job.targets))
     undo.values(*{id(each): each for each in model.parameters() if each.dim() == 1}.values())  # biases among them
     walk_model(model, batches, job, forward=forward)
-    return replace(choice, kept=job.kept, plan=plan_of(model, coupling, job.kept))
+    plan = plan_of(model, coupling, job.kept)
+    if repair:
+        rescale(model, plan, batches, forward=forward)
+    return replace(choice, kept=job.kept, plan=plan)
 
 
 def _check_finite(model: nn.Module) -> None:
