@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, run_batch
+from secateur.support import Forward, mapped, moved, private, run_batch
 
 __all__ = ["LostOutputError", "Outputs", "RUNS_AGAIN", "Replay"]
 
@@ -315,7 +315,8 @@ class Replay:
             self._used_poison = True
             device = self.device or torch.device("cpu")
             return mapped(self._shapes[name, self._at], lambda tensor: self._poison(tensor, device))
-        return moved(self._stream.load(name, self._at), self.device)
+        # a copy: the model may write to it, as to `h += y`, and is given it again
+        return mapped(self._stream.load(name, self._at), lambda tensor: tensor.to(self.device, copy=True))
 
     def _poison(self, like: Tensor, device: torch.device) -> Tensor:
         """NaN, or zeros where there is none; one tensor for all of a shape, as long as nobody writes to it.
@@ -324,7 +325,7 @@ class Replay:
         """
         key = (like.shape, like.dtype, device)
         held = self._poisons.get(key)
-        if held is None or held._version > 0:
+        if held is None or private.version_of(held):
             fill = torch.nan if like.is_floating_point() else 0
             with torch.inference_mode(False):  # a tensor of that mode counts no writes
                 held = self._poisons[key] = torch.full(like.shape, fill, dtype=like.dtype, device=device)
