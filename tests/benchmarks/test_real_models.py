@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.shrinking import accuracy, packages, real, rivals, run, times
+from benchmarks.shrinking import accuracy, branches, packages, real, rivals, run, times
 from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case, Options
 from benchmarks.shrinking.rivals import Keep, all_groups
 from benchmarks.shrinking.sizes import count_of, multiply_adds
@@ -429,3 +429,39 @@ def test_accuracy_is_told_before_and_after(capsys, monkeypatch):
     assert "within" not in before
     assert "75.00" in after
     assert "within" in after
+
+
+def test_depth_of_a_real_model(monkeypatch, capsys, tmp_path, llama):
+    """What leaves is told to the rows, and what is in the file is not measured again."""
+
+    class Tiny:
+        columns = ("perplexity", "of the manual")
+
+        def __init__(self):
+            self.model = copy.deepcopy(llama)
+
+        def batches(self, seed, samples):
+            generator = torch.Generator().manual_seed(seed)
+            return [{"input_ids": torch.randint(64, (1, 16), generator=generator)} for _ in range(min(samples, 4))]
+
+        def measure(self, model):
+            return float(count_of(model)), 0.5
+
+    monkeypatch.setattr(branches, "_subject", lambda *_: Tiny())
+    monkeypatch.setattr(branches, "COUNTS", {"smollm2": {"branches": (1, 2), "blocks": (1,)}})
+
+    def here(key, _file, _topic, _child, told, **_):
+        told = json.loads(told)
+        found = branches.measured(told) if "names" in told else branches.chosen(told["model"], Path(told["directory"]))
+        return json.loads(json.dumps(found))
+
+    monkeypatch.setattr(branches, "in_a_process", here)
+    cache = tmp_path / "rows"
+    branches.branches({"smollm2": tmp_path}, 8, cache)
+    said = capsys.readouterr().out
+    assert said.count("by the outputs, patched") == 3
+    assert len(cache.read_text().splitlines()) == 2 + 9
+    monkeypatch.setattr(branches, "in_a_process", None)
+    branches.branches({"smollm2": tmp_path}, 8, cache)
+    table = said[said.index("| leaves") : said.index("chosen in")]
+    assert table in capsys.readouterr().out
