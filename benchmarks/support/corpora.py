@@ -87,6 +87,21 @@ def sentences() -> list[str]:
     return shuffled(found)
 
 
+def sentences_of_everything() -> list[str]:
+    """Sentences of the docstrings of all that is installed, the standard library's too; some 200 000, in minutes."""
+    roots = [Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))]
+    paths = [path for root in roots for path in sorted(root.rglob("*.py"))]
+    found: dict[str, None] = {}
+    for path in dict.fromkeys(paths):
+        for text in docstrings_of(path, 40):
+            for paragraph in re.split(r"\n\s*\n", text):
+                for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
+                    letters = sum(c.isalpha() or c == " " for c in sentence)
+                    if 30 <= len(sentence) <= 300 and letters > 0.85 * len(sentence):
+                        found[sentence] = None
+    return shuffled(found)
+
+
 @functools.cache
 def language_reference() -> str:
     """The language reference that Python carries for ``help()``, 0.4 million characters, each paragraph once."""

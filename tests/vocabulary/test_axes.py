@@ -83,6 +83,24 @@ def test_what_has_no_vocabulary_is_said():
         axes_of(model_of("llama", 48), fails)
 
 
+def test_a_second_table_of_tokens_is_refused():
+    """As of Gemma 3n, which adds to each layer what another table has of a token."""
+    kind = type(model_of("gpt2", 48))
+
+    class Twice(kind):
+        def __init__(self, config):
+            super().__init__(config)
+            self.per_layer = nn.Embedding(config.vocab_size_per_layer_input, 3)
+
+    config = model_of("gpt2", 48).config
+    config.vocab_size_per_layer_input = 40
+    config.other_vocab_size = 60  # of no table
+    with pytest.raises(ValueError, match="a second table of tokens, per_layer, of which vocab_size_per"):
+        axes_of(Twice(config), builder(Twice))
+    config.vocab_size_per_layer_input = 2
+    assert axes_of(Twice(config), builder(Twice)).rows == 48
+
+
 def test_a_model_that_mixes_tokens_with_something_else_is_refused():
     class Mixed(type(model_of("gpt2", 48))):
         def __init__(self, config):

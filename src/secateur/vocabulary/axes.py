@@ -81,6 +81,7 @@ def axes_of(model: Any, build: Callable[[Any], nn.Module]) -> Axes:
             f"no field of {name}'s configuration says that it knows {rows:,} tokens, so none can say that they are "
             "fewer; resize_token_embeddings, or a configuration that says it, comes first."
         )
+    _check_others(model, places, rows, build)
     theirs = _tensors(grown)
     if mine.keys() != theirs.keys():
         raise ValueError(f"{name} has other tensors where its vocabulary is longer; none is left out of it.")
@@ -103,6 +104,21 @@ def axes_of(model: Any, build: Callable[[Any], nn.Module]) -> Axes:
         tuple(_grown_numbers(model, grown, rows)),
         {key: tuple(tensor.shape) for key, tensor in mine.items()},
     )
+
+
+def _check_others(model: Any, places: Sequence[Place], rows: int, build: Callable[[Any], nn.Module]) -> None:
+    """Refuses a second table of tokens, of another length: its rows are other tokens', and which is not known."""
+    around = {place[:-1] for place in places}
+    for place, value in _integers(model.config):
+        if place[:-1] not in around or place in places or "vocab" not in place[-1] or value <= rows // 2:
+            continue
+        grown = _built(model.config, [place], value + _MORE, build)
+        for path, module in () if grown is None else grown.named_modules():
+            if isinstance(module, nn.Embedding) and module.num_embeddings == value + _MORE:
+                raise ValueError(
+                    f"{type(model).__name__} has a second table of tokens, {path}, of which {'.'.join(place)} says "
+                    f"that it has {value:,} rows; which of them are whose is not known."
+                )
 
 
 def embedding_of(model: Any) -> Tensor:

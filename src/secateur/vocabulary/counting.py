@@ -57,8 +57,9 @@ def count(backend: Any, texts: Iterable[str], size: int) -> Counted:
     found = Counted(np.zeros(size, dtype=np.int64))
     held = 0
     for some in _batches(passage for text in track(texts, "counting") for passage in passages(text)):
-        for passage, ids in zip(some, encoded(backend, some), strict=True):
-            found.counts += np.bincount(ids, minlength=size)[:size]
+        every = encoded(backend, some)
+        found.counts += np.bincount(np.concatenate(every), minlength=size)
+        for passage, ids in zip(some, every, strict=True):
             found.words += sum(1 for _ in _WORDS.finditer(passage))
             held += len(passage)
             if held <= HELD:

@@ -35,6 +35,7 @@ class Merges:
         self.suffix = model.get("end_of_word_suffix") or ""
         self.pairs = pairs_of(model)
         self._ranks = {pair: rank for rank, pair in enumerate(self.pairs)}  # of one that is there twice the last counts
+        self._parents: dict[str, tuple[str, ...]] = {}
         self._made: dict[str, list[tuple[str, str]]] = {}
         for pair in self._ranks:
             self._made.setdefault(self.merged(*pair), []).append(pair)
@@ -45,6 +46,11 @@ class Merges:
 
     def parents(self, token: str) -> tuple[str, ...]:
         """The two that a token is made of; none of a character, or of one that no merges make."""
+        if token not in self._parents:
+            self._parents[token] = self._parents_of(token)
+        return self._parents[token]
+
+    def _parents_of(self, token: str) -> tuple[str, ...]:
         made = self._made.get(token, [])
         if len(made) < 2:
             return made[0] if made else ()

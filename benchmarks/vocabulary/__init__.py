@@ -1,0 +1,1 @@
+"""Tokens that leave: real models on unseen text, and which combinations each tool gets right."""

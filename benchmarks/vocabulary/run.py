@@ -1,0 +1,229 @@
+"""Tokens that leave real models: what is smaller, and what unseen text loses.
+
+    python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER [--keep 8000,10000] [--held-out 100000]
+    python benchmarks/vocabulary/run.py smollm2 --smollm2 DIR --scratch FOLDER [--keep 16000,24000,32000]
+    python benchmarks/vocabulary/run.py combinations [--tools secateur,hf-trim,vocabtrimmer,textpruner]
+
+Law: what is counted and what is measured share no sentence; both are docstrings of what is installed here, each
+sentence once, in an order of no meaning. Perplexity is of characters, since tokens differ.
+
+The models are those of benchmarks/README.md. FOLDER keeps the sentences, whose gathering takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.support import corpora
+from benchmarks.support.tables import head, row
+from benchmarks.vocabulary.combinations import combinations
+from secateur import shrink_vocabulary_checkpoint
+from secateur.support import track
+from secateur.vocabulary import ShrunkVocabulary, verify_vocabulary_checkpoint
+
+NEIGHBOURS = 10
+SEEN = 2_000  # of the strings that are read as before, on which that is checked
+
+
+def sentences(scratch: Path, held_out: int) -> tuple[list[str], list[str]]:
+    """What is counted, and what is measured."""
+    file = scratch / "sentences.json"
+    if not file.exists():
+        scratch.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(corpora.sentences_of_everything()), "utf-8")
+    every: list[str] = json.loads(file.read_text("utf-8"))
+    if held_out > len(every) // 2:
+        raise SystemExit(f"there are {len(every):,} sentences here; hold out at most half of them.")
+    return every[held_out:], every[:held_out]
+
+
+def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **how: Any) -> ShrunkVocabulary:
+    """The directory with fewer tokens, verified."""
+    out = scratch / f"{source.name}-{keep or 'seen'}"
+    if out.exists():
+        shutil.rmtree(out)
+    done = shrink_vocabulary_checkpoint(source, out, ["\n".join(texts)], keep=keep, **how)
+    found = verify_vocabulary_checkpoint(out, source)
+    if not found.ok:
+        raise SystemExit(f"{out}: {found.problems[0]}")
+    return done
+
+
+# ---- MiniLM ----
+
+
+@torch.no_grad()
+def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str) -> Tensor:
+    """Means over tokens, of length one."""
+    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+    found = torch.empty(len(texts), model.config.hidden_size)  # type: ignore[union-attr]
+    for begin in track(range(0, len(texts), 128), what):
+        some = order[begin : begin + 128]
+        batch = tokenizer(
+            [texts[at] for at in some], padding=True, truncation=True, max_length=128, return_tensors="pt"
+        )
+        kept = batch["attention_mask"][..., None].float()
+        found[some] = (model(**batch).last_hidden_state * kept).sum(1) / kept.sum(1)
+    return nn.functional.normalize(found)
+
+
+def overlap(first: Tensor, second: Tensor, size: int = 1000) -> float:
+    """The share of the nearest neighbours that are the same."""
+    same = 0
+    for begin in track(range(0, len(first), size), "finding neighbours"):
+        nearest = []
+        for every in (first, second):
+            similar = every[begin : begin + size] @ every.T
+            similar[torch.arange(len(similar)), torch.arange(begin, begin + len(similar))] = -2
+            nearest.append(
+                torch.zeros_like(similar, dtype=torch.bool).scatter_(1, similar.topk(NEIGHBOURS).indices, True)
+            )
+        same += int((nearest[0] & nearest[1]).sum())
+    return same / (NEIGHBOURS * len(first))
+
+
+def minilm(options: argparse.Namespace) -> None:
+    from transformers import AutoModel, AutoTokenizer
+
+    counted, held_out = sentences(options.scratch, options.held_out)
+    judged = held_out[: options.embedded]
+    tokenizer = AutoTokenizer.from_pretrained(options.minilm)
+    dense = embeddings(AutoModel.from_pretrained(options.minilm).eval(), tokenizer, judged, "embedding")
+    old = tokenizer(held_out, truncation=True, max_length=128)["input_ids"]
+    print(f"counted on {len(counted):,} sentences, read {len(held_out):,} others, embedded {len(judged):,} of these\n")
+    columns = [
+        "tokens",
+        "parameters gone",
+        "tokens that stay",
+        "strings read as before",
+        "cosine: mean, 1st percentile",
+    ]
+    print(head([*columns, f"{NEIGHBOURS}-NN overlap", "seconds beside counting"]), flush=True)
+    for keep in options.keep:
+        done = shrunken(options.minilm, options.scratch, counted, keep)
+        smaller = AutoTokenizer.from_pretrained(done.out)
+        new = smaller(held_out, truncation=True, max_length=128)["input_ids"]
+        order = done.order.tolist()
+        stays = set(order)
+        changed = [at for at in range(len(old)) if old[at] != [order[number] for number in new[at]]]
+        here = [at for at in changed if at < len(judged)]
+        model = AutoModel.from_pretrained(done.out).eval()
+        found = dense.clone()
+        found[here] = embeddings(model, smaller, [judged[at] for at in here], "embedding what changed")
+        _check_same(model, smaller, judged, dense, sorted({*range(SEEN)} - {*here}))
+        cosine = (dense * found).sum(1).clamp(max=1)
+        cells = [
+            f"{done.rows[1]:,}",
+            f"{1 - done.parameters[1] / done.parameters[0]:.1%}",
+            f"{sum(number in stays for ids in old for number in ids) / sum(map(len, old)):.3%}",
+            f"{1 - len(changed) / len(held_out):.2%}",
+            f"{cosine.mean():.5f}, {cosine.quantile(0.01):.4f}",
+            f"{overlap(dense, found):.4f}",
+            f"{done.seconds - done.counting:.1f}",
+        ]
+        print(row(cells), flush=True)
+
+
+def _check_same(model: nn.Module, tokenizer: Any, texts: list[str], dense: Tensor, same: list[int]) -> None:
+    """What is read as before has the same vector, but for how batches are put together."""
+    found = embeddings(model, tokenizer, [texts[at] for at in same], "checking what did not change")
+    worst = float((found - dense[same]).abs().max())
+    if worst > 1e-5:
+        raise SystemExit(f"a string that is read as before has another vector, by {worst}")
+
+
+# ---- SmolLM2 ----
+
+
+@torch.no_grad()
+def bits(model: nn.Module, tokenizer: Any, text: str, length: int, most: int) -> tuple[float, float]:
+    """Perplexity of a character, and characters a token: all of the text's tokens in windows of so many."""
+    encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True, verbose=False)
+    tokens, ends = encoded.input_ids[0], encoded.offset_mapping[0, :, 1]
+    loss, characters, count = 0.0, 0, 0
+    begin_of_text = tokenizer.bos_token_id
+    for window in track(range(most), "measuring"):
+        begin = window * length
+        part = tokens[begin : begin + length]
+        if len(part) < length:
+            break
+        # one token before, so that each of the window's is predicted
+        rows = torch.cat([torch.tensor([begin_of_text]), part])[None]
+        loss += float(model(input_ids=rows, labels=rows).loss) * length
+        characters += int(ends[begin + length - 1] - (ends[begin - 1] if begin else 0))
+        count += length
+    return math.exp(loss / characters), characters / count
+
+
+def smollm2(options: argparse.Namespace) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    counted, held_out = sentences(options.scratch, options.held_out)
+    text = "\n".join(held_out)[: options.windows * 512 * 8]
+    print(f"counted on {len(counted):,} sentences, measured on {options.windows} windows of 512 tokens of others\n")
+    columns = [
+        "tokens",
+        "parameters gone",
+        "perplexity of a character",
+        "characters a token",
+        "seconds beside counting",
+    ]
+    print(head(columns))
+
+    def measured(directory: Path) -> list[str]:
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        tokenizer = AutoTokenizer.from_pretrained(directory)
+        return [f"{value:.{digits}f}" for value, digits in zip(
+            bits(model, tokenizer, text, 512, options.windows), (4, 3), strict=True
+        )]  # fmt: skip
+
+    print(row(["all", "0%", *measured(options.smollm2), ""]), flush=True)
+    for keep in options.keep:
+        done = shrunken(options.smollm2, options.scratch, counted, keep, multiple=64)
+        assert done.out is not None
+        gone = f"{1 - done.parameters[1] / done.parameters[0]:.1%}"
+        print(row([f"{done.rows[1]:,}", gone, *measured(done.out), f"{done.seconds - done.counting:.1f}"]), flush=True)
+        shutil.rmtree(done.out)
+
+
+def _numbers(text: str) -> list[int | None]:
+    return [int(part) or None for part in text.split(",")]
+
+
+def _parser() -> Iterator[argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    for name, run, keep in (("minilm", minilm, "8000,10000,12500,0"), ("smollm2", smollm2, "16000,24000,32000,0")):
+        one = commands.add_parser(name)
+        one.add_argument(f"--{name}", type=Path, required=True, metavar="DIR")
+        one.add_argument("--scratch", type=Path, required=True, metavar="FOLDER")
+        one.add_argument("--keep", type=_numbers, default=_numbers(keep), help="0 for those that the text has")
+        one.add_argument("--held-out", type=int, default=100_000, metavar="N")
+        one.add_argument("--embedded", type=int, default=100_000, metavar="N", help="of the held-out ones")
+        one.add_argument("--windows", type=int, default=48, metavar="N")
+        one.set_defaults(run=run)
+    one = commands.add_parser("combinations")
+    one.add_argument("--tools", default="secateur,hf-trim,vocabtrimmer,textpruner")
+    one.set_defaults(run=lambda options: combinations(options.tools.split(",")))
+    yield parser
+
+
+if __name__ == "__main__":
+    (parser,) = _parser()
+    options = parser.parse_args()
+    started = time.monotonic()
+    options.run(options)
+    print(f"\n{time.monotonic() - started:.0f} s", file=sys.stderr)
