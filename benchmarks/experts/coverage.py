@@ -38,7 +38,7 @@ def coverage(only: str = "*") -> list[dict[str, Any]]:
 def _row(name: str) -> dict[str, Any]:
     start = time.perf_counter()
     row: dict[str, Any] = {"model": name.removeprefix(_PREFIX), **_said(lambda: widths_of(name), "leave")}
-    about = _said(lambda: ours(name, "half"), "widths")
+    about = _said(lambda: ours(name, "uneven"), "widths")
     row |= {"widths": about["class"], "why not all": about.get("why", ""), "left": about.get("left", 1.0)}
     row |= _said(lambda: judged_experts(name), "experts")
     row["seconds"] = time.perf_counter() - start

@@ -60,3 +60,31 @@ def test_scores_that_are_an_output_are_not_chosen_between():
     coupling = find_coupling(Tells(), torch.randn(2, 4))
     assert "an output of the model" in coupling.frozen["score.weight", 0]
     assert not any(group.chosen for group in coupling.groups)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        lambda chosen: chosen.unique().tolist(),
+        lambda chosen: ((chosen + 1).flatten() - 1).unique().tolist(),
+        lambda chosen: sorted({int(each) for each in chosen.flatten()}),
+        lambda chosen: [number for number in range(4) if (chosen == number).any()],
+    ],
+)
+def test_experts_in_modules_of_their_own_stay(numbers):
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.out = nn.Linear(5, 4), nn.Linear(5, 2)
+            self.experts = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
+
+        def forward(self, x):
+            shares = self.router(x).softmax(-1)
+            chosen = shares.topk(2, -1).indices
+            weights = torch.zeros_like(shares).scatter(1, chosen, shares.gather(1, chosen))
+            made = sum(self.experts[number](x) * weights[:, number, None] for number in numbers(chosen))
+            return self.out(made)
+
+    coupling = find_coupling(Listed(), torch.randn(3, 5))
+    assert not any(group.chosen for group in coupling.groups)
+    assert ("router.weight", 0) in coupling.frozen

@@ -125,3 +125,31 @@ def test_an_error_of_the_model_is_the_callers():
         find_coupling(model, torch.ones(1, 2))
     assert not model.layer._forward_hooks
     assert model.training
+
+
+@pytest.mark.parametrize("experts", [4, 40])
+def test_experts_that_no_token_of_the_example_goes_to_are_watched_too(experts):
+    """Of modules that are chosen between each has a width of its own, and all have the model's."""
+
+    class Listed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.inp, self.out = nn.Linear(5, experts), nn.Linear(3, 5), nn.Linear(5, 2)
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 5)) for _ in range(experts)
+            )
+
+        def forward(self, x):
+            x = self.inp(x)
+            made = torch.zeros_like(x)
+            best, chosen = self.router(x).max(-1)
+            for number in chosen.unique().tolist():
+                made[chosen == number] = self.experts[number](x[chosen == number])
+            return self.out(made * best[:, None])
+
+    coupling = find_coupling(Listed(), torch.randn(7, 3))
+    assert coupling.turns > 0
+    assert not any("not used" in why for why in coupling.frozen.values())
+    stream, *inside = coupling.groups
+    assert len([name for name, _ in stream.members if name.startswith("experts.")]) == 3 * experts
+    assert [group.name for group in inside] == [f"experts.{number}.0.weight" for number in range(experts)]

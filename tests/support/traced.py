@@ -22,7 +22,7 @@ def traced(function, tensors):
         trace.declare(tensor, [Axis(size) for size in tensor.shape])
     with Unseen(trace), trace:
         out = function(*tensors)
-    settle_choices(trace)
+    settle_choices(trace, [trace.dims(tensor) for tensor in tensors])
     settle(trace.equations)
     outs = list(out) if isinstance(out, tuple | list) else [out]
     return trace, outs, free_of(trace, tensors)

@@ -43,6 +43,15 @@ COMMON = {
     "linear_num_value_heads": 4,
     "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
+    "linear_num_heads": 4,
+    "linear_head_dim": 8,
+    "swa_num_attention_heads": 6,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
+    "swa_v_head_dim": 8,
+    "rel_extent": 32,
+    "o_groups": 2,
+    "o_lora_rank": 12,
     "mamba_d_state": 8,
     "mamba_d_conv": 4,
     "mamba_expand": 2,
@@ -52,6 +61,7 @@ COMMON = {
     "mamba_chunk_size": 4,
     "chunk_size": 4,
     # experts
+    "moe_hidden_size": 28,
     "num_experts": 6,
     "num_local_experts": 6,
     "n_routed_experts": 6,
@@ -67,6 +77,8 @@ COMMON = {
     "n_shared_experts": 1,
     "num_shared_experts": 1,
     "moe_num_shared_experts": 1,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
 }
 LATENT = {"num_key_value_heads": 6}  # attention of which keys are made of a narrow stream has as many as queries
 SEQUENCES = ids(decoder_input_ids=lambda: torch.randint(3, 53, (2, 5)))
@@ -156,6 +168,7 @@ mixture(
     zero_expert_num=2,
 )
 mixture("mellum", "MellumForCausalLM")
+mixture("mimo_v2", "MiMoV2FlashForCausalLM", num_attention_heads=8, num_key_value_heads=4)
 mixture("minimax", "MiniMaxForCausalLM")
 mixture("minimax_m2", "MiniMaxM2ForCausalLM")
 mixture("minimax_m3", "MiniMaxM3VLForCausalLM")
@@ -191,7 +204,7 @@ mixture("qwen3_omni", "Qwen3OmniMoeThinkerTextModel")
 mixture("qwen3_vl", "Qwen3VLMoeTextModel")
 mixture("qwen4_exp", "Qwen4ExpForCausalLM")
 mixture("solar_open", "SolarOpenForCausalLM")
-mixture("step3p7", "Step3p7TextModel")
+mixture("step3p7", "Step3p7TextModel", mlp_layer_types=["dense", "sparse"])
 mixture(
     "switch",
     "SwitchTransformersForConditionalGeneration",

@@ -23,6 +23,7 @@ from secateur.coupling.removed import Removed, replacement
 from secateur.coupling.residual_streams import Branch
 from secateur.coupling.spots import Spot, Whereabouts
 from secateur.coupling.trace import Call, Look, tensors_of_tree
+from secateur.coupling.turns import in_turn
 
 __all__ = [
     "Axis",
@@ -48,6 +49,7 @@ __all__ = [
     "evaluated",
     "factored",
     "find_coupling",
+    "in_turn",
     "kept_positions",
     "leaves",
     "multiplied",

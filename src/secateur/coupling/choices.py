@@ -6,14 +6,20 @@ compared with others. A dimension that is compared along, and is not known to be
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from secateur.coupling.axes import Product, freeze, leaves, resolved
-from secateur.coupling.trace import Trace
+from secateur.coupling.trace import Dims, Trace
 
 __all__ = ["settle_choices"]
 
 
-def settle_choices(trace: Trace) -> None:
-    """Freeze what is compared along, unless it is chosen between, and its scores come from a product."""
+def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
+    """Freeze what is compared along, unless it is chosen between, and its scores come from a product.
+
+    ``weights`` are the dimensions of the model's tensors: beside a router there have to be some that it chooses from.
+    """
     chosen = {axis for dim in trace.chosen for axis in leaves(dim)}
     made = {axis for look in trace.looks if look.made for axis in leaves(look.dim)}
     for look in trace.looks:
@@ -21,7 +27,15 @@ def settle_choices(trace: Trace) -> None:
         if isinstance(whole, Product) and chosen.issuperset(leaves(whole)):
             for factor in whole.factors[:-1]:
                 freeze(factor, "groups of what is chosen between, which have equally many")
+    matrices = Counter(
+        axis
+        for dims in weights
+        if len(dims) > 1
+        for axis in {axis for dim in dims for axis in leaves(dim) if axis.looks}
+    )
     for axis in {axis for dims in trace.everything() for dim in dims for axis in leaves(dim) if axis.looks}:
+        if not axis.reasons and axis in chosen and axis in made and matrices[axis] < 2:
+            freeze(axis, "what is chosen does not lie along it")  # but in modules of their own, perhaps
         if axis.reasons or axis not in chosen or axis not in made:
             for reason in axis.looks:
                 freeze(axis, reason)

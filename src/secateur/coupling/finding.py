@@ -7,7 +7,7 @@ what the original computes with the removed entries zeroed. What is not sure to 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,8 @@ from secateur.coupling.trace import Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
 __all__ = ["find_coupling"]
+
+_TURNS = 64  # passes with other choices, at most
 
 
 def find_coupling(
@@ -53,6 +55,7 @@ def find_coupling(
     trace.where = Whereabouts(model)
     passes: list[tuple[int, bool]] = []
     branches: list[list[Branch]] = []  # of each pass
+    more_inputs = list(more_inputs)
     for number, inputs in enumerate((example_inputs, *more_inputs)):
         for training in (False, True) if modes is None else modes:
             trace.in_pass = (number, training)
@@ -70,6 +73,7 @@ def find_coupling(
             passes.append(trace.in_pass)
             branches.append(found)
             used |= trace.touched
+    turns = _in_turns(model, (example_inputs, *more_inputs), trace, tensors, used, passes)
     for tensor in tensors.values():
         if id(tensor) not in used:
             for dim in trace.dims(tensor):
@@ -80,9 +84,37 @@ def find_coupling(
             continue
         for axis in {leaf for dim in trace.dims(tensor) for leaf in leaves(dim)} - reached:
             freeze(axis, "not reached by the example")  # such as positions beyond its length
-    settle_choices(trace)
+    settle_choices(trace, [trace.dims(tensor) for tensor in tensors.values()])
     trace.forget(tensors.values())
-    return Coupling(trace, tensors, passes, in_all(branches))
+    return Coupling(trace, tensors, passes, in_all(branches), turns)
+
+
+def _in_turns(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    trace: Trace,
+    tensors: Mapping[str, Tensor],
+    used: set[int],
+    passes: Iterable[tuple[int, bool]],
+) -> int:
+    """Watch with other choices, such as of experts, as long as that uses more of the model; how many it took."""
+    trace.own = {leaf for tensor in tensors.values() for dim in trace.dims(tensor) for leaf in leaves(dim)}
+    turns = 0
+    for turn in range(_TURNS if trace.looks else 0):
+        trace.turn = turn
+        if used.issuperset(map(id, tensors.values())):
+            break
+        more: set[int] = set()
+        for number, training in passes:
+            trace.in_pass = (number, training)
+            _watch(model, inputs[number], trace, tensors)
+            more |= trace.touched - used
+        if more.isdisjoint(map(id, tensors.values())):
+            break
+        used |= more
+        turns += 1
+    trace.turn = None
+    return turns
 
 
 def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> list[Branch]:

@@ -76,9 +76,11 @@ class Coupling:
     Attributes:
         groups: the `Group`\\ s, in the order of the model's parameters.
         frozen: ``{(name, dimension): reasons}`` of the dimensions of parameters of which nothing may leave.
+        compared: those of them whose units are compared with each other, as where they are chosen between.
         passes: which passes were watched: ``(number of the inputs, training)``.
         unknown: ``{function: calls}`` of the functions that have no rule.
         branches: the residual branches (`Branch`), in the order in which they meet their stream.
+        turns: how many other choices had to be made until all that is chosen between was used; see `in_turn`.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Coupling:
         tensors: Mapping[str, Tensor],
         passes: Sequence[tuple[int, bool]],
         branches: Sequence[Branch] = (),
+        turns: int = 0,
     ) -> None:
         self._trace = trace
         self._tensors = dict(tensors)
@@ -95,10 +98,12 @@ class Coupling:
         self.unknown = dict(trace.unknown)
         self.passes = passes
         self.branches = list(branches)
+        self.turns = turns
         self._attributes: dict[Attribute, Polynomial] = {}
         self._alike: dict[Axis, Axis] = {}  # of those that keep the same share, a chain to the first of them
         self.groups: list[Group] = []
         self.frozen: dict[tuple[str, int], str] = {}
+        self.compared: dict[tuple[str, int], None] = {}
         self._settle()
 
     def freeze(self, groups: Iterable[Group], why: str) -> None:
@@ -189,27 +194,23 @@ class Coupling:
         """Bytes of parameters, buffers and all results of the first pass, as training holds them."""
         return _total(self.held(), counts)
 
-    def looks(self, groups: Iterable[Group]) -> list[Look]:
-        """Where scores of the units of groups that are chosen between are made and compared."""
-        axes = {group.axis for group in groups if group.chosen}
-        found = {
-            (each.spot, each.made, each.at): each for each in self._trace.looks if not axes.isdisjoint(leaves(each.dim))
-        }
-        return list(found.values())
+    def looks(self) -> list[Look]:
+        """Where scores are made and compared, by which something is chosen."""
+        return list({(each.spot, each.made, each.at): each for each in self._trace.looks}.values())
 
     def statistics(self, groups: Iterable[Group]) -> dict[Any, set[tuple[str, int]]]:
         """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes."""
         axes = {group.axis for group in groups}
         found: dict[Any, set[tuple[str, int]]] = {in_pass: set() for in_pass in self.passes}
         for flag in self._trace.flagged:
-            if not axes.isdisjoint(leaves(flag.dim)):
+            if flag.in_pass in found and not axes.isdisjoint(leaves(flag.dim)):
                 found[flag.in_pass].add((flag.name, flag.number))
         return found
 
     def _settle(self) -> None:
         self._attributes = settle(self._trace.equations)
         members: dict[Axis, list[tuple[str, int]]] = {}
-        self.frozen = {}
+        self.frozen, self.compared = {}, {}
         for name, dims in self._dims.items():
             for at, dim in enumerate(dims):
                 reasons: list[str] = []
@@ -217,7 +218,11 @@ class Coupling:
                     if axis.size > 1 and not is_frozen(axis):
                         members.setdefault(axis, []).append((name, at))
                     elif axis.size > 1:
-                        reasons += [each for each in (*axis.reasons, *representative(axis).reasons) if each]
+                        reasons += [
+                            each for each in (*axis.reasons, *representative(axis).reasons, *axis.looks) if each
+                        ]
+                        if axis.looks:
+                            self.compared[name, at] = None
                 if reasons:
                     self.frozen[name, at] = "; ".join(dict.fromkeys(reasons))
         notes: dict[Axis, list[str]] = {}

@@ -25,6 +25,7 @@ from secateur.coupling.numbers import Equation, Known, Log, formula_of
 from secateur.coupling.operations import name_of, operation, written_in_others
 from secateur.coupling.origins import Origin, Rows, depends_on, overlap, rows_of, same
 from secateur.coupling.spots import Spot, Whereabouts
+from secateur.coupling.turns import in_turn
 from secateur.support import private
 
 __all__ = ["Call", "Dims", "Look", "Trace", "Unseen", "tensors_of_tree", "without_rule"]
@@ -34,8 +35,25 @@ Dims = list[Expression]
 _WORDS = """
     bfloat16 clamp clamp_max clamp_min clone contiguous cpu cuda detach double expand expand_as flatten float getitem
     half index_select int long masked_select permute ravel repeat repeat_interleave reshape select sort split squeeze t
-    to transpose type type_as unbind unflatten unsqueeze view view_as
+    to transpose type type_as unbind unflatten unique unsqueeze view view_as
 """
+_ARITHMETIC = frozenset(
+    [
+        "add",
+        "floor_divide",
+        "floordiv",
+        "masked_fill",
+        "mod",
+        "mul",
+        "radd",
+        "remainder",
+        "rmul",
+        "rsub",
+        "sub",
+        "where",
+    ]
+)
+_CHOOSING = {"topk": 2, "argmax": 1, "max": 1}  # and the position of the dimension among the arguments
 _SAME_NUMBERS = frozenset(_WORDS.split())  # of which the results are numbers that the first tensor holds
 
 
@@ -90,11 +108,14 @@ class Trace(TorchFunctionMode):
         self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
         self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
         self.where: Whereabouts | None = None
+        self.turn: int | None = None  # which choices are made; None: those of the values
+        self.own: set[Axis] = set()  # of the model's tensors, when other choices are made
         self.looks: list[Look] = []  # along dimensions whose things may be chosen between
         self.chosen: list[Expression] = []  # dimensions that a choice was made in
         self.multiples: list[tuple[Expression, int]] = []  # dimensions whose sizes kernels need to be multiples
         self.spots: dict[int, Spot] = {}  # ids of products -> the call that made them
         self.places: dict[int, Expression] = {}  # ids of tensors of integers -> the dimension whose places they say
+        self.computed: dict[int, Expression] = {}  # ids of tensors that were computed of such
         self._dims: dict[int, Dims] = {}
         self._alive: list[Tensor] = []  # an id is not used twice while its tensor lives
         self.inside = 0  # calls of functions of torch that are running
@@ -114,6 +135,7 @@ class Trace(TorchFunctionMode):
         self.origins.clear()
         self.spots.clear()
         self.places.clear()
+        self.computed.clear()
         self._dims = {key: dims for key, dims in self._dims.items() if key in kept}
         self._alive = [kept[key] for key in self._dims]
 
@@ -234,6 +256,8 @@ class Trace(TorchFunctionMode):
         plain_args, plain_kwargs = private.tree_map_only(Known, int.__index__, (args, kwargs))
         given = {private.memory_of(each) for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
         self.inside += 1
+        if self.turn is not None and name in _CHOOSING:
+            plain_args = self._in_turn(name, plain_args, plain_kwargs)
         try:
             if known.steady is None:
                 out = func(*plain_args, **plain_kwargs)
@@ -256,6 +280,19 @@ class Trace(TorchFunctionMode):
             if _is_dense(each) and private.memory_of(each) not in given
         ]
         return call.out
+
+    def _in_turn(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The arguments of a call that chooses along a dimension of the model's own, with other scores."""
+        position = _CHOOSING[name]
+        at = args[position] if len(args) > position else kwargs.get("dim", -1 if name == "topk" else None)
+        if not args or type(at) is not int or not args[0].is_floating_point() or not args[0].dim():
+            return args
+        axes = [axis for axis in leaves(self.dims(args[0])[at]) if axis.size > 1]
+        if not axes or not self.own.issuperset(axes):
+            return args
+        assert self.turn is not None
+        places = torch.arange(args[0].shape[at], device=args[0].device)
+        return (in_turn(args[0], at % args[0].dim(), places, self.turn), *args[1:])
 
     def _remember(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         """Where the results came from; a tensor that was changed in place came from what it was, too."""
@@ -304,25 +341,33 @@ class Trace(TorchFunctionMode):
                 self.pooled[id(out)] = left
 
     def _follow_places(self, call: Call) -> None:
-        """Numbers that say places still do after they were moved, or taken in part."""
-        given = call.tensors()
+        """Numbers that say places still do after they were moved, or taken in part; none may leave torch."""
+        given, outs = call.tensors(), tensors_of_tree(call.out)
         places = self.places.get(id(given[0])) if given else None
-        asks = operation(call.name).asks is not None
-        if places is not None and not asks and not tensors_of_tree(call.out) and call.name not in ("iter", "setitem"):
-            freeze(places, f"{call.name} takes it out of torch")
-        joined = call.name in ("cat", "concat", "concatenate", "stack")
-        if joined and places is not None:
-            others = [self.places.get(id(each)) for each in given[1:]]
-            same = [
-                other is not None and size_of(other) == size_of(places) and unify(places, other) for other in others
-            ]
-            places = places if all(same) else None
-        for out in tensors_of_tree(call.out):
-            if call.name in _SAME_NUMBERS or joined:
-                if places is not None and not (call.name == "sort" and out is not call.out[0]):
-                    self.places.setdefault(id(out), places)
-            elif given and out is given[0] and call.name != "iter":
+        from_places = [self.places.get(id(each), self.computed.get(id(each))) for each in given]
+        source = next((each for each in from_places if each is not None), None)
+        if source is None:
+            return
+        if not outs and operation(call.name).asks is None and call.name not in ("iter", "setitem"):
+            freeze(source, f"{call.name} takes it out of torch")
+        same = call.name in _SAME_NUMBERS
+        if call.name in ("cat", "concat", "concatenate", "stack"):
+            others = [self.places.get(id(each)) for each in given]
+            same = all(
+                places is not None and other is not None and size_of(other) == size_of(places) and unify(places, other)
+                for other in others
+            )
+        elif call.name == "masked_fill" and places is not None:  # by the number of a place
+            value = call.get(2, "value")
+            same = type(value) is int and 0 <= value < size_of(places)
+        for out in outs:
+            if same and places is not None and (call.name not in ("sort", "unique") or out is outs[0]):
+                self.places.setdefault(id(out), places)
+                continue
+            if out is given[0] and call.name != "iter":
                 self.places.pop(id(out), None)  # written over
+            if id(out) not in self.places and call.name in _ARITHMETIC | _SAME_NUMBERS:
+                self.computed[id(out)] = source
 
     def _freeze_wrapped(self, tensor: Tensor) -> None:
         """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""

@@ -152,7 +152,8 @@ def _dead(subject: Subject, groups: Sequence[Group]) -> dict[Axis, npt.NDArray[n
     for equal in by_tie(groups):
         tied = Tied(equal, 1, {})
         counts = {group.axis: int(alive[group.axis].sum()) for group in equal}
-        for axis, count in tied.counts(max(-(-counts[each.axis] * tied.parts // each.size) for each in equal)).items():
+        parts = max(-(-counts[each.axis] * tied.parts // each.size) for each in equal)
+        for axis, count in tied.counts(-(-parts // tied.step) * tied.step).items():
             dead = np.flatnonzero(~alive[axis])
             alive[axis][dead[: count - counts[axis]]] = True
     return alive

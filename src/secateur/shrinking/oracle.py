@@ -19,14 +19,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from secateur.coupling import Coupling, Kept, Spot, kept_positions, leaves, tensors_of_tree
+from secateur.coupling import Coupling, Kept, Spot, in_turn, kept_positions, leaves, tensors_of_tree
 from secateur.shrinking.execution import zero
 from secateur.shrinking.plan import Plan
 
 __all__ = ["Oracle", "kept_by", "oracles", "without_chosen", "zero_all", "zeroed_of"]
 
 _TURNS = 2  # choices in which others are preferred
-_PREFERRED = 2.5  # more than two scores that are scaled to [-1, 1] are apart
 
 
 @dataclass(frozen=True)
@@ -68,22 +67,11 @@ class Oracle:
             if out.shape[at] != len(there):
                 continue
             if self.turn is not None:
-                out = self._in_turn(out, at, there)
+                places = torch.from_numpy(np.flatnonzero(there)).to(out.device)
+                out = in_turn(out, at, places, self.turn)
             if self.gone:
                 out = out.masked_fill(_along(~stays, out, at), -math.inf)
         return out
-
-    def _in_turn(self, out: Tensor, at: int, there: npt.NDArray[np.bool_]) -> Tensor:
-        """Scores in [-1, 1], and more for the one whose turn it is."""
-        assert self.turn is not None
-        moved = out.movedim(at, -1)
-        places = torch.from_numpy(np.flatnonzero(there)).to(out.device)
-        largest = moved.detach()[..., places].abs().max().clamp_min(1e-12)
-        rows = moved.shape[:-1].numel()
-        turns = places[(torch.arange(rows, device=out.device) + self.turn * rows) % len(places)]
-        bonus = torch.zeros(rows, moved.shape[-1], dtype=out.dtype, device=out.device)
-        bonus[torch.arange(rows, device=out.device), turns] = _PREFERRED
-        return (moved / largest + bonus.reshape(moved.shape)).movedim(-1, at)
 
 
 def _along(mask: npt.NDArray[np.bool_], tensor: Tensor, at: int) -> Tensor:
@@ -94,16 +82,15 @@ def _along(mask: npt.NDArray[np.bool_], tensor: Tensor, at: int) -> Tensor:
 
 def oracles(coupling: Coupling, kept: Kept) -> tuple[list[Oracle | None], list[Oracle | None]]:
     """The choices to compare: of the original without those that leave, and of the smaller model; [None] where no
-    units that are chosen between leave."""
-    groups = [each for each in coupling.groups if each.chosen and each.axis in kept and not kept[each.axis].all()]
-    if not groups:
+    units that are chosen between leave, and the example reaches all of them."""
+    axes = {each.axis for each in coupling.groups if each.chosen and each.axis in kept and not kept[each.axis].all()}
+    if not axes and not coupling.turns:
         return [None], [None]
-    axes = {group.axis for group in groups}
     mine = {axis: mask for axis, mask in kept.items() if axis in axes}
     looks: dict[Spot, list[tuple[bool, int, npt.NDArray[np.bool_]]]] = {}
-    for look in coupling.looks(groups):
+    for look in coupling.looks():
         looks.setdefault(look.spot, []).append((look.made, look.at, kept_positions(look.dim, mine)))
-    turns = [None, *range(_TURNS)]
+    turns = [None, *range(max(_TURNS, coupling.turns))]
     return (
         [Oracle(looks, gone=True, turn=turn) for turn in turns],
         [Oracle(looks, gone=False, turn=turn) for turn in turns],

@@ -50,10 +50,10 @@ def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False)
     partly = {group.tied for group in coupling.groups if group not in left}
     left = [group for group in left if group.tied not in partly]
     if not left and chosen:
-        routers = [f"\n  {name} dimension {at}: {why}" for (name, at), why in coupling.frozen.items() if "topk" in why]
-        raise ValueError(
-            f"no experts of the model can leave: nothing is known to be chosen between that may.{''.join(routers[:10])}"
+        why = "".join(
+            f"\n  {name} dimension {at}: {coupling.frozen[name, at]}" for name, at in [*coupling.compared][:10]
         )
+        raise ValueError(f"no experts of the model can leave: nothing that may is known to be chosen between.{why}")
     if not left:
         reasons = dict.fromkeys(coupling.frozen.values())
         why = "".join(

@@ -5,7 +5,10 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from secateur import shrink
+from secateur.coupling import find_coupling
 from support.traced import assert_a_call_on_slices_gives_the_slices_of_its_result
 
 # name: (function of tensors, their sizes, how many axes stay free)
@@ -33,3 +36,40 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_on_slices_gives_the_slices_of_its_result(name, seed):
     assert_a_call_on_slices_gives_the_slices_of_its_result(*CALLS[name], seed)
+
+
+class Grouped(nn.Module):
+    """Rows go to one of two matrices."""
+
+    def __init__(self, inputs=8, hidden=12, outputs=8):
+        super().__init__()
+        self.inp, self.out = nn.Linear(3, inputs), nn.Linear(outputs, 2)
+        self.up = nn.Parameter(torch.randn(2, inputs, hidden))
+        self.down = nn.Parameter(torch.randn(2, outputs, hidden))
+
+    def forward(self, x):
+        ends = torch.tensor([3, 7], dtype=torch.int32, device=x.device)
+        inside = F.grouped_mm(self.inp(x), self.up, offs=ends).relu()
+        return self.out(F.grouped_mm(inside, self.down.transpose(1, 2), offs=ends))
+
+
+def test_grouped_products_lose_rows_that_kernels_can_load():
+    coupling = find_coupling(Grouped(), torch.randn(7, 3))
+    found = {group.members: group.multiple for group in coupling.groups}
+    assert found == {
+        (("up", 1), ("inp.weight", 0), ("inp.bias", 0)): 4,  # of four bytes
+        (("up", 2), ("down", 2)): 4,
+        (("down", 1), ("out.weight", 1)): 4,
+    }
+    for sparsity, dead in ((0.5, ()), (None, (1, 4, 6, 7, 9))):
+        model = Grouped()
+        with torch.no_grad():
+            model.up[:, :, list(dead)] = 0
+            model.down[:, :, list(dead)] = 0
+        before = model(torch.ones(7, 3))
+        shrink(model, torch.randn(7, 3), sparsity)
+        assert {size % 4 for each in (model.up, model.down) for size in each.shape[1:]} == {0}
+        after = model(torch.ones(7, 3))  # the kernel takes it
+        if sparsity is None:
+            assert model.up.shape[2] == 8
+            torch.testing.assert_close(after, before)

@@ -78,6 +78,8 @@ def _counted(call: Call) -> None:
         bins = call.get(2, "minlength", call.kwargs.get("minlength"))
     places = call.trace.places.get(id(call.args[0]))
     size = call.out.shape[0]
+    if places is not None and size_of(places) > size:
+        places = (cut(places, size) or (None,))[0]  # those behind are not counted
     if places is None or not isinstance(bins, Known) or not size_of(places) == size == int.__index__(bins):
         without_rule(call)
         return

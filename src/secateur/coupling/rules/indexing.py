@@ -69,7 +69,13 @@ def _indexed(call: Call, x: Dims, index: Any) -> Dims | None:
             made.append(sliced(call, x[at], each))
             at += 1
         elif isinstance(each, Tensor) and each.dtype == torch.bool:
-            return None
+            if chosen or any(isinstance(other, Tensor) and other is not each for other in indices):
+                return None
+            for dim, its in zip(x[at : at + each.dim()], call.dims(each), strict=True):
+                unify(dim, its)
+                freeze(dim, "chosen by a mask")
+            made.append(call.fresh(int(each.sum()), "chosen by a mask"))
+            at += each.dim()
         elif isinstance(each, Tensor):
             call.trace.choose(x[at], each)
             if chosen and first_chosen != len(made):

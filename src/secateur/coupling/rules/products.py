@@ -101,7 +101,13 @@ def _group_by_group(_func: Any, x: Tensor, weight: Tensor, offs: Tensor, *_: Any
     return made
 
 
-@rule("grouped_mm", stream="contraction", proved=_group_by_group)
+def _of_any_precision(func: Any, x: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Without values there is no kernel, which would have one precision only."""
+    made: Tensor = x.new_empty(x.shape[0], weight.shape[-1]) if x.is_meta else func(x, weight, *args, **kwargs)
+    return made
+
+
+@rule("grouped_mm", stream="contraction", proved=_group_by_group, steady=_of_any_precision)
 def _grouped_mm(call: Call) -> None:
     """Rows in groups, each times a matrix of its own; where the groups end is counted."""
     x, weight, ends = call.dims(call.args[0]), call.dims(call.args[1]), call.dims(call.get(2, "offs"))
