@@ -158,17 +158,6 @@ def test_outputs_of_a_convolution_are_its_channels(convolution, shape):
     close(found, ((w[0] - w[1]) / 2 / positions).square())
 
 
-@pytest.mark.parametrize("groups", [2, 4])
-def test_of_a_grouped_convolution_each_group_has_its_channels(groups):
-    model = Pictures(nn.Conv2d(4, 8, 2, groups=groups, bias=False), nn.Linear(8, 2, bias=False))
-    x = torch.zeros(6, 4, 5, 5)
-    found = slopes(model, [x], ["first.weight"])
-    assert [piece.shape[0] for piece in found] == [8 // groups] * groups
-    w = model.head.weight.detach().double()
-    every = torch.cat([found[piece] for piece in sorted(found, key=lambda piece: piece.offset)])
-    close(every, ((w[0] - w[1]) / 2 / 16).square())
-
-
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_is_left_as_it_is(training):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,33 +54,30 @@ class _Slopes(Pairs):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.just_met = []
         output = super(Pairs, self).__torch_function__(func, types, args, kwargs)
-        is_convolution = func in CONVOLUTIONS and bool(self.just_met)  # of groups each has channels of its own
-        one = None if is_convolution else self._whose(func, args, kwargs or {})
-        pieces = [each.piece for each in self.just_met] if is_convolution else [] if one is None else [one.piece]
+        is_convolution = func in CONVOLUTIONS and len(self.just_met) == 1  # of groups each has channels of its own
+        meeting = self.just_met[0] if is_convolution else self._whose(func, args, kwargs or {})
         value = output[0] if isinstance(output, tuple) else output
-        if not pieces or not isinstance(value, Tensor):
+        if meeting is None or not isinstance(value, Tensor):
             return output
-        at = -1 if not is_convolution else value.dim() - CONVOLUTIONS[func] - 1  # where its outputs lie
-        if value.shape[at] == sum(piece.shape[0] for piece in pieces):
+        at = -1 if not is_convolution else value.dim() - len(args[1].shape[2:]) - 1  # where its outputs lie
+        if value.shape[at] == meeting.piece.shape[0]:
             if not value.requires_grad:
                 value.requires_grad_()  # no parameter asks for a gradient: the graph begins here
-            see = functools.partial(self._see, pieces, at)
+            see = functools.partial(self._see, meeting.piece, at)
             value.register_hook(see)  # type: ignore[no-untyped-call]
         return output
 
     def _add(self, piece: Piece, *_: Any) -> None:
         self.just_met.append(Meeting(piece, 0))
 
-    def _see(self, pieces: Sequence[Piece], at: int, grad: Tensor) -> None:
-        """Of pieces whose outputs lie one after the other."""
+    def _see(self, piece: Piece, at: int, grad: Tensor) -> None:
         grad = grad.detach().movedim(at, -1)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.tokens.own is not None and self.tokens.own.numel() == len(rows):
             rows = rows[self.tokens.own.reshape(-1).to(rows.device)]
-        squares = rows.double().square().sum(0).split([piece.shape[0] for piece in pieces])
-        for piece, square in zip(pieces, squares, strict=True):
-            self.squares[piece] = square if piece not in self.squares else self.squares[piece] + square
-            self.rows[piece] = self.rows.get(piece, 0) + len(rows)
+        square = rows.double().square().sum(0)
+        self.squares[piece] = square if piece not in self.squares else self.squares[piece] + square
+        self.rows[piece] = self.rows.get(piece, 0) + len(rows)
 
 
 def slopes(
