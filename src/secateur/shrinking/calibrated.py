@@ -71,7 +71,7 @@ def chosen_by_data(
     left = [group for group in coupling.groups if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if not left:
         return choice
-    job = Repairing(coupling, left, choice.kept, measured, repair=repair)
+    job = Repairing(coupling, left, choice.kept, measured, repair=repair, shared=measuring.shared)
     undo.values(*(model.get_parameter(name) for name in job.targets))
     undo.values(*{id(each): each for each in model.parameters() if each.dim() == 1}.values())  # biases among them
     walk_model(model, batches, job, forward=forward)

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.shrinking.consumers import Columns, columns_of
-from secateur.shrinking.measuring import WORDS, Measured, chunk_of, counts_of, elimination_of, with_constant
+from secateur.shrinking.measuring import (
+    WORDS,
+    Measured,
+    chunk_of,
+    counts_of,
+    elimination_of,
+    with_constant,
+    without_bias_of,
+)
 from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing"]
@@ -51,6 +59,7 @@ class Repairing:
     kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     words: tuple[str, ...] = WORDS
+    shared: frozenset[str] = frozenset()  # parameters that several blocks hold
 
     def __post_init__(self) -> None:
         self.kept.update(self.chosen)
@@ -71,6 +80,7 @@ class Repairing:
         stage: Mapping[str, Tensor],
         found: Mapping[Piece, Met],
     ) -> tuple[Mapping[str, Solved], Pruned]:
+        found = {piece: without_bias_of(self.shared, block, met) for piece, met in found.items()}
         layers: dict[Piece, Elimination] = {}
         columns: dict[Piece, Mapping[Axis, Columns]] = {}
         for piece, met in found.items():
