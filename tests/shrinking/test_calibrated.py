@@ -475,6 +475,15 @@ def test_activations_that_are_infinite(batches):
     assert is_unchanged(model, state)
 
 
+def test_a_bias_that_several_blocks_hold_stays():
+    model = stack(layers=2)
+    model.layers[1].down.bias = model.layers[0].down.bias
+    before = model.layers[0].down.bias.clone()
+    shrink(model, data()[0], 0.3, batches=data(size=30), include="layers.*.up.bias")
+    assert model.layers[1].down.bias is model.layers[0].down.bias
+    assert torch.equal(model.layers[0].down.bias, before)
+
+
 def test_a_weight_outside_the_blocks_that_is_infinite_is_named(batches):
     """The walk never multiplies with it; slopes would all be NaN."""
     model = words()

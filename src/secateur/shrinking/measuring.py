@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +35,7 @@ __all__ = [
     "elimination_of",
     "not_finite",
     "with_constant",
+    "without_bias_of",
 ]
 
 WORDS = ("gram", "input_mean")
@@ -114,7 +115,8 @@ class Measuring:
         layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
         given: dict[Axis, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
         inside = {full_name(block, name) for name, _ in module.named_parameters()}
-        for piece, met in found.items():
+        for piece, each in found.items():
+            met = without_bias_of(self.shared, block, each)
             name, parameter = full_name(block, piece.name), stage[piece.name]
             columns = columns_of(self.coupling, self.groups, name, piece, parameter)
             matrix, slopes = piece.of(parameter), self.slopes.get(piece.named(name))
@@ -222,6 +224,13 @@ def with_constant(matrix: Tensor, met: Met) -> WithConstant:
     if met.lacking is not None and met.lacked is not None:
         lacking = torch.cat([met.lacking, constant * met.lacked.to(met.lacking)[:, None]], 1)
     return WithConstant(torch.cat([matrix, torch.zeros_like(matrix[:, :1])], 1), gram, lacking, constant)
+
+
+def without_bias_of(shared: Collection[str], block: str, met: Met) -> Met:
+    """Where several blocks hold the bias, as if there were none: what is right for one is wrong for the others."""
+    if met.bias is None or full_name(block, met.bias.name) not in shared:
+        return met
+    return replace(met, bias=None)
 
 
 def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,14 @@ from torch import Tensor, nn
 from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group, Kept
 from secateur.shrinking.consumers import Columns, columns_of
-from secateur.shrinking.measuring import WORDS, Measured, chunk_of, counts_of, elimination_of, with_constant
+from secateur.shrinking.measuring import (
+    WORDS,
+    Measured,
+    chunk_of,
+    counts_of,
+    elimination_of,
+    with_constant,
+)
 from secateur.solvers import Elimination, eliminated
 
 __all__ = ["AIM", "Repairing", "free_in"]
@@ -36,7 +43,7 @@ class Repairing:
     A matrix that loses nothing is aimed at the dense stream, too.
 
     Attributes:
-        free: the matrices that may move: `free_in`.
+        free: the matrices and biases that may move: `free_in`.
         kept: which units stay, after the walk.
         errors: ``{name: what the outputs of a matrix lost}`` with its new values, as a share of the variance of what
             they become part of.
@@ -67,7 +74,9 @@ class Repairing:
     @property
     def targets(self) -> Collection[str]:
         lose = {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
-        return lose | set(self.free) if self.beside_dense and lose else lose
+        if not (self.beside_dense and lose):
+            return lose
+        return lose | {name for name in self.coupling.names() if name in self.free and len(self.coupling.dims(name)) > 1}
 
     def solve_stage(
         self,
@@ -76,6 +85,7 @@ class Repairing:
         stage: Mapping[str, Tensor],
         found: Mapping[Piece, Met],
     ) -> tuple[Mapping[str, Solved], Pruned]:
+        found = {piece: self._with_free_bias(block, met) for piece, met in found.items()}
         layers: dict[Piece, Elimination] = {}
         columns: dict[Piece, Mapping[Axis, Columns]] = {}
         for piece, met in found.items():
@@ -115,6 +125,11 @@ class Repairing:
             self.errors[name] = self.errors.get(name, 0.0) + layer.lost(values, counts_of(matrix, met))
         return new, Pruned(block)
 
+    def _with_free_bias(self, block: str, met: Met) -> Met:
+        """Where something else holds the bias, as if there were none."""
+        free = met.bias is None or full_name(block, met.bias.name) in self.free
+        return met if free else replace(met, bias=None)
+
     def _remove(self, group: Group, layers: Sequence[tuple[Elimination, Columns]], *, anew: bool) -> None:
         count = int(self.chosen[group.axis].sum())
         if anew:
@@ -153,18 +168,18 @@ class Repairing:
 
 
 def free_in(model: nn.Module, parts: Mapping[str, nn.Module]) -> frozenset[str]:
-    """The matrices of a model's parts that nothing else holds, as embeddings do that are a head, too: what least
+    """The parameters of a model's parts that nothing else holds, as an embedding does that is the head, too: what least
     squares makes of one would be wrong for the other.
 
     >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
     >>> model[2].weight = model[0].weight
     >>> sorted(free_in(model, {"": model}))
-    ['1.weight']
+    ['1.bias', '1.weight', '2.bias']
     """
     places = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     return frozenset(
         full_name(part, name)
         for part, module in parts.items()
         for name, parameter in module.named_parameters()
-        if parameter.dim() > 1 and places[id(parameter)] == 1
+        if places[id(parameter)] == 1
     )
