@@ -34,6 +34,8 @@ def test_a_request_is_what_the_verbs_take():
         "evidence",
         "experts",
         "rank_branches",
+        "rank_experts",
+        "unreached_first",
         "uniform",
     }
     for verb in (shrink, shrink_checkpoint):
@@ -54,7 +56,11 @@ def test_every_target_can_be_asked_for(target):
         ({"sparsity": 1.5}, ValueError, r"got 1\.5"),
         ({"branches": -0.5}, ValueError, r"got -0\.5"),
         ({"round_to": 0}, ValueError, "round_to must be at least 1, not 0"),
-        ({"rank_branches": "size"}, ValueError, "rank_branches must be one of 'outputs', 'influence', 'criterion', not 'size'"),
+        (
+            {"rank_branches": "size"},
+            ValueError,
+            "rank_branches must be one of 'outputs', 'influence', 'criterion', not 'size'",
+        ),
         ({"uniform": True, "branches": 0.5}, ValueError, "no configuration says which branches left"),
         ({"criterion": "magnitud"}, ValueError, "magnitud"),
         ({"allocate": "evrywhere"}, ValueError, "evrywhere"),
