@@ -34,6 +34,8 @@ def test_a_request_is_what_the_verbs_take():
         "evidence",
         "experts",
         "rank_branches",
+        "rank_experts",
+        "unreached_first",
         "uniform",
     }
     for verb in (shrink, shrink_checkpoint):

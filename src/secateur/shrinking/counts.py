@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from secateur.coupling import Axis, Group, Kept
 from secateur.selection import keep_largest
@@ -59,11 +60,13 @@ def choose(
     measured: Measured | None = None,
     *,
     chosen: bool = False,
+    given: Mapping[Axis, Tensor] | None = None,
 ) -> Choice:
     """Which units of each group stay. What there are objections to is frozen in the coupling, and the rest tried again.
 
     ``known`` are names that globs may match beside those of the coupling; ``measured`` is what data says of the units,
-    by default their magnitude counts, and `even` losses; with ``chosen`` it is about units that are chosen between.
+    by default their magnitude counts, and `even` losses; with ``chosen`` it is about units that are chosen between, and
+    ``given`` are scores that some have already.
 
     Raises:
         ValueError: nothing can leave, or not as much as asked.
@@ -75,8 +78,8 @@ def choose(
     groups = groups_in_scope(coupling, asked, chosen=chosen)
     scores = None
     if asked.sparsity is not None:
-        unmeasured = [group for group in groups if measured is None or group.axis not in measured.scores]
-        scores = scores_of(subject, unmeasured, asked) | (dict(measured.scores) if measured else {})
+        known_scores = {**(measured.scores if measured else {}), **(given or {})}
+        scores = scores_of(subject, [each for each in groups if each.axis not in known_scores], asked) | known_scores
     while True:
         if scores is None:
             kept = _dead(subject, groups)

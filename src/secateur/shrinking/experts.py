@@ -5,35 +5,70 @@ Law: all sets of one size keep the same number, and at least as many as are chos
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+from torch import Tensor
+
+from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.request import Request
+from secateur.shrinking.routing import Routed, scores_by
 from secateur.shrinking.scope import groups_in_scope
+from secateur.shrinking.scores import scores_of
 from secateur.shrinking.subject import Subject
 
-__all__ = ["choose_experts"]
+__all__ = ["Fewer", "choose_experts", "mixtures_in_scope"]
+
+
+@dataclass(frozen=True)
+class Fewer:
+    """Which experts stay.
+
+    Attributes:
+        choice: of all mixtures.
+        counts: ``{router: (experts before, after)}``.
+        unreached: ``{router: experts}`` that no token of the batches reached; nothing where no data was asked.
+        scores: of the experts of each mixture, higher = keep.
+    """
+
+    choice: Choice
+    counts: dict[str, tuple[int, int]]
+    unreached: dict[str, tuple[int, ...]]
+    scores: Mapping[Axis, Tensor]
+
+
+def mixtures_in_scope(subject: Subject, asked: Request) -> list[Group]:
+    """The groups of units that are chosen between and may leave; those of one size keep the same number."""
+    groups = groups_in_scope(subject.coupling, asked, chosen=True)
+    sizes = dict.fromkeys(group.size for group in groups)
+    subject.coupling.tie([group for group in groups if group.size == size] for size in sizes)
+    return groups_in_scope(subject.coupling, asked, chosen=True)
 
 
 def choose_experts(
-    subject: Subject, asked: Request, known: Collection[str]
-) -> tuple[Choice, dict[str, tuple[int, int]]]:
-    """Which experts stay, and how many of each mixture there were and are.
+    subject: Subject, asked: Request, known: Collection[str], routed: Mapping[Axis, Routed] | None = None
+) -> Fewer:
+    """Which experts stay, and how many of each mixture there were and are. ``routed`` is what data says of them.
 
     Raises:
         ValueError: none can leave, or not as many as asked.
     """
     asked = replace(asked, target="units", round_to=1, allocate=None)
-    groups = groups_in_scope(subject.coupling, asked, chosen=True)
-    sizes = dict.fromkeys(group.size for group in groups)
-    subject.coupling.tie([group for group in groups if group.size == size] for size in sizes)
+    groups = mixtures_in_scope(subject, asked)
+    scores = scores_of(subject, groups, asked)
+    rank = asked.rank_experts or ("criterion" if routed is None else "reap")
+    if routed is not None:
+        scores = {
+            axis: scores_by(rank, routed[axis], each.numpy(), unreached_first=asked.unreached_first)
+            for axis, each in scores.items()
+        }
     every = sum(group.size for group in groups)
     number = (
         sum(min(asked.experts, group.size - 1) for group in groups) if asked.experts >= 1 else asked.experts * every
     )
-    choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True)
-    stay = {
-        group.name: (group.size, int(choice.kept[group.axis].sum())) for group in groups if group.axis in choice.kept
-    }
-    return choice, stay
+    choice = choose(subject, replace(asked, sparsity=number / every), known, chosen=True, given=scores)
+    stay = [group for group in groups if group.axis in choice.kept]
+    counts = {group.name: (group.size, int(choice.kept[group.axis].sum())) for group in stay}
+    unreached = {} if routed is None else {each.name: routed[each.axis].unreached for each in stay}
+    return Fewer(choice, counts, {name: each for name, each in unreached.items() if each}, scores)

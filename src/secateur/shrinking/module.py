@@ -27,12 +27,13 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.experts import choose_experts
+from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
 from secateur.shrinking.plan import Plan, plan_without
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.roles import tie_roles
+from secateur.shrinking.routing import routed_in_memory
 from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts
@@ -56,6 +57,7 @@ class Shrunk(Shown):
         patched: ``{name: share}`` of weights that take over what branches behind them added: how much of the squares of
             what the stream lacks they make up for, on the calibration.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
+        unreached: ``{router: experts}`` that no token of the batches was sent to.
         coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
             also by the proof.
         kept: which units stay, of the groups that lost some.
@@ -72,6 +74,7 @@ class Shrunk(Shown):
     stayed: Mapping[str, str] = field(repr=False)
     patched: Mapping[str, float] = field(repr=False)
     experts: Mapping[str, tuple[int, int]] = field(repr=False)
+    unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -103,6 +106,8 @@ def shrink(
     branches: float = 0.0,
     rank_branches: str | None = None,
     experts: float = 0.0,
+    rank_experts: str | None = None,
+    unreached_first: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     uniform: bool = False,
     verify: bool = True,
@@ -152,9 +157,14 @@ def shrink(
         rank_branches: which leave: those whose loss moves the model's ``"outputs"`` least, one after the other, by the
             batches, if there are any; else those of the least ``"influence"`` on the examples, which have to be real
             ones then (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
-        experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...):
-            those of the least score by the criterion, and never so many that fewer are left than are chosen at a time.
-            Channels make up what is missing to ``sparsity``.
+        experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...),
+            and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
+            ``sparsity``.
+        rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
+            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"activation"``, of the norm alone;
+            ``"frequency"``, its tokens; or the score by the ``"criterion"``, the default without.
+        unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
+            criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
         uniform: keep what the model's configuration can say, in general as many units in each layer, and change it, so
             that ``save_pretrained`` and ``from_pretrained`` need nothing else; a model without a configuration keeps
@@ -220,11 +230,15 @@ def shrink(
         branches=branches,
         rank_branches=rank_branches,
         experts=experts,
+        rank_experts=rank_experts,
+        unreached_first=unreached_first,
         uniform=uniform,
         verify=verify,
     )
     if asked.rank_branches == "outputs" and batches is None:
         raise ValueError('rank_branches="outputs" runs the model on real inputs; pass batches=, or leave it out.')
+    if batches is None and asked.rank_experts not in (None, "criterion"):
+        raise ValueError(f'rank_experts="{asked.rank_experts}" runs the model on real inputs; pass batches=.')
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
@@ -263,11 +277,17 @@ def shrink(
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
         configured: Configured | None = None
         experts_stay: dict[str, tuple[int, int]] = {}
+        unreached: dict[str, tuple[int, ...]] = {}
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
             configured = Configured(model, coupling) if uniform and has_configuration(model) else None
             subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
-            left, experts_stay = choose_experts(subject, rest, known)
+            check_globs(names_of(coupling) | known, rest.globs)
+            routed = None
+            if held is not None and rest.rank_experts != "criterion":
+                routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
+            fewer = choose_experts(subject, rest, known, routed)
+            left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
             if configured is not None:
@@ -306,6 +326,7 @@ def shrink(
             stayed=stayed,
             patched=patched,
             experts=experts_stay,
+            unreached=unreached,
             coupling=coupling,
             kept=kept,
             plans=plans,

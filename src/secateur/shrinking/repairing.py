@@ -76,7 +76,9 @@ class Repairing:
         lose = {name for group in self.groups for name in self.measured.consumers.get(group.axis, ())}
         if not (self.beside_dense and lose):
             return lose
-        return lose | {name for name in self.coupling.names() if name in self.free and len(self.coupling.dims(name)) > 1}
+        return lose | {
+            name for name in self.coupling.names() if name in self.free and len(self.coupling.dims(name)) > 1
+        }
 
     def solve_stage(
         self,

@@ -15,6 +15,7 @@ from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
 from secateur.criteria import magnitude
 from secateur.shrinking.costs import TARGETS
+from secateur.shrinking.routing import RANKS
 
 __all__ = ["Request", "request"]
 
@@ -39,6 +40,8 @@ class Request:
         branches: the fraction of the residual branches that leave first.
         rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
         experts: the fraction of the experts that leave before other units, or how many of each mixture.
+        rank_experts: one of `RANKS`; None: "reap" with batches, else "criterion".
+        unreached_first: experts that no token of the batches reaches leave before others.
     """
 
     sparsity: float | None = None
@@ -54,6 +57,8 @@ class Request:
     branches: float = 0.0
     rank_branches: str | None = None
     experts: float = 0.0
+    rank_experts: str | None = None
+    unreached_first: bool = False
 
     @property
     def globs(self) -> tuple[str, ...]:
@@ -94,6 +99,8 @@ def request(
         raise ValueError(f"round_to must be at least 1, not {made.round_to}.")
     if made.rank_branches not in (None, *_RANKS):
         raise ValueError(f"rank_branches must be one of {', '.join(map(repr, _RANKS))}, not {made.rank_branches!r}.")
+    if made.rank_experts not in (None, *RANKS):
+        raise ValueError(f"rank_experts must be one of {', '.join(map(repr, RANKS))}, not {made.rank_experts!r}.")
     check_sparsity(made.branches)
     if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
         raise ValueError(f"experts is a fraction in [0, 1), or how many of each mixture leave, not {made.experts}.")

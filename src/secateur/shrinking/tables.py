@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
 
-__all__ = ["checkpoint_parts", "proof_words", "shrunk_parts"]
+__all__ = ["checkpoint_parts", "proof_words", "shrunk_parts", "unreached_parts"]
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
@@ -36,6 +36,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
             alike.setdefault((name if verbose else _any_layer(name), size, left), []).append(name)
         counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
         yield Rows(("~Experts", ">Stay"), [*counts])
+        yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
         yield ""
     rows: dict[Any, list[Group]] = {}
     for group in done.coupling.groups:
@@ -63,6 +64,16 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
     multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
     yield _totals(("parameters", *done.parameters, numbers), multiply_adds, ("bytes", *done.nbytes, bytes_text))
     yield _asked_and_got(done.asked, done.got, done.beside)
+
+
+def unreached_parts(
+    unreached: Mapping[str, Sequence[int]], experts: Mapping[str, tuple[int, int]], *, first: bool
+) -> Iterator[Part]:
+    """Of which experts data says nothing."""
+    if unreached:
+        count, every = sum(map(len, unreached.values())), sum(size for size, _ in experts.values())
+        how = "these leave first, as asked" if first else "the criterion says when these leave"
+        yield f"No token of the batches reached {count} of the {every} experts; {how}."
 
 
 def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
