@@ -14,7 +14,7 @@ from torch import nn
 
 from secateur.blockwise import full_name, parts_of, slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.measuring import OVERFLOWING, SLOPES, Measuring, not_finite
+from secateur.shrinking.measuring import OVERFLOWING, Measuring, for_slopes, not_finite
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
@@ -49,7 +49,7 @@ def chosen_by_data(
     check_globs(names_of(coupling) | set(known), asked.globs)
     groups = groups_in_scope(coupling, asked)
     measuring = Measuring(coupling, groups, shared=_shared(model))
-    found = slopes(model, batches[:SLOPES], measuring.targets, forward=forward)
+    found = slopes(model, for_slopes(batches), measuring.targets, forward=forward)
     wrong = not_finite(found)
     if wrong is None:
         measuring.slopes.update(found)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,24 +22,24 @@ from secateur.coupling import Axis, Coupling, Group
 from secateur.shrinking.consumers import Columns, columns_of, rows_of
 from secateur.shrinking.ties import Tied
 from secateur.solvers import Elimination, eliminated
+from secateur.support import tensors_in
 
 __all__ = [
     "Curve",
     "Measured",
     "Measuring",
     "OVERFLOWING",
-    "SLOPES",
     "WORDS",
     "chunk_of",
     "counts_of",
     "elimination_of",
+    "for_slopes",
     "not_finite",
     "with_constant",
-    "without_bias_of",
 ]
 
 WORDS = ("gram", "input_mean")
-SLOPES = 4  # batches that slopes are measured on: means over their tokens
+_BATCHES, _TOKENS = 4, 4096  # that slopes are measured on, at least
 OVERFLOWING = (
     "the slopes of the model's outputs along those of {name} hold NaN or infinity, so that losses are shares of "
     "variances, which choose worse; run the model in a wider dtype (float16 overflows where bfloat16 does not)."
@@ -175,6 +175,21 @@ class Measuring:
 def not_finite(slopes: Mapping[Piece, Tensor]) -> str | None:
     """A parameter of which slopes are not finite; None where all are."""
     return next((piece.name for piece, each in slopes.items() if not bool(each.isfinite().all())), None)
+
+
+def for_slopes(batches: Sequence[Any]) -> Sequence[Any]:
+    """The first batches, that slopes are measured on: four, and of short texts as many as hold 4096 tokens.
+
+    >>> len(for_slopes([torch.zeros(1, 512, dtype=torch.long)] * 20)), len(for_slopes([torch.zeros(9, 512)] * 20))
+    (8, 4)
+    """
+    held = 0
+    for number, batch in enumerate(batches):
+        if number >= _BATCHES and held >= _TOKENS:
+            return batches[:number]
+        ids = [each.numel() for each in tensors_in(batch) if each.dim() > 1 and not each.is_floating_point()]
+        held += max(ids, default=_TOKENS)
+    return batches
 
 
 def chunk_of(count: int) -> int:

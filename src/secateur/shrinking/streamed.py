@@ -30,7 +30,7 @@ from secateur.blockwise import (
 )
 from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.measuring import OVERFLOWING, SLOPES, Curve, Measured, Measuring, not_finite
+from secateur.shrinking.measuring import OVERFLOWING, Curve, Measured, Measuring, for_slopes, not_finite
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
@@ -126,7 +126,7 @@ def _measured_by_walk(subject: Subject, asked: Request, place: DirectoryWalk, na
 def _slopes(subject: Subject, place: DirectoryWalk, groups: Sequence[Group]) -> dict[Piece, Tensor]:
     """Those of the first process, on its first batches; none where they are not finite."""
     names = Measuring(subject.coupling, groups).targets
-    found = of_the_first(lambda: place.slopes(names, place.batches[:SLOPES]))
+    found = of_the_first(lambda: place.slopes(names, for_slopes(place.batches)))
     if (wrong := not_finite(found)) is None:
         return found
     warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=5)
