@@ -1,5 +1,6 @@
 """The operators against float64, at every level of processor that this machine has, and what they refuse."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -27,13 +28,22 @@ def libraries():
     return sorted(set(found), key=str)
 
 
+@contextlib.contextmanager
+def at_level(name):
+    """Within, the operators call this shared object, or none."""
+    before = operators.library
+    found = None if name is None else loading._opened(FOLDER / name)
+    operators.library = lambda: found
+    try:
+        yield
+    finally:
+        operators.library = before
+
+
 @pytest.fixture(params=libraries(), ids=str)
 def library(request):
-    before = operators.library
-    found = None if request.param is None else loading._opened(FOLDER / request.param)
-    operators.library = lambda: found
-    yield request.param
-    operators.library = before
+    with at_level(request.param):
+        yield request.param
 
 
 def drawn(data, most_rows=70, most_columns=90):
@@ -62,32 +72,36 @@ def is_the_product(y, x, weight, bias):
     torch.testing.assert_close(y.double(), expected, rtol=1e-5, atol=1e-4)
 
 
+def is_the_product_at_every_level(layer, threads, own, weight, bias, x):
+    """What was drawn goes to all: to draw takes longer than to multiply."""
+    assert torch.equal(layer.weight, weight)
+    for name in libraries():
+        with at_level(name):
+            try:
+                with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
+            except BaseException as error:
+                error.add_note(f"with {name or 'torch alone'}")
+                raise
+
+
+DRAWN = {"data": st.data(), "threads": st.integers(1, 5), "own": st.booleans()}
+
+
 @settings(max_examples=60)
-@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
-def test_csr_is_the_product(library, data, threads, own):
+@given(**DRAWN)
+def test_csr_is_the_product(data, threads, own):
     weight, bias, x = drawn(data)
     together = data.draw(st.sampled_from([1, 7, 16, 1000])), data.draw(st.sampled_from([1, 5, 16, 1000]))
     layer = SparseLinear._laid_out(weight, bias, *together)
-    assert torch.equal(layer.weight, weight)
-    with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
+    is_the_product_at_every_level(layer, threads, own, weight, bias, x)
 
 
 @settings(max_examples=60)
-@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
-def test_blocks_are_the_product(library, data, threads, own):
+@given(**DRAWN)
+@pytest.mark.parametrize("form", [BlockLinear, WindowLinear])
+def test_blocks_and_windows_are_the_product(form, data, threads, own):
     weight, bias, x = drawn(data)
-    layer = BlockLinear.from_dense(weight, bias)
-    assert torch.equal(layer.weight, weight)
-    with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
-
-
-@settings(max_examples=60)
-@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
-def test_windows_are_the_product(library, data, threads, own):
-    weight, bias, x = drawn(data)
-    layer = WindowLinear.from_dense(weight, bias)
-    assert torch.equal(layer.weight, weight)
-    with_threads(threads, own, lambda: is_the_product(layer(x), x, weight, bias))
+    is_the_product_at_every_level(form.from_dense(weight, bias), threads, own, weight, bias, x)
 
 
 def with_threads(threads, own, body):
