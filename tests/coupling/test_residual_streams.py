@@ -549,7 +549,7 @@ def test_errors():
         shrink(Stack("x + f(x)"), x, branches=0.5)
     with pytest.raises(ValueError, match="sparsity is the fraction that is removed"):
         shrink(model, x, branches=1.5)
-    with pytest.raises(ValueError, match="rank_branches must be one of 'outputs', .*, not 'size'"):
+    with pytest.raises(ValueError, match=r"rank_branches must be one of 'outputs', .*, not 'size'"):
         shrink(model, x, branches=0.5, rank_branches="size")
     with pytest.raises(ValueError, match=r"no tensor or group matches 'nothing\.\*'"):
         shrink(model, x, branches=0.5, exclude="nothing.*")
