@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from secateur import shrink
 from secateur.shrinking import branches as depth
 from secateur.shrinking import subject, tables
-from support.commands import fails
+from support.commands import fails, run
 from support.shrunk import shrunk
 
 
@@ -167,3 +167,11 @@ def test_a_criterion_that_asks_for_data_is_refused(zoo):
     message = "wanda asks for input_norm, which this command does not collect; take magnitude, lamp, ln_norm or random"
     fails(shrunk(zoo, "--criterion", "wanda", "--dry-run"), message)
     fails(shrunk(zoo, "--criterion", "lampe", "--dry-run"), "no criterion is called 'lampe'; did you mean lamp")
+
+
+def test_a_directory_loses_no_branches_and_is_told_why(tmp_path):
+    (tmp_path / "folder").mkdir()
+    told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--branches", "0.1", "--dry-run")
+    fails(told, "leave out --branches. from_pretrained builds as many blocks as config.json counts")
+    told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--weights", "some.pt", "--dry-run")
+    fails(told, "is a directory: leave out --weights")

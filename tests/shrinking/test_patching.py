@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
+import zoo
 from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import patching
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import MatrixPatch, ScalePatch, patch
-from secateur.support import Undo
+from secateur.support import Undo, run_example
 from support.deep import WIDTH, Block, Parallel, PostNorm, batches, deep
 from support.unchanged import is_unchanged, state_of
 
@@ -58,7 +59,7 @@ def test_what_is_linear_in_what_the_patch_sees_leaves_without_error():
 @pytest.mark.parametrize("make", [Block, PostNorm, Parallel])
 @pytest.mark.parametrize("place", [1, 2, 4])
 def test_outputs_are_no_further_than_without_a_patch(make, place):
-    held = batches()
+    held = batches(4)  # as many as outputs are compared on
     for seed in range(3):
         model = deep(make, seed=seed)
         gone = f"{place}.{'f.2' if make is Parallel else 'down'}.weight"
@@ -198,3 +199,34 @@ def test_more_damping_where_there_is_less_to_learn_from():
         exact = torch.linalg.lstsq(x, lack).solution.norm()
         assert found[0].norm() < exact
     assert patching.DAMPINGS[0] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("family", "is_patched"),
+    [
+        ("llama", True),
+        ("gpt2", True),
+        ("gpt_neox", True),  # both branches of a block in one sum
+        ("bert", True),
+        ("t5", True),
+        ("vit", True),
+        ("mlp_mixer", True),
+        ("convnext", False),  # scaled on the way to the sum
+        ("resnet_basic", False),  # normalized and activated
+    ],
+)
+def test_families(family, is_patched):
+    model, inputs = zoo.ZOO[family]()
+    model.eval()
+    found = []
+    for repair in (False, True):
+        small = copy.deepcopy(model)
+        done = shrink(
+            small, inputs, branches=0.3, batches=[inputs] * 4, forward=run_example, repair=repair, modes=[False]
+        )
+        held = OutputCosts(model, [inputs], run_example)
+        held.model = small
+        found.append(held.now())
+        assert bool(done.patched) == (repair and is_patched)
+    assert found[1] <= found[0]
+    assert not is_patched or found[1] < found[0] / 2

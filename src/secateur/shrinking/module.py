@@ -265,7 +265,8 @@ def shrink(
         if asked.branches:
             known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
             check_globs(known, asked.globs)
-            costs = None if held is None else OutputCosts(model, held, forward)
+            told = repair or asked.rank_branches in (None, "outputs")  # by outputs what leaves, or what is patched
+            costs = OutputCosts(model, held, forward) if held is not None and told else None
             gone, stayed = _branches_to_leave(model, before, asked, inputs, costs)
             if held is not None and costs is not None and repair:
                 patched = patch(model, gone, held, costs=costs, forward=forward, undo=undo)
@@ -373,7 +374,7 @@ def _totals(model: nn.Module) -> tuple[int, int]:
 def _branches_to_leave(
     model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any], costs: OutputCosts | None
 ) -> tuple[list[Branch], dict[str, str]]:
-    rank = asked.rank_branches or ("influence" if costs is None else "outputs")
+    rank = asked.rank_branches or ("outputs" if costs is not None else "influence")
     score = _by_criterion(asked.criterion, asked.evidence) if rank == "criterion" else influences
     return choose_branches(
         model,
