@@ -43,5 +43,7 @@ def test_counts_are_those_of_the_passages(monkeypatch):
 def test_what_cannot_be_counted_is_said():
     with pytest.raises(ValueError, match="no tokens: there is nothing to count"):
         count(TOKENS.backend, [""], TOKENS.size)
+    with pytest.raises(TypeError, match=r"a list of them, \[text\] for a single one"):
+        count(TOKENS.backend, "a rose", TOKENS.size)
     with pytest.raises(TypeError, match="texts are strings, not bytes"):
         count(TOKENS.backend, [b"a"], TOKENS.size)

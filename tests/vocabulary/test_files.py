@@ -124,6 +124,24 @@ def test_templates_and_special_tokens_stay(tmp_path):
     assert np.all(np.diff(done.order) > 0)
 
 
+def test_tokens_that_a_class_takes_for_special_stay(tmp_path):
+    """LlamaTokenizer begins texts with <s>, and adds it anew where it is no token: beyond the model's rows."""
+    dense, _ = written(tmp_path / "dense", "tied", "byte fallback")
+    values = json.loads((dense / "tokenizer.json").read_text())
+    values["added_tokens"], values["post_processor"] = [], None
+    (dense / "tokenizer.json").write_text(json.dumps(values))
+    (dense / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "LlamaTokenizer"}))
+    (dense / "config.json").write_text(
+        json.dumps(json.loads((dense / "config.json").read_text()) | {"bos_token_id": None, "eos_token_id": None})
+    )
+    (dense / "generation_config.json").unlink()
+    done = shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["roses"])
+    after = by_transformers(tmp_path / "small")
+    assert "LlamaTokenizer" in type(after).__name__
+    assert {after.bos_token_id, after.eos_token_id} <= set(range(done.rows[1]))
+    assert max(after("roses")["input_ids"]) < done.rows[1]
+
+
 def test_what_has_no_tokenizer_is_said(tmp_path):
     with pytest.raises(CheckpointError, match=r"has no tokenizer\.json, and no vocabulary"):
         read_tokens(tmp_path)

@@ -54,6 +54,8 @@ def count(backend: Any, texts: Iterable[str], size: int) -> Counted:
         TypeError: something among them is no text.
         ValueError: there is no text at all.
     """
+    if isinstance(texts, str):
+        raise TypeError("texts are documents: pass a list of them, [text] for a single one.")
     found = Counted(np.zeros(size, dtype=np.int64))
     held = 0
     for some in _batches(passage for text in track(texts, "counting") for passage in passages(text)):

@@ -6,6 +6,7 @@ no more than a piece of one is in memory, and the output appears under its name 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -65,6 +66,7 @@ class Source:
         axes: what counts tokens in the model.
         names: the model's name of each tensor in the files that counts tokens.
         tokens: of its tokenizer.
+        loaded: the tokenizer as transformers loads it; None where it does not.
         left_whole: tensors in the files that are as long and no part of the model.
     """
 
@@ -74,11 +76,15 @@ class Source:
     axes: Axes
     names: Mapping[str, str]
     tokens: Tokens
+    loaded: Any
     left_whole: tuple[str, ...]
 
     def needed(self) -> set[int]:
-        """The numbers that stay whatever is asked: those that a configuration or a template names."""
+        """The numbers that stay whatever is asked: those that a configuration, a template or a class names."""
         found = needed_in(self.checkpoint.root, self.tokens, self.model.config, self.axes)
+        every = {**self.tokens.model, **self.tokens.added}
+        special = () if self.loaded is None else self.loaded.all_special_tokens
+        found |= {every[str(token)] for token in special if str(token) in every}
         padding = getattr(self.model.config, "pad_token_id", None)
         return found | positions_begin_behind(self.model, self.axes, padding)
 
@@ -105,7 +111,10 @@ def source_of(root: Path) -> Source:
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     names, left_whole = _named_in_files(checkpoint, model, axes)
-    return Source(root, checkpoint, model, axes, names, tokens, left_whole)
+    loaded = None
+    with contextlib.suppress(CheckpointError):
+        loaded = by_transformers(folder)
+    return Source(root, checkpoint, model, axes, names, tokens, loaded, left_whole)
 
 
 def shrink_vocabulary_checkpoint(
@@ -343,9 +352,8 @@ def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:
         ValueError: it does not hold, or the new one cannot be loaded where the old one could.
     """
     place = dense.checkpoint.root.relative_to(dense.root)
-    try:
-        before = by_transformers(dense.checkpoint.root)
-    except CheckpointError:
+    before = dense.loaded
+    if before is None:
         return "transformers loads no tokenizer of the source"
     try:
         after = by_transformers(target / place)
