@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import zoo
-from secateur import shrink, verify_shrunken
+from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.shrinking.request import request
 from support.unchanged import is_unchanged, state_of
 
@@ -77,3 +77,17 @@ def test_the_configuration_says_how_many_are_left(tmp_path):
     loaded = type(model).from_pretrained(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+
+
+def test_what_no_pass_used_follows_too(tmp_path):
+    """The loss of the routers counts experts; and a saved plan says what left."""
+    model, inputs = zoo.ZOO["mixtral"]()
+    dense = copy.deepcopy(model)
+    shrink(model, inputs, 0.2, experts=1, uniform=True)
+    words = inputs["input_ids"]
+    assert model(**inputs, labels=words, output_router_logits=True).loss.isfinite()
+    save_shrunken(model, tmp_path)
+    loaded = load_shrunken(dense, tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+    assert [set(plan.tensors) for plan in model.shrink_plans] == [set(plan.tensors) for plan in loaded.shrink_plans]
