@@ -153,3 +153,26 @@ def test_experts_that_no_token_of_the_example_goes_to_are_watched_too(experts):
     stream, *inside = coupling.groups
     assert len([name for name, _ in stream.members if name.startswith("experts.")]) == 3 * experts
     assert [group.name for group in inside] == [f"experts.{number}.0.weight" for number in range(experts)]
+
+
+def test_a_choice_that_fails_is_none():
+    """What other choices use is only known if the model takes them."""
+
+    class Fails(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.router, self.up, self.down, self.other = (nn.Linear(a, b) for a, b in ((3, 2), (3, 6), (6, 2), (3, 6)))
+
+        def forward(self, x):
+            with torch.no_grad():
+                chosen = self.router(x).add(torch.tensor([9.0, 0.0])).argmax(-1)
+            if chosen.any():
+                self.other(x)
+                raise ValueError("not implemented")
+            return self.down(self.up(x))
+
+    coupling = find_coupling(Fails(), torch.randn(4, 3))
+    assert coupling.turns == 0
+    assert coupling.frozen["other.weight", 0] == "not used in the forward pass"
+    assert coupling.multiply_adds({}) == 4 * (3 * 2 + 3 * 6 + 6 * 2)
+    assert [group.name for group in coupling.groups] == ["up.weight"]

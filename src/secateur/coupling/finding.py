@@ -107,7 +107,10 @@ def _in_turns(
         more: set[int] = set()
         for number, training in passes:
             trace.in_pass = (number, training)
-            _watch(model, inputs[number], trace, tensors)
+            try:
+                _watch(model, inputs[number], trace, tensors)
+            except Exception:  # a choice that the model never makes; what it used is not known to the end
+                continue
             more |= trace.touched - used
         if more.isdisjoint(map(id, tensors.values())):
             break
@@ -124,18 +127,20 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
     training = trace.in_pass[1]
     remembering = numbers_that_remember(model, trace.equations)
     assert trace.where is not None
-    with in_mode(model, training=training), restored(tensors), seeded(), remembering, trace.where:
-        for each in tensors_in(inputs):
-            trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
-        flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
-        with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
-            out = run_example(model, inputs)
-        for each in tensors_in(out):
-            trace.freeze_pooled(each, "a statistic over it is an output of the model")
-            for dim in trace.dims(each):
-                freeze(dim, "an output of the model")
-    if any(first):
-        trace.products, trace.made = first  # the cost is that of the first pass
+    try:
+        with in_mode(model, training=training), restored(tensors), seeded(), remembering, trace.where:
+            for each in tensors_in(inputs):
+                trace.declare(each, [_frozen(size, "an input of the model") for size in each.shape])
+            flow = Flow(model, trace, trace.in_pass, tensors_in(inputs))
+            with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
+                out = run_example(model, inputs)
+            for each in tensors_in(out):
+                trace.freeze_pooled(each, "a statistic over it is an output of the model")
+                for dim in trace.dims(each):
+                    freeze(dim, "an output of the model")
+    finally:
+        if any(first):
+            trace.products, trace.made = first  # the cost is that of the first pass
     branches = branches_of(flow, tensors_in(out))
     trace.forget(tensors.values())
     return branches
