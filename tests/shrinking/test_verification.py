@@ -12,7 +12,8 @@ from secateur.shrinking import is_shrunken, shrink_checkpoint, verify_shrunken_c
 from support.commands import run
 from support.families import batches, make
 
-UP, DOWN = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.down_proj.weight"
+UP = "model.layers.0.mlp.up_proj.weight"  # before anything leaves, so that it is not repaired
+DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 @pytest.fixture(scope="module")
