@@ -35,7 +35,7 @@ from secateur.support import track
 from secateur.vocabulary import ShrunkVocabulary, verify_vocabulary_checkpoint
 
 NEIGHBOURS = 10
-SEEN = 2_000  # of the strings that are read as before, on which that is checked
+SEEN = 500  # of the strings that are read as before, on which that is checked
 
 
 def sentences(scratch: Path, held_out: int) -> tuple[list[str], list[str]]:
@@ -113,7 +113,7 @@ def minilm(options: argparse.Namespace) -> None:
     ]
     print(head([*columns, f"{NEIGHBOURS}-NN overlap", "seconds beside counting"]), flush=True)
     for keep in options.keep:
-        done = shrunken(options.minilm, options.scratch, counted, keep)
+        done = shrunken(options.minilm, options.scratch, counted, keep, script=options.script)
         smaller = AutoTokenizer.from_pretrained(done.out)
         new = smaller(held_out, truncation=True, max_length=128)["input_ids"]
         order = done.order.tolist()
@@ -192,7 +192,7 @@ def smollm2(options: argparse.Namespace) -> None:
 
     print(row(["all", "0%", *measured(options.smollm2), ""]), flush=True)
     for keep in options.keep:
-        done = shrunken(options.smollm2, options.scratch, counted, keep, multiple=64)
+        done = shrunken(options.smollm2, options.scratch, counted, keep, script=options.script, multiple=64)
         assert done.out is not None
         gone = f"{1 - done.parameters[1] / done.parameters[0]:.1%}"
         print(row([f"{done.rows[1]:,}", gone, *measured(done.out), f"{done.seconds - done.counting:.1f}"]), flush=True)
@@ -213,6 +213,7 @@ def _parser() -> Iterator[argparse.ArgumentParser]:
         one.add_argument("--keep", type=_numbers, default=_numbers(keep), help="0 for those that the text has")
         one.add_argument("--held-out", type=int, default=100_000, metavar="N")
         one.add_argument("--embedded", type=int, default=100_000, metavar="N", help="of the held-out ones")
+        one.add_argument("--script", metavar="NAME", help="tokens with letters of others leave")
         one.add_argument("--windows", type=int, default=48, metavar="N")
         one.set_defaults(run=run)
     one = commands.add_parser("combinations")
