@@ -256,6 +256,11 @@ def test_every_private_part_has_a_test():
 TESTED_WITH = {
     "checkpoints/tables.py": "cli/printing/test_checkpoints.py",  # what print shows is what the command shows
     "cli/options.py": "cli/test_commands.py",  # an option of one name is declared once
+    # a directory of fewer experts: found, ranked, written and seen again
+    "shrinking/expert_verification.py": "shrinking/test_expert_directory.py",
+    "shrinking/mixtures.py": "shrinking/test_expert_directory.py",
+    "shrinking/profiles.py": "shrinking/test_expert_directory.py",
+    "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
     # each form of a layer keeps the same laws
     **{
         f"inference/{form}.py": "inference/test_layers.py"

@@ -1,6 +1,7 @@
-"""Mixtures of experts: which widths of them leave, whether experts do, and whether what is left is right.
+"""Mixtures of experts: which widths of them leave, whether experts do, and whether what is left is right; and how good.
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
+    python benchmarks/experts/run.py quality [--steps N] [--seed N] [--json FILE]
 
 Law: nothing here trusts the library's own proof. Widths are judged by the comparison of benchmarks/shrinking; experts
 by an oracle of its own: in the original the router's products, and what is added to them, are minus infinity for those
@@ -21,6 +22,7 @@ import torch
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.experts.coverage import coverage
+from benchmarks.experts.quality import quality
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -29,9 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one = commands.add_parser("coverage", help=(coverage.__doc__ or "").split("\n")[0])
     one.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     one.add_argument("--json", type=Path, help="write the rows there")
+    two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
+    two.add_argument("--steps", type=int, default=600, help="of training")
+    two.add_argument("--seed", type=int, default=0)
+    two.add_argument("--json", type=Path, help="write the rows there")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = coverage(given.only)
+    if given.what == "quality":
+        rows = []
+        for row in quality(given.steps, given.seed):
+            rows.append(row)
+            print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
+    else:
+        rows = coverage(given.only)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
 

@@ -33,6 +33,7 @@ from .shrinking import load_shrunken as load_shrunken
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink
 from .shrinking import shrink_checkpoint as shrink_checkpoint
+from .shrinking import shrink_experts_checkpoint as shrink_experts_checkpoint
 from .shrinking import verify_shrunken as verify_shrunken
 from .storage import load_compressed as load_compressed
 from .storage import save_compressed as save_compressed

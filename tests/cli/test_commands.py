@@ -49,11 +49,20 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack"},  # groups, layers
-    "exclude": {"shrink", "pack"},
-    "out": {"shrink", "pack", "demo", "compress", "expand", "vocabulary"},  # may be left out; a directory or a file
+    "include": {"shrink", "pack", "experts"},  # groups, layers, mixtures
+    "exclude": {"shrink", "pack", "experts"},
+    "out": {
+        "shrink",
+        "pack",
+        "demo",
+        "compress",
+        "expand",
+        "vocabulary",
+        "experts",
+    },  # may be left out; a directory or a file
+    "no_verify": {"experts"},  # on a small model of the class
     "seed": {"prune"},  # of the criterion, not of the text
-    "data": {"oneshot", "vocabulary"},  # which does nothing without; several, all of which are counted
+    "data": {"oneshot", "vocabulary", "experts"},  # nothing without; several, all of which are counted; or a plan
 }
 
 

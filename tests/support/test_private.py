@@ -142,6 +142,20 @@ def test_experts_in_turn_is_a_field_of_configurations_with_experts():
     assert getattr(config, field) == value
 
 
+def test_experts_at_once_is_a_way_that_models_have_to_run_their_experts():
+    transformers = pytest.importorskip("transformers")
+    field, value = private.experts_at_once()
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = transformers.MixtralConfig(vocab_size=9, num_hidden_layers=1, num_local_experts=3, **sizes)
+    model = transformers.MixtralModel(config).eval()
+    ids = torch.tensor([[1, 2, 3]])
+    found = []
+    for way in (value, private.experts_in_turn()[1]):
+        setattr(model.config, field, way)
+        found.append(model(ids).last_hidden_state)
+    torch.testing.assert_close(*found)
+
+
 def test_is_transposed_convolution_but_not_a_plain_one():
     assert private.is_transposed_convolution(nn.ConvTranspose2d(2, 2, 1))
     assert not private.is_transposed_convolution(nn.Conv2d(2, 2, 1))

@@ -31,7 +31,7 @@ from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import build_on_meta
 from secateur.blockwise.slopes import slopes_by_block
 from secateur.blockwise.targets import choose_targets
-from secateur.blockwise.walk import Weights, check_pruned, never_run, walk
+from secateur.blockwise.walk import Weights, check_pruned, never_run, run_through, walk
 from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
@@ -188,6 +188,12 @@ class DirectoryWalk:
             stack.enter_context(replay.installed())
             stack.enter_context(torch.random.fork_rng(devices=[]))
             yield replay
+
+    def run(self) -> None:
+        """Runs the dense model on the batches, block after block, for who watches its modules."""
+        with self.replaying(dense=False) as replay:
+            for _ in run_through(replay, self.weights(), self.batches):
+                pass
 
     def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[Piece, Tensor]:
         """How far the outputs of the dense model move when those of products in the blocks move; see `slopes`."""

@@ -21,7 +21,7 @@ from secateur.blockwise.targets import block_of, full_name
 from secateur.patterns import word_of
 from secateur.support import track
 
-__all__ = ["Weights", "check_pruned", "never_run", "walk"]
+__all__ = ["Weights", "check_pruned", "never_run", "run_through", "walk"]
 
 NEVER_RUN = "in a block that the batches never ran"
 _Result = TypeVar("_Result")
@@ -63,6 +63,18 @@ def walk(
         else:
             replay.done.append(name)  # no block is left to run on what this one returns
         weights.unload(name)
+
+
+def run_through(replay: Replay, weights: Weights, batches: Sequence[Any]) -> Iterator[str]:
+    """Runs the batches through block after block, in the order in which the model runs them, each batch once."""
+    for _ in track(range(len(replay.blocks)), "running blocks"):
+        name = _with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
+        if name is None:
+            return
+        weights.load(name, finished=False)
+        _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+        weights.unload(name)
+        yield name
 
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ import typer
 
 from secateur.cli.bench import bench
 from secateur.cli.demo import demo
+from secateur.cli.experts import experts
 from secateur.cli.inspect import inspect
 from secateur.cli.oneshot import oneshot
 from secateur.cli.pack import pack
@@ -61,6 +62,7 @@ for verb, line in (
     (prune, "Write a pruned copy of a checkpoint directory."),
     (verify, "Prove what a pruned directory claims of itself."),
     (shrink, "Take channels and heads out of a model, which gets smaller."),
+    (experts, "Take experts out of a mixture, by what a text says of them."),
     (vocabulary, "Take tokens out of a model and its tokenizer."),
     (oneshot, "Prune a transformer block by block, with calibration text."),
     (pack, "Put layers that skip zeros where they are faster, measured here."),

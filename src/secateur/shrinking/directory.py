@@ -74,6 +74,9 @@ from secateur.version import __version__
 
 __all__ = [
     "CheckpointShrinking",
+    "PROVED",
+    "config_text",
+    "example_for",
     "shrink_checkpoint",
     "tensor_names",
     "write_cut",
@@ -215,7 +218,7 @@ def shrink_checkpoint(
     model = meta_model_of(checkpoint) if model is None else model
     if not has_configuration(model):
         raise ValueError(f"{type(model).__name__} has no config that could say the new sizes; load it and use shrink.")
-    example_inputs = _example_for(model) if example_inputs is None else example_inputs
+    example_inputs = example_for(model) if example_inputs is None else example_inputs
     if batches is not None:
         every, held = held_batches(batches)
         place = _to_walk(checkpoint, model, held, out, forward=forward, activations=activations, device=device)
@@ -362,7 +365,7 @@ def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, re
     }
 
 
-def _example_for(model: nn.Module) -> dict[str, Any]:
+def example_for(model: nn.Module) -> dict[str, Any]:
     """What transformers takes as an example of the model's inputs, without a cache."""
     import inspect
 
@@ -511,7 +514,7 @@ def _write_directory(
     for _ in track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries)):
         pass
     _write_index(checkpoint, target, planned)
-    (target / "config.json").write_text(_config_text(checkpoint, dense.configured, choice.fields), "utf-8")
+    (target / "config.json").write_text(config_text(checkpoint, dense.configured, choice.fields), "utf-8")
     (target / "plan.json").write_text(text_of([choice.plan]), "utf-8")
     (target / RECORD).write_text(record, "utf-8")
 
@@ -557,7 +560,7 @@ def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking
         path.write_text(index_text(checkpoint, done.nbytes[1], done.parameters[1]), "utf-8")
 
 
-def _config_text(checkpoint: Checkpoint, configured: Configured, fields: Mapping[Place, int]) -> str:
+def config_text(checkpoint: Checkpoint, configured: Configured, fields: Mapping[Place, int]) -> str:
     """The file as it was with the fields changed; where that would not say it, all that the configuration holds."""
     wanted = configured.configuration(fields)
     with contextlib.suppress(Exception):  # a part that the file leaves out, or what the configuration raises

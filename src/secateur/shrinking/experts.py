@@ -5,9 +5,10 @@ Law: all sets of one size keep the same number, and at least as many as are chos
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 from torch import Tensor
 
 from secateur.coupling import Axis, Group
@@ -18,7 +19,7 @@ from secateur.shrinking.scope import groups_in_scope
 from secateur.shrinking.scores import scores_of
 from secateur.shrinking.subject import Subject
 
-__all__ = ["Fewer", "choose_experts", "mixtures_in_scope"]
+__all__ = ["Fewer", "choose_experts", "mixtures_in_scope", "ranked"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,30 @@ def mixtures_in_scope(subject: Subject, asked: Request) -> list[Group]:
     return groups_in_scope(subject.coupling, asked, chosen=True)
 
 
+def ranked(
+    subject: Subject, groups: Sequence[Group], asked: Request, routed: Mapping[Axis, Routed] | None
+) -> dict[Axis, Tensor]:
+    """The scores of experts; the weights are only read where data does not settle the order."""
+    rank = asked.rank_experts or ("criterion" if routed is None else "reap")
+    if routed is None or rank == "criterion":
+        return scores_of(subject, groups, asked)
+    unsettled = [
+        group
+        for group in groups
+        if routed[group.axis].unreached or len(np.unique(routed[group.axis].scores(rank))) < group.size
+    ]
+    by_criterion = scores_of(subject, unsettled, asked) if unsettled else {}
+    return {
+        group.axis: scores_by(
+            rank,
+            routed[group.axis],
+            by_criterion[group.axis].numpy() if group.axis in by_criterion else np.zeros(group.size),
+            unreached_first=asked.unreached_first,
+        )
+        for group in groups
+    }
+
+
 def choose_experts(
     subject: Subject, asked: Request, known: Collection[str], routed: Mapping[Axis, Routed] | None = None
 ) -> Fewer:
@@ -56,13 +81,7 @@ def choose_experts(
     """
     asked = replace(asked, target="units", round_to=1, allocate=None)
     groups = mixtures_in_scope(subject, asked)
-    scores = scores_of(subject, groups, asked)
-    rank = asked.rank_experts or ("criterion" if routed is None else "reap")
-    if routed is not None:
-        scores = {
-            axis: scores_by(rank, routed[axis], each.numpy(), unreached_first=asked.unreached_first)
-            for axis, each in scores.items()
-        }
+    scores = ranked(subject, groups, asked, routed)
     every = sum(group.size for group in groups)
     number = (
         sum(min(asked.experts, group.size - 1) for group in groups) if asked.experts >= 1 else asked.experts * every

@@ -15,10 +15,11 @@ from secateur.support import Part, Rows, bytes_text, percent, printable
 
 if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
+    from secateur.shrinking.expert_directory import ShrunkExperts
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
 
-__all__ = ["checkpoint_parts", "proof_words", "shrunk_parts", "unreached_parts"]
+__all__ = ["checkpoint_parts", "experts_parts", "proof_words", "shrunk_parts", "unreached_parts"]
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
@@ -97,7 +98,7 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
         yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
 
 
-def proof_words(done: CheckpointShrinking) -> str:
+def proof_words(done: CheckpointShrinking | ShrunkExperts) -> str:
     """On which model it was proved, as the beginning of a sentence."""
     return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
 
@@ -209,3 +210,34 @@ def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Ite
     if len(by_reason) > _SHOWN:
         more = len(by_reason) - _SHOWN
         yield f"and for {more} more reason{'s' * (more > 1)}: --verbose shows all."
+
+
+def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
+    """Which experts left a directory, what data says of them, and what that costs."""
+    if done.counts:
+        alike: dict[tuple[str, int, int], list[str]] = {}
+        for name, (size, left) in done.counts.items():
+            alike.setdefault((_any_layer(name), size, left), []).append(name)
+        counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
+        yield Rows(("~Experts", ">Stay"), counts)
+    profile = done.profile
+    if profile is not None:
+        sizes = {name: (len(each.tokens), 0) for name, each in profile.routed.items()}
+        yield from unreached_parts(done.unreached, sizes, first=done.unreached_first)
+        for text in profile.texts:
+            held = f", {text.held_out:,} held out" if text.held_out else ""
+            yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
+    else:
+        yield f"Ranked by {done.rank}, without data."
+    if profile is not None and profile.curves:
+        counts_of = sorted({count for each in profile.curves.values() for count in each.lost})
+        rows = []
+        for name, curve in profile.curves.items():
+            errors = curve.errors()
+            rows.append((printable(name), *(f"{errors[at]:.1%}" if at in errors else "" for at in counts_of)))
+        yield ""
+        yield "What the outputs of each mixture lose on held-out tokens without so many experts, as a relative error:"
+        yield Rows(("~Experts", *(f">-{count}" for count in counts_of)), rows)
+    yield ""
+    numbers = "{:,}".format
+    yield _totals(("parameters", *done.parameters, numbers), ("bytes", *done.nbytes, bytes_text))

@@ -32,7 +32,7 @@ from secateur.shrinking.files import read_plans
 from secateur.shrinking.plan import Factors, Plan, factors_of, fits
 from secateur.support import Fields, printable, track
 
-__all__ = ["is_shrunken", "verify_shrunken_checkpoint"]
+__all__ = ["about_files", "is_shrunken", "verify_shrunken_checkpoint"]
 
 PLAN = "plan.json"
 _HINT = " It is not the record of this model, or no longer."
@@ -80,7 +80,7 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
     for found, problem in _about_tensors(checkpoint, dense, plan, repaired):
         tensors += [found] if found else []
         problems += [problem] if problem else []
-    files, others = _about_files(checkpoint, dense)
+    files, others = about_files(checkpoint, dense, {Path(RECORD), Path(PLAN), Path("config.json")})
     if repaired:
         unchecked.append(f"{len(repaired)} tensors were repaired with data: what they hold")
     return Verification(directory, dense.root, None, tuple(tensors), files, (*problems, *others), tuple(unchecked))
@@ -178,11 +178,11 @@ def _is_cut(checkpoint: Checkpoint, name: str, dense: Checkpoint, cuts: Cuts, fa
     return compared.all_of_it
 
 
-def _about_files(checkpoint: Checkpoint, dense: Checkpoint) -> tuple[int, list[str]]:
-    """How many other files are the source's, and which are not."""
+def about_files(checkpoint: Checkpoint, dense: Checkpoint, made: Collection[Path]) -> tuple[int, list[str]]:
+    """How many other files than those that were ``made`` are the source's, and which are not."""
     weights = {file.relative_to(each.root) for each in (checkpoint, dense) for file in each.files}
     weights |= {each.index.relative_to(each.root) for each in (checkpoint, dense) if each.index is not None}
-    changed = weights | {Path(RECORD), Path(PLAN), Path("config.json")}
+    changed = weights | {*made}
     ours, theirs = ({*files_below(each.root)} - changed for each in (checkpoint, dense))
     problems = [
         f"{printable(str(file))}: in the source, but not here."

@@ -35,6 +35,7 @@ __all__ = [
     "buffers_of",
     "composed_states",
     "converted",
+    "experts_at_once",
     "experts_in_turn",
     "fake_values",
     "flat_names_of",
@@ -129,6 +130,12 @@ def converted(
         own.add_tensor(target, name, pattern, tensor)
     made = own.convert(target, model=model, config=model.config)
     return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def experts_at_once() -> tuple[str, str]:
+    """``(field, value)`` of a configuration of transformers with which each token gets copies of its experts' weights:
+    no size depends on values."""
+    return "_experts_implementation_internal", "batched_mm"
 
 
 def experts_in_turn() -> tuple[str, str]:

@@ -1,0 +1,140 @@
+"""``secateur experts``: experts leave a directory of shards, by what a text says of them; or how much that would cost.
+
+Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from secateur.cli.options import Activations, Device, DryRun, Report, Samples, Seed, SequenceLength
+from secateur.cli.page import page_at
+from secateur.cli.terminal import clear_errors, command_line, show, terminable
+
+__all__ = ["experts"]
+
+
+def experts(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A Hugging Face directory; none of its code is run.")
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Text, .txt or .jsonl, that says what each expert does.", show_default=False),
+    ] = None,
+    remove: Annotated[
+        float,
+        typer.Option(metavar="N", help="The fraction of the experts of each mixture that leaves, or how many: 1, 2, …"),
+    ] = 0.0,
+    out: Annotated[
+        Path | None, typer.Option(metavar="OUT", help="The directory to write. Must not exist.", show_default=False)
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json",
+            help="Write what the text says here, and what mixtures lose on a held-out quarter of it; added to a "
+            "profile that is there.",
+            show_default=False,
+        ),
+    ] = None,
+    plan: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.json", help="Such a profile, not --data: nothing is run.", show_default=False),
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What ranks experts: reap, frequency, activation; or criterion, the magnitude of their weights.",
+            show_default=False,
+        ),
+    ] = None,
+    unreached_first: Annotated[
+        bool, typer.Option("--unreached-first", help="Experts that no token was sent to leave before others.")
+    ] = False,
+    include: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Only mixtures with tensors of these names. Repeatable.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="GLOB", help="Leave mixtures with these whole. Repeatable.")
+    ] = None,
+    no_verify: Annotated[
+        bool, typer.Option("--no-verify", help="Do not prove on a small model that nothing else changes.")
+    ] = False,
+    dry_run: DryRun = False,
+    samples: Samples = 128,
+    sequence_length: SequenceLength = None,
+    seed: Seed = 0,
+    activations: Activations = None,
+    device: Device = None,
+    report: Report = None,
+) -> None:
+    """Take experts out of a mixture, those that a text needs least; or see first what that would cost.
+
+    The model runs block by block, so that one block is in memory, and shards are sliced one tensor at a time. OUT is an
+    ordinary checkpoint: its configuration says the new number, and from_pretrained loads it. Nothing of what stays is
+    changed, and never fewer experts stay than are chosen at a time.
+
+    With --profile alone nothing leaves: what the outputs of each mixture lose without so many experts is printed, and
+    kept for --plan.
+    """
+    with clear_errors(), terminable():
+        page = page_at(report)
+        if out is None and not dry_run and profile is None:
+            raise ValueError("give --out OUT, the directory to write; --dry-run; or --profile FILE.json.")
+        if data is None and plan is None and rank != "criterion":
+            raise ValueError("give --data FILE, a .txt or .jsonl, or --plan FILE.json; or --rank criterion.")
+        if out is not None and not remove:
+            raise ValueError("give --remove N, a fraction of the experts or how many of each mixture.")
+        asked: dict[str, Any] = {
+            "data": data,
+            "remove": remove or None,
+            "out": out,
+            "profile": profile,
+            "plan": plan,
+            "rank": rank,
+            "unreached_first": unreached_first,
+            "include": include,
+            "exclude": exclude,
+            "no_verify": no_verify,
+            "dry_run": dry_run,
+            "samples": samples if data is not None else None,
+            "sequence_length": sequence_length,
+            "seed": seed if data is not None else None,
+        }
+        from secateur.cli.printing.experts import experts_parts, experts_sheets
+        from secateur.cli.runs import read_text, warnings_as_lines
+        from secateur.shrinking import shrink_experts_checkpoint
+
+        batches = None
+        if data is not None:
+            with warnings_as_lines():
+                batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
+        done = shrink_experts_checkpoint(
+            directory,
+            None if dry_run else out,
+            remove,
+            batches=batches,
+            profile=profile,
+            plan=plan,
+            rank=rank,
+            unreached_first=unreached_first,
+            include=include,
+            exclude=exclude,
+            text=data or "",
+            activations=activations,
+            device=device,
+            verify=not no_verify,
+            arguments={"command": command_line("experts", directory, **asked)},
+        )
+        show(experts_parts(done, profile))
+        page.write(
+            f"{directory}, its experts",
+            "experts",
+            [directory],
+            asked,
+            experts_parts(done, profile),
+            lambda: experts_sheets(done),
+        )

@@ -1,0 +1,150 @@
+"""What the ``secateur.json`` of a directory claims of which experts left, seen again on the stored bytes.
+
+Law: every tensor is the source's that ``experts.json`` names, or rows of it, byte for byte; and what is not used of the
+source is named there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from secateur.checkpoints import (
+    RECORD,
+    Checkpoint,
+    CheckpointError,
+    Compared,
+    Verification,
+    VerifiedTensor,
+    open_checkpoint,
+    shape_of_cut,
+)
+from secateur.shrinking.directory import write_cut
+from secateur.shrinking.expert_directory import EXPERTS, FORMAT
+from secateur.shrinking.mixtures import Origin
+from secateur.shrinking.plan import fits
+from secateur.shrinking.verification import about_files
+from secateur.support import Fields, printable, track
+
+__all__ = ["has_fewer_experts", "verify_experts_checkpoint"]
+
+_HINT = " It is not the record of this model, or no longer."
+
+
+def has_fewer_experts(directory: Path | str) -> bool:
+    """Whether there is a record that `shrink_experts_checkpoint` wrote."""
+    if not (Path(directory) / RECORD).is_file():
+        return False
+    return _record(Path(directory)).values.get("method") == "experts"
+
+
+def verify_experts_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
+    """Whether a directory is what its ``secateur.json`` and ``experts.json`` say; compares with ``source`` if given.
+
+    The files hold as many parameters as the record says, and ``config.json`` the numbers. With the source: each tensor
+    is the source's that ``experts.json`` names, byte for byte; of each router the rows that the record names stayed;
+    and other files are the source's.
+
+    Args:
+        directory: what `shrink_experts_checkpoint` wrote.
+        source: what it was made from, if it is there still.
+
+    Raises:
+        CheckpointError: a damaged or missing directory or record. What does not hold is no error, but one of the
+            result's ``problems``.
+    """
+    directory = Path(directory)
+    checkpoint, read = open_checkpoint(directory), _record(directory)
+    made_of, gone = _made_of(directory / EXPERTS)
+    problems = list(_about_sizes(checkpoint, read))
+    if source is None:
+        tensors = [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
+        unchecked = ("no source was given: what the tensors hold, and whether all else is unchanged",)
+        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), unchecked)
+    dense = open_checkpoint(source)
+    found: list[VerifiedTensor] = []
+    for tensor, problem in _about_tensors(checkpoint, dense, made_of):
+        found += [tensor] if tensor else []
+        problems += [problem] if problem else []
+    used = {made_of.get(name, (name, {}))[0] for name in checkpoint}
+    problems += [
+        f"{printable(name)}: in the source, but not here, and {EXPERTS} does not say that it left."
+        for name in dense
+        if name not in used and name not in gone
+    ]
+    problems += [f"{printable(name)}: left, {EXPERTS} says; it is here." for name in sorted(gone & used)]
+    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(EXPERTS), Path("config.json")})
+    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), ())
+
+
+def _record(directory: Path) -> Fields:
+    return Fields.read(directory / RECORD, error=CheckpointError, hint=_HINT, finite=False)
+
+
+def _made_of(path: Path) -> tuple[Mapping[str, Origin], set[str]]:
+    """What each tensor was that is another now, and which of the source's are nowhere."""
+    try:
+        read = Fields.read(path, error=CheckpointError, hint=_HINT)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; it says which experts stayed.") from None
+    if read.take("format", str) != FORMAT or read.take("version", int) != 1:
+        raise read.wrong("format", f"is not {FORMAT!r}, version 1")
+    found: dict[str, Origin] = {}
+    for name, its in read.inners_named("tensors"):
+        kept = its.inner("kept")
+        cuts = {}
+        for at in kept.values:
+            if at not in map(str, range(8)):
+                raise kept.wrong(at, "is no dimension")
+            cuts[int(at)] = np.array(kept.each(at, int, least=0, most=2**62), dtype=np.int64)
+        found[name] = (its.take("from", str), cuts)
+    return found, set(read.each("gone", str))
+
+
+def _about_sizes(checkpoint: Checkpoint, read: Fields) -> Iterator[str]:
+    claimed = read.inner("parameters").take("to", int, least=0)
+    if (counted := sum(entry.numel for entry in checkpoint.entries.values())) != claimed:
+        yield f"the files hold {counted:,} parameters; {RECORD} claims {claimed:,}."
+    for place, change in read.inners_named("config"):
+        wanted = change.values.get("to")
+        value: Any = checkpoint.config
+        for key in place.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value != wanted:
+            yield f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(wanted), 60)}."
+    kept = read.inner("kept")
+    for name, change in read.inners_named("experts"):
+        left = change.take("to", int, least=1)
+        stays = kept.each(name, int, least=0)
+        if len(set(stays)) != left:
+            yield f"{RECORD}: {printable(name)} keeps {len(set(stays))} experts, and says {left}."
+
+
+def _about_tensors(
+    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin]
+) -> Iterator[tuple[VerifiedTensor | None, str | None]]:
+    for name in made_of:
+        if name not in checkpoint:
+            yield None, f"{printable(name)}: {EXPERTS} says what it was; it is not here."
+    for name, its in track(checkpoint.entries.items(), "verifying", total=len(checkpoint)):
+        old, cuts = made_of.get(name, (name, {}))
+        if old not in dense:
+            yield None, f"{printable(name)}: was {printable(old)}, which is not in the source."
+            continue
+        entry = dense.entries[old]
+        if not all(at < len(entry.shape) and fits(each, entry.shape[at]) for at, each in cuts.items()):
+            yield None, f"{printable(name)}: {EXPERTS} does not fit the source's shape {entry.shape}."
+            continue
+        wanted = shape_of_cut(entry, cuts)
+        if (its.dtype, its.shape) != (entry.dtype, wanted):
+            problem = f"{printable(name)}: {its.dtype} of shape {its.shape}; of the source stay {entry.dtype} {wanted}."
+            yield VerifiedTensor(name, its.shape, its.dtype, None), problem
+            continue
+        compared = Compared(checkpoint, name)
+        write_cut(cast(BinaryIO, compared), dense, entry, cuts, [])
+        same = compared.all_of_it
+        problem = f"{printable(name)}: is not what stays of the source's {printable(old)}."
+        yield VerifiedTensor(name, its.shape, its.dtype, None, unchanged=same), None if same else problem

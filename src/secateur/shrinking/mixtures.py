@@ -1,0 +1,275 @@
+"""A directory seen as mixtures of experts: which tensors in its files are which experts, and what data says of them.
+
+Law: the weights stay in the files; of them one block is in memory while a text is run, and none while a plan is made.
+Whether a file holds experts each by itself or all in one tensor makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import DirectoryWalk, prepared
+from secateur.checkpoints import Checkpoint, CheckpointError, Cuts, meta_model_of
+from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.shrinking.configuration import Configured, has_configuration
+from secateur.shrinking.directory import PROVED, example_for
+from secateur.shrinking.execution import carry_out
+from secateur.shrinking.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.plan import Plan, plan_of
+from secateur.shrinking.request import Request
+from secateur.shrinking.routing import Routed, Watching, check_seen, mixture_of
+from secateur.shrinking.subject import Subject, subject_of
+from secateur.support import LazyTensors, Undo, mapped, printable, private, tensors_in
+
+__all__ = ["Curve", "Mixtures", "Origin", "mixtures_of"]
+
+# Of a tensor that is written: the tensor in the source's files, and what stays of it
+Origin = tuple[str, Cuts]
+_SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the experts, whose loss is measured
+
+
+@dataclass(eq=False)
+class Curve:
+    """What a mixture's outputs lose when so many experts leave it, those of the least score first: squared differences
+    to the outputs of all, and the squares of these."""
+
+    lost: dict[int, float] = field(default_factory=dict)
+    whole: float = 0.0
+
+    def errors(self) -> dict[int, float]:
+        """The relative error, ``‖difference‖ / ‖output‖``."""
+        return {count: (lost / self.whole) ** 0.5 if self.whole else 0.0 for count, lost in self.lost.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Mixtures:
+    """A directory, what leaves it together, and which of its tensors that is.
+
+    Attributes:
+        checkpoint: of it.
+        walk: the model with weights in the files, without batches.
+        subject: the model on the meta device.
+        configured: what its configuration says.
+        groups: those of experts that may leave.
+        proof: on which model it was proved that nothing else changes, in words.
+    """
+
+    checkpoint: Checkpoint
+    walk: DirectoryWalk
+    subject: Subject
+    configured: Configured
+    groups: Sequence[Group]
+    proof: str
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many experts each mixture has, by the name of its router."""
+        return {group.name: group.size for group in self.groups}
+
+    def written(self, plan: Plan) -> dict[str, Origin]:
+        """What each tensor of the smaller directory is made of; what is no key has left.
+
+        Raises:
+            CheckpointError: a file holds experts in a form of which none can be taken.
+        """
+        found: dict[str, Origin] = {name: (name, {}) for name in self.checkpoint}
+        for mine, (shape, cuts) in plan.tensors.items():
+            group = self.walk.files.group_of.get(mine)
+            if group is None:
+                if mine in dict(self.subject.model.named_parameters()):
+                    raise CheckpointError(f"{self.checkpoint.root}: {mine} is in no file.")
+                continue  # the model makes it itself
+            if len(group.sources) == 1:
+                (name,) = group.sources
+                if self.checkpoint.entries[name].shape != tuple(shape):
+                    raise self._of_another_form(name)
+                found[name] = (name, cuts)
+                continue
+            experts = self._experts(mine, shape[0])
+            if set(cuts) != {0}:
+                raise self._of_another_form(group.sources[0])
+            kept = [experts[at] for at in cuts[0]]
+            for names in experts:
+                for name in names:
+                    found.pop(name, None)
+            for place, names in zip(experts, kept, strict=False):
+                found.update({new: (old, {}) for new, old in zip(place, names, strict=True)})
+        return found
+
+    def _experts(self, mine: str, count: int) -> list[tuple[str, ...]]:
+        """The tensors in files of each expert of one that transformers joins: seen by joining numbers."""
+        group = self.walk.files.group_of[mine]
+        entries = [self.checkpoint.entries[name] for name in group.sources]
+        tags = [torch.full([1] * len(entry.shape), float(at)) for at, entry in enumerate(entries)]
+        made = group.read(tags)[mine]
+        if made.shape[0] != count:
+            raise self._of_another_form(group.sources[0])
+        numbers = [[int(each) for each in part.flatten().tolist()] for part in made]
+        if sorted(each for part in numbers for each in part) != list(range(len(tags))):
+            raise self._of_another_form(group.sources[0])
+        return [tuple(group.sources[each] for each in part) for part in numbers]
+
+    def _of_another_form(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.checkpoint.root}: {printable(name)} holds experts in a form of which none can be taken. Load the "
+            "model, use shrink(..., experts=..., uniform=True), and save it."
+        )
+
+    # ---- data -----------------------------------------------------------------------------------------------------
+
+    def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[Axis, Routed]:
+        """What a text says of the experts, from one walk.
+
+        Raises:
+            ValueError: of no expert of a mixture were outputs seen.
+        """
+        watching = self._watching(walk)
+        self._run(walk, watching, batches)
+        check_seen(self.groups, watching.routed)
+        return watching.routed
+
+    def curves(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[Axis, Curve]:
+        """What the outputs of each mixture lose on a text when experts leave it alone, those of the least score."""
+        found = {group.axis: Curve() for group in self.groups}
+        plans = {group.axis: self._plans(group, scores[group.axis]) for group in self.groups}
+
+        def measure(group: Group, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            whole = _rows(output, watching)
+            curve = found[group.axis]
+            curve.whole += float(whole.square().sum())
+            for count, plan in plans[group.axis].items():
+                given = mapped((args, kwargs), lambda tensor: tensor.detach().clone())
+                with Undo() as undo:
+                    take_back = carry_out(walk.model, plan, None)
+                    undo.call(take_back)
+                    without = _rows(module.forward(*given[0], **given[1]), watching)
+                    curve.lost[count] = curve.lost.get(count, 0.0) + float((without - whole).square().sum())
+                    undo.roll_back()
+
+        watching = replace(self._watching(walk), also=measure)
+        self._run(walk, watching, batches)
+        return found
+
+    def _plans(self, group: Group, scores: Tensor) -> dict[int, Plan]:
+        """The mixture without so many of its experts."""
+        order, plans = scores.argsort(stable=True).numpy(), {}
+        for count in sorted({max(1, round(share * group.size)) for share in _SHARES}):
+            mask = np.ones(group.size, dtype=bool)
+            mask[order[:count]] = False
+            if count < group.size and not self.subject.coupling.contradicted({group.axis: group.size - count}):
+                plans[count] = plan_of(self.subject.model, self.subject.coupling, {group.axis: mask})
+        return plans
+
+    def _watching(self, walk: DirectoryWalk) -> Watching:
+        for group in self.groups:
+            path, _ = mixture_of(walk.model, group)
+            if not any(path == block or path.startswith(f"{block}.") for block in walk.blocks):
+                raise ValueError(
+                    f"{group.name}: its experts are in none of the blocks that are run one by one; load the model and "
+                    "use shrink(..., experts=..., batches=...)."
+                )
+        return Watching(walk.model, self.subject.coupling, self.groups)
+
+    @staticmethod
+    def _run(walk: DirectoryWalk, watching: Watching, batches: Sequence[Any]) -> None:
+        own, walk.forward, walk.batches = walk.forward, watching.forward(walk.forward), batches
+        try:
+            with prepared(walk.model), torch.no_grad(), watching.watching():
+                walk.run()
+        finally:
+            walk.forward = own
+
+
+def _rows(output: Any, watching: Watching) -> Tensor:
+    """The outputs for tokens that are no padding, (tokens, width)."""
+    out = next(tensor for tensor in tensors_in(output) if tensor.is_floating_point())
+    rows = out.detach().reshape(-1, out.shape[-1]).double()
+    own = watching.tokens.own
+    return rows if own is None or own.numel() != len(rows) else rows[own.reshape(-1).to(rows.device)]
+
+
+def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk | None = None) -> Mixtures:
+    """The mixtures of a directory; ``asked`` says which of them may lose experts.
+
+    Raises:
+        CheckpointError: no model can be made of what the directory says.
+        ValueError: it is none that can be watched without values, nothing is chosen between, or no configuration says
+            another number.
+    """
+    walk = model or DirectoryWalk(checkpoint, checkpoint.root, [])
+    meta = meta_model_of(checkpoint)
+    if not has_configuration(meta):
+        raise ValueError(f"{type(meta).__name__} has no config that could say how many experts are left.")
+    coupling, example = _watched(meta)
+    groups = mixtures_in_scope(Subject(meta, coupling, [example], {}, lambda _: ()), asked)
+    configured = Configured(meta, coupling)
+    weights = _Weights(walk, checkpoint)
+    subject = Subject(meta, coupling, [example], weights, weights.blocks, configured)
+    groups = mixtures_in_scope(subject, asked)
+    proof = _proved(configured, example) if asked.verify else "not proved, as asked"
+    return Mixtures(checkpoint, walk, subject, configured, groups, proof)
+
+
+def _watched(model: nn.Module) -> tuple[Coupling, dict[str, Any]]:
+    """The coupling of a model on the meta device: experts run all at once there, since nothing says who goes where."""
+    example = example_for(model)
+    key, value = private.experts_at_once()
+    with Undo() as undo:
+        configs = {
+            id(each): each for module in model.modules() if (each := getattr(module, "config", None)) is not None
+        }
+        for config in configs.values():
+            if hasattr(config, key):
+                undo.attributes(config, key)
+                setattr(config, key, value)
+        try:
+            coupling = find_coupling(model, example)
+        except Exception as error:  # whatever the model raises
+            raise ValueError(
+                f"{type(model).__name__} cannot be watched on the meta device ({type(error).__name__}: "
+                f"{printable(str(error), 200)}); load it and use shrink(..., experts=..., uniform=True)."
+            ) from error
+        undo.roll_back()
+    return coupling, example
+
+
+def _proved(configured: Configured, example: Any) -> str:
+    """On a smaller model of the same structure experts leave, and the proof is made; on which one, in words."""
+    changes = configured.reduced(PROVED)
+    if changes is None:
+        return "not proved: no model of this class was small enough"
+    small = configured.build(changes, "cpu")
+    coupling = find_coupling(small, example)
+    subject = subject_of(small, coupling, [example], configured=Configured(small, coupling), proved_on=small)
+    choose_experts(subject, Request(experts=1), ())
+    sizes = ", ".join(f"{'.'.join(map(str, place))} {value}" for place, value in changes.items())
+    return f"on {type(small).__name__} with random weights{f' and {sizes}' if sizes else ''}"
+
+
+class _Weights(LazyTensors):
+    """The model's parameters by its own names, each read from the files on access, experts joined."""
+
+    def __init__(self, walk: DirectoryWalk, checkpoint: Checkpoint) -> None:
+        self.walk, self.checkpoint = walk, checkpoint
+
+    def __getitem__(self, name: str) -> Tensor:
+        group = self.walk.files.group_of[name]
+        return group.read([self.checkpoint[each] for each in group.sources])[name]
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """The rows of a parameter, all at once."""
+        yield self[name]
+
+    def __contains__(self, name: object) -> bool:
+        group = self.walk.files.group_of.get(str(name))
+        return group is not None and all(self.checkpoint.entries[each].is_floating_point for each in group.sources)
+
+    @property
+    def known(self) -> Collection[str]:
+        return self.walk.files.group_of

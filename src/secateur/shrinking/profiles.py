@@ -1,0 +1,131 @@
+"""What was learnt of the experts of a directory, in a file: what they give, and what mixtures lose without some.
+
+Law: sums of several texts add up; a file that says something else is refused, with its name and the field.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from secateur.checkpoints import CheckpointError
+from secateur.shrinking.mixtures import Curve
+from secateur.shrinking.routing import Routed
+from secateur.support import Fields, write_whole
+
+__all__ = ["Profile", "Text", "read_profile", "write_profile"]
+
+_FORMAT = "secateur experts profile"
+_MOST = 1e300
+
+
+@dataclass(frozen=True)
+class Text:
+    """What was run: its name, its digest, tokens that ranked experts, and tokens that were held out."""
+
+    data: str
+    sha256: str
+    tokens: int
+    held_out: int
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Of each mixture, by the name of its router, what data says.
+
+    Attributes:
+        texts: those that were run.
+        rank: by what experts left where it was measured what that costs.
+        routed: of the experts.
+        curves: what the outputs lost, on tokens that ranked nothing.
+    """
+
+    texts: tuple[Text, ...]
+    rank: str
+    routed: Mapping[str, Routed]
+    curves: Mapping[str, Curve] = field(default_factory=dict)
+
+    def plus(self, other: Profile, path: Path) -> Profile:
+        """Both texts."""
+        mine, its = ({name: len(each.tokens) for name, each in one.routed.items()} for one in (self, other))
+        if mine != its:
+            raise CheckpointError(f"{path}: is of other mixtures than this directory has; name another file.")
+        if self.rank != other.rank:
+            raise CheckpointError(f"{path}: is of experts ranked by {self.rank}, not by {other.rank}.")
+        if again := {text.sha256 for text in self.texts} & {text.sha256 for text in other.texts}:
+            names = [text.data for text in self.texts if text.sha256 in again]
+            raise CheckpointError(f"{path}: holds {names[0]} already; a text counts once.")
+        curves = {}
+        for name in self.curves:
+            one, two = self.curves[name], other.curves[name]
+            both = one.lost.keys() & two.lost.keys()
+            curves[name] = Curve({count: one.lost[count] + two.lost[count] for count in both}, one.whole + two.whole)
+        routed = {name: each.plus(other.routed[name]) for name, each in self.routed.items()}
+        return Profile((*self.texts, *other.texts), self.rank, routed, curves)
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """As JSON, complete or not at all."""
+    values = {
+        "format": _FORMAT,
+        "version": 1,
+        "rank": profile.rank,
+        "texts": [vars(text) for text in profile.texts],
+        "mixtures": {name: _said(routed, profile.curves.get(name)) for name, routed in profile.routed.items()},
+    }
+    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
+    write_whole(path, text)
+
+
+def _said(routed: Routed, curve: Curve | None) -> dict[str, Any]:
+    found: dict[str, Any] = {key: each.tolist() for key, each in vars(routed).items()}
+    if curve is not None:
+        lost = sorted(curve.lost.items())
+        found["without"] = [count for count, _ in lost]
+        found["lost"] = [each for _, each in lost]
+        found["whole"] = curve.whole
+    return found
+
+
+def read_profile(path: Path) -> Profile:
+    """What `write_profile` wrote.
+
+    Raises:
+        CheckpointError: it is no such file, or damaged.
+    """
+    try:
+        read = Fields.read(path, error=CheckpointError, hint=" secateur experts --profile writes one.")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file; secateur experts --profile writes one.") from None
+    if read.take("format", str) != _FORMAT or read.take("version", int) != 1:
+        raise read.wrong("format", f"is not {_FORMAT!r}, version 1")
+    texts = tuple(
+        Text(
+            each.take("data", str),
+            each.take("sha256", str),
+            each.take("tokens", int, least=0),
+            each.take("held_out", int, least=0),
+        )
+        for each in read.inners("texts")
+    )
+    routed, curves = {}, {}
+    for name, its in read.inners_named("mixtures"):
+        sums = [its.each(key, float, least=0, most=_MOST) for key in ("tokens", "weighted", "norms")]
+        if len({len(each) for each in sums}) != 1 or not sums[0]:
+            raise its.wrong("tokens", "is not of as many experts as weighted and norms")
+        routed[name] = Routed(*(np.array(each, dtype=float) for each in sums))
+        if "without" in its.values:
+            counts, lost = its.each("without", int, least=1), its.each("lost", float, least=0, most=_MOST)
+            whole = its.take("whole", float, least=0, most=_MOST)
+            if len(counts) != len(lost) or not math.isfinite(whole):
+                raise its.wrong("lost", "is not of as many counts as without")
+            curves[name] = Curve(dict(zip(counts, lost, strict=True)), whole)
+    if curves and curves.keys() != routed.keys():
+        raise read.wrong("mixtures", "says of some alone what they lose")
+    return Profile(texts, read.take("rank", str), routed, curves)

@@ -1,0 +1,109 @@
+"""``secateur experts``: what leaves is said, OUT is what the library writes, and what is wrong is one line."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from support.commands import fails, run
+from support.vocabularies import TEXT, wrapped
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    folder = tmp_path_factory.mktemp("made") / "dense"
+    tokenizer = wrapped("byte level")
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = MixtralConfig(
+        vocab_size=len(tokenizer), num_hidden_layers=2, num_local_experts=6, max_position_embeddings=64, **sizes
+    )
+    MixtralForCausalLM(config).save_pretrained(folder)
+    (folder.parent / "text.txt").write_text(TEXT * 4, "utf-8")
+    return folder
+
+
+FEW = ["--samples", "8", "--sequence-length", "32", "--no-verify"]
+
+
+def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
+    text, profile = dense.parent / "text.txt", tmp_path / "profile.json"
+    ended = run("experts", dense, "--data", text, "--profile", profile, *FEW)
+    assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
+    assert "model.layers.1.mlp.gate.weight" in ended.stdout
+    assert "No model was written" in ended.stdout
+    more = ["--remove", "0.34", "--out", tmp_path / "small", "--no-verify", "--report", tmp_path / "page.html"]
+    ended = run("experts", dense, "--plan", profile, *more)
+    assert ended.exit_code == 0, ended.output
+    assert "6 -> 4" in ended.stdout
+    assert f"Wrote {tmp_path / 'small'}; from_pretrained loads it" in ended.stdout
+    record = json.loads((tmp_path / "small/secateur.json").read_text())
+    assert "--plan" in record["arguments"]["command"]
+    assert record["texts"][0]["data"] == str(text)
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "What experts add" in page
+    assert "What model.layers.0.mlp.gate.weight loses" in page
+    assert run("verify", tmp_path / "small", "--source", dense).exit_code == 0
+
+
+def test_it_goes_straight_from_a_text(dense, tmp_path):
+    more = ["--remove", "1", "--out", tmp_path / "small", "--rank", "frequency", *FEW]
+    ended = run("experts", dense, "--data", dense.parent / "text.txt", *more)
+    assert ended.exit_code == 0, ended.output
+    assert "Ranked by frequency on 256 tokens" in ended.stdout
+    from transformers import MixtralForCausalLM
+
+    assert MixtralForCausalLM.from_pretrained(tmp_path / "small").config.num_local_experts == 5
+
+
+def test_a_dry_run_writes_nothing(dense, tmp_path):
+    ended = run("experts", dense, "--rank", "criterion", "--remove", "0.5", "--dry-run", "--no-verify")
+    assert ended.exit_code == 0, ended.output
+    assert "6 -> 3" in ended.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give --out OUT"),
+        (["--dry-run", "--remove", "1"], "give --data FILE"),
+        (["--out", "small", "--rank", "criterion"], "give --remove N"),
+        (["--dry-run", "--remove", "1", "--plan", "gone.json"], "gone.json: no such file"),
+        (["--dry-run", "--remove", "1", "--data", "gone.txt"], "gone.txt"),
+        (["--dry-run", "--remove", "1", "--rank", "luck", "--data", "gone.txt"], "gone.txt"),
+        (["--out", "no/such", "--remove", "1", "--rank", "criterion"], "no such directory"),
+    ],
+)
+def test_what_is_wrong_is_one_line(dense, options, message):
+    fails(run("experts", dense, *options), message)
+
+
+def test_a_directory_without_experts_is_told(tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=9, **sizes)).save_pretrained(tmp_path / "dense")
+    fails(
+        run("experts", tmp_path / "dense", "--rank", "criterion", "--remove", "1", "--dry-run"),
+        "no experts of the model can leave",
+    )
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a system without it")
+def test_a_run_that_is_killed_leaves_no_directory_under_the_name(dense, tmp_path):
+    code = (
+        "import os, signal, secateur.shrinking.expert_directory as it\n"
+        "it.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"it.shrink_experts_checkpoint({str(dense)!r}, {str(tmp_path / 'small')!r}, 1, rank='criterion', verify=False)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=dict(os.environ))
+    assert ended.returncode == -signal.SIGKILL
+    assert not (tmp_path / "small").exists()

@@ -1,0 +1,318 @@
+"""Experts leave a directory: what is written is what `shrink` makes in memory, and any change of it is named."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from secateur import shrink
+from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.shrinking import has_fewer_experts, is_shrunken, shrink_experts_checkpoint, verify_experts_checkpoint
+from secateur.shrinking.mixtures import mixtures_of
+from secateur.shrinking.profiles import read_profile
+from secateur.shrinking.request import Request
+from secateur.shrinking.routing import mixture_of
+from support.commands import run
+
+SIZES = {
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def made(folder, kind="mixtral", **how):
+    import transformers
+
+    torch.manual_seed(0)
+    if kind == "mixtral":
+        config = transformers.MixtralConfig(intermediate_size=48, num_local_experts=8, **SIZES)
+        model = transformers.MixtralForCausalLM(config)
+    else:
+        config = transformers.GptOssConfig(intermediate_size=48, num_local_experts=8, head_dim=8, **SIZES)
+        model = transformers.GptOssForCausalLM(config)
+    model.save_pretrained(folder, **how)
+    (folder / "README.md").write_text("roses")
+    return model
+
+
+def batches(count=4):
+    draw = torch.Generator().manual_seed(0)
+    mask = torch.ones(2, 16, dtype=torch.long)
+    return [{"input_ids": torch.randint(3, 53, (2, 16), generator=draw), "attention_mask": mask} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made") / "dense"
+    made(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small(dense):
+    shrink_experts_checkpoint(dense, dense.parent / "small", 0.25, batches=batches(), verify=False)
+    return dense.parent / "small"
+
+
+@pytest.mark.parametrize(("kind", "how"), [("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})])
+def test_it_is_what_shrink_makes_in_memory(kind, how, tmp_path):
+    model = made(tmp_path / "dense", kind, **how)
+    done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, batches=batches())
+    assert done.proof.startswith("on ")
+    assert set(done.counts.values()) == {(8, 6)}
+    assert done.fields["num_local_experts"] == (8, 6)
+    loaded = type(model).from_pretrained(tmp_path / "small")
+    shrink(model, batches()[0], experts=0.25, batches=batches(), uniform=True)
+    assert loaded.config.num_local_experts == 6
+    mine, its = model.state_dict(), loaded.state_dict()
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[name], its[name]) for name in mine)
+    assert done.parameters[1] == sum(each.numel() for each in loaded.parameters())
+    found = verify_experts_checkpoint(tmp_path / "small", tmp_path / "dense")
+    assert found.ok, found.problems
+    assert {tensor.unchanged for tensor in found.tensors} == {True}
+
+
+def test_it_is_the_original_whose_router_has_no_chance_for_those_that_left(dense, small):
+    """The law of experts, said here by the routers' rows: a logit of minus infinity where an expert left."""
+    from transformers import MixtralForCausalLM
+
+    whole, less = MixtralForCausalLM.from_pretrained(dense), MixtralForCausalLM.from_pretrained(small)
+    kept = json.loads((small / "secateur.json").read_text())["kept"]
+    rows = {name: torch.tensor([each in stays for each in range(8)]) for name, stays in kept.items()}
+    ids = batches()[0]["input_ids"]
+    linear = torch.nn.functional.linear
+
+    def without(x, weight, bias=None):
+        out = linear(x, weight, bias)
+        for name, stays in rows.items():
+            if weight is whole.get_parameter(name):
+                return out.masked_fill(~stays, -torch.inf)
+        return out
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        expected = less(input_ids=ids).logits
+        patch.setattr("torch.nn.functional.linear", without)
+        found = whole(input_ids=ids).logits
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_profile_adds_up_and_plans_without_running(dense, tmp_path):
+    path = tmp_path / "profile.json"
+    first = shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+    assert first.profile.texts[0].tokens == 96
+    assert first.profile.texts[0].held_out == 32
+    for curve in first.profile.curves.values():
+        errors = curve.errors()
+        assert list(errors) == [1, 2, 3, 4, 5, 6]
+        assert 0 < errors[1] < errors[6]
+    assert "without so many experts" in str(first)
+    with pytest.raises(CheckpointError, match="a text counts once"):
+        shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+    other = [{key: value.flip(0, 1) for key, value in batch.items()} for batch in batches()]
+    shrink_experts_checkpoint(dense, None, batches=other, profile=path, verify=False, text="other")
+    both = read_profile(path)
+    assert [text.data for text in both.texts] == ["batches", "other"]
+    name = next(iter(both.routed))
+    assert both.routed[name].tokens.sum() == 2 * first.profile.routed[name].tokens.sum()
+    done = shrink_experts_checkpoint(dense, tmp_path / "small", 2, plan=path, verify=False)
+    for name, stays in done.kept.items():
+        scores = both.routed[name].scores("reap")
+        assert {*range(8)} - {*stays} == {*np.argsort(scores)[:2].tolist()}
+
+
+def test_what_a_curve_says_is_what_the_mixture_loses(dense, tmp_path):
+    """Seen on the layer alone, in memory, on the batch that was held out."""
+    done = shrink_experts_checkpoint(dense, None, batches=batches(), profile=tmp_path / "one.json", verify=False)
+    from transformers import MixtralForCausalLM
+
+    name = "model.layers.0.mlp.gate.weight"
+    scores = done.profile.routed[name].scores("reap")
+    model = MixtralForCausalLM.from_pretrained(dense).eval()
+    given = []
+    model.model.layers[0].mlp.register_forward_hook(lambda _, args, out: given.append((args[0], out)))
+    with torch.no_grad():
+        model(**batches()[3])
+        small = MixtralForCausalLM.from_pretrained(dense).eval()
+        shrink(small, batches()[0], experts=2, batches=batches()[:3])
+        assert len(scores) == 8
+        x, whole = given[0]
+        without = small.model.layers[0].mlp(x)
+    error = float((without - whole).norm() / whole.norm())
+    assert done.profile.curves[name].errors()[2] == pytest.approx(error, rel=1e-3)
+
+
+def test_the_mixtures_of_a_directory_are_found_and_named(dense):
+    found = mixtures_of(open_checkpoint(dense), Request(verify=False))
+    assert found.sizes == {f"model.layers.{at}.mlp.gate.weight": 8 for at in range(2)}
+    assert mixture_of(found.walk.model, found.groups[0])[0] == "model.layers.0.mlp"
+    with pytest.raises(ValueError, match="no experts of the model can leave"):  # all keep as many, or none does
+        mixtures_of(open_checkpoint(dense), Request(verify=False, exclude=("*.layers.0.*",)))
+
+
+def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
+    done = shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
+    assert "Ranked by criterion, without data" in str(done)
+    assert not list((tmp_path / "small").glob("*.tmp"))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"rank": "reap"}, "needs data"),
+        ({"rank": "luck", "batches": batches()}, "rank_experts must be one of"),
+        ({"batches": batches(), "plan": "p.json"}, "pass batches, or plan"),
+        ({"profile": "p.json"}, "a profile is of batches"),
+        ({"remove": 0, "batches": batches()}, "remove is 0"),
+        ({"remove": 7, "batches": batches()}, "at most 75.00% of the units can leave"),
+        ({"plan": "gone.json"}, "no such file"),
+        ({"batches": batches()[:2], "profile": "p.json"}, "give 4 at least, not 2"),
+        ({"batches": batches(), "include": "nothing"}, "nothing"),
+    ],
+)
+def test_what_cannot_be_asked_for_leaves_nothing_behind(dense, tmp_path, how, message, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        shrink_experts_checkpoint(dense, tmp_path / "small", **{"remove": 0.25, "verify": False, **how})
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("secateur.shrinking.expert_directory.write_cut", full)
+    with pytest.raises(OSError, match="disk full"):
+        shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- profiles -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def profile(dense):
+    path = dense.parent / "profile.json"
+    shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+    return path
+
+
+def mixture(**fields):
+    def change(values):
+        next(iter(values["mixtures"].values())).update(fields)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda values: values.update(version=2), "version 1"),
+        (lambda values: values.pop("texts"), "texts is missing"),
+        (lambda values: values["mixtures"].clear(), "says nothing of"),
+        (mixture(tokens=[1.0]), "is not of as many experts"),
+        (mixture(tokens=[-1.0] * 8), "of at least 0"),
+        (mixture(lost=[1.0]), "as many counts"),
+        (mixture(norms="many"), "norms"),
+        (lambda values: next(iter(values["mixtures"].values())).pop("without"), "of some alone"),
+        (lambda values: values.update(rank=3), "rank"),
+    ],
+)
+def test_a_profile_that_says_something_else_is_refused(dense, profile, tmp_path, change, message):
+    values = json.loads(profile.read_text())
+    change(values)
+    (tmp_path / "p.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=message):
+        shrink_experts_checkpoint(dense, tmp_path / "small", 2, plan=tmp_path / "p.json", verify=False)
+    assert not (tmp_path / "small").exists()
+
+
+# ---- verification ---------------------------------------------------------------------------------------------------
+
+
+def test_what_was_written_holds(dense, small):
+    assert has_fewer_experts(small)
+    assert not is_shrunken(small)
+    assert not has_fewer_experts(dense)
+    alone = verify_experts_checkpoint(small)
+    assert alone.ok
+    assert "no source was given" in alone.unchecked[0]
+    ended = run("verify", small, "--source", dense)
+    assert ended.exit_code == 0, ended.output
+
+
+def changed(name, **fields):
+    def change(folder):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(values | fields))
+
+    return change
+
+
+def tensor(part, change):
+    def changed(folder):
+        tensors = load_file(folder / "model.safetensors")
+        name = next((each for each in tensors if part in each), part)
+        made = change(tensors.pop(name, None))
+        save_file(tensors | ({} if made is None else {name: made.contiguous()}), folder / "model.safetensors")
+
+    return changed
+
+
+def other_experts(folder):
+    values = json.loads((folder / "experts.json").read_text())
+    for its in values["tensors"].values():
+        if "0" in its["kept"]:
+            its["kept"]["0"] = [*its["kept"]["0"][:-1], 99]
+    (folder / "experts.json").write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (tensor("experts.1.w1", lambda each: each + 1), "is not what stays of the source's"),
+        (tensor("experts.1.w1", lambda each: each[1:]), "of the source stay F32"),
+        (tensor("experts.5.w1", lambda _: None), "it is not here"),
+        (tensor("gate", lambda each: each.flip(0)), "is not what stays of the source's"),
+        (tensor("input_layernorm", lambda _: None), "does not say that it left"),
+        (tensor("more", lambda _: torch.zeros(1)), "was more, which is not in the source"),
+        (changed("config.json", num_local_experts=5), "config.json: num_local_experts is 5, not 6"),
+        (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
+        (changed("secateur.json", experts={"a": {"from": 8, "to": 6}}, kept={"a": [1]}), "keeps 1 experts, and says 6"),
+        (changed("experts.json", gone=["lm_head.weight"]), "left, experts.json says; it is here"),
+        (other_experts, "does not fit the source's shape"),
+        (lambda folder: (folder / "README.md").write_text("thorns"), "README.md: its bytes are not the source's"),
+        (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
+    ],
+)
+def test_what_does_not_hold_is_named(dense, small, tmp_path, change, problem):
+    shutil.copytree(small, tmp_path / "small")
+    change(tmp_path / "small")
+    found = verify_experts_checkpoint(tmp_path / "small", dense)
+    assert any(problem in each for each in found.problems), found.problems
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: os.unlink(folder / "experts.json"), "experts.json: is missing"),
+        (changed("experts.json", version=9), "is not 'secateur experts', version 1"),
+        (changed("experts.json", tensors={"a": {"from": "a", "kept": {"9": [1]}}}), "is no dimension"),
+        (changed("experts.json", tensors={"a": {"from": 1, "kept": {}}}), "from must be"),
+        (changed("experts.json", gone=3), "gone"),
+        (changed("secateur.json", kept=[]), "kept must be an object"),
+    ],
+)
+def test_what_is_no_record_is_refused(dense, small, tmp_path, change, message):
+    shutil.copytree(small, tmp_path / "small")
+    change(tmp_path / "small")
+    with pytest.raises(CheckpointError, match=message):
+        verify_experts_checkpoint(tmp_path / "small", dense)
