@@ -21,7 +21,7 @@ from secateur import shrink
 
 EXPERTS, LAYERS, LENGTH = 8, 2, 128
 KINDS = ("code", "prose", "numbers")
-METHODS = ("reap", "frequency", "activation", "magnitude", "random")
+METHODS = ("reap", "total", "frequency", "activation", "magnitude", "random")
 _CALIBRATION, _JUDGE = 8, 24  # sequences of each kind
 
 

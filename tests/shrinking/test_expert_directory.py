@@ -224,6 +224,7 @@ def mixture(**fields):
         (mixture(norms="many"), "norms"),
         (lambda values: next(iter(values["mixtures"].values())).pop("without"), "of some alone"),
         (lambda values: values.update(rank=3), "rank"),
+        (lambda values: values.update(rank="luck"), "rank is none of reap"),
     ],
 )
 def test_a_profile_that_says_something_else_is_refused(dense, profile, tmp_path, change, message):

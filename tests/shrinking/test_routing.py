@@ -67,6 +67,7 @@ def test_it_is_what_the_formula_says_by_hand():
     np.testing.assert_allclose([routed.tokens, routed.weighted, routed.norms], expected, rtol=1e-4)
     np.testing.assert_allclose(routed.scores("reap"), expected[1] / expected[0].clip(1), rtol=1e-4)
     assert routed.scores("frequency").tolist() == expected[0].tolist()
+    np.testing.assert_allclose(routed.scores("total"), expected[1], rtol=1e-4)
 
 
 @torch.no_grad()

@@ -124,7 +124,8 @@ def shrink_experts_checkpoint(
         profile: a file for what the batches say; one that is there gets it added. A quarter of the batches ranks
             nothing then, and says what the outputs of each mixture lose without experts.
         plan: such a file, in place of batches: nothing is run.
-        rank: ``"reap"``, ``"frequency"``, ``"activation"`` or ``"criterion"`` (magnitude; the default without data).
+        rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"`` or ``"criterion"`` (magnitude; the default
+            without data), as ``rank_experts`` of `shrink`.
         unreached_first: experts that no token reached leave first.
         include, exclude: globs over names of routers and tensors of mixtures.
         text: what the profile calls the batches.

@@ -16,7 +16,7 @@ import numpy as np
 
 from secateur.checkpoints import CheckpointError
 from secateur.shrinking.mixtures import Curve
-from secateur.shrinking.routing import Routed
+from secateur.shrinking.routing import RANKS, Routed
 from secateur.support import Fields, write_whole
 
 __all__ = ["Profile", "Text", "read_profile", "write_profile"]
@@ -128,4 +128,7 @@ def read_profile(path: Path) -> Profile:
             curves[name] = Curve(dict(zip(counts, lost, strict=True)), whole)
     if curves and curves.keys() != routed.keys():
         raise read.wrong("mixtures", "says of some alone what they lose")
-    return Profile(texts, read.take("rank", str), routed, curves)
+    rank = read.take("rank", str)
+    if rank not in RANKS:
+        raise read.wrong("rank", f"is none of {', '.join(RANKS)}")
+    return Profile(texts, rank, routed, curves)

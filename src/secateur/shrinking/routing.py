@@ -28,7 +28,7 @@ from secateur.support import Forward, device_of, mapped, moved, run_batch, tenso
 
 __all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by"]
 
-RANKS = ("reap", "frequency", "activation", "criterion")
+RANKS = ("reap", "total", "frequency", "activation", "criterion")
 
 Array = npt.NDArray[np.float64]
 
@@ -62,6 +62,8 @@ class Routed:
         """
         if rank == "frequency":
             return self.tokens.copy()
+        if rank == "total":
+            return self.weighted.copy()
         return (self.weighted if rank == "reap" else self.norms) / np.maximum(self.tokens, 1)
 
 
