@@ -13,7 +13,19 @@ from secateur.cli.page import page_at
 from support.commands import fails, run
 from support.reports import Page
 
-LONG = {"inspect", "prune", "shrink", "oneshot", "verify", "compress", "expand", "pack", "bench", "vocabulary", "experts"}
+LONG = {
+    "inspect",
+    "prune",
+    "shrink",
+    "oneshot",
+    "verify",
+    "compress",
+    "expand",
+    "pack",
+    "bench",
+    "vocabulary",
+    "experts",
+}
 
 
 def text_of(path):

@@ -161,8 +161,9 @@ def shrink(
             and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
             ``sparsity``.
         rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
-            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, their sum in place
-            of their mean; ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the ``"criterion"``, the default without.
+            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, their sum in place of
+            their mean; ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
+            ``"criterion"``, the default without.
         unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
             criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
