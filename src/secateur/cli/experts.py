@@ -47,7 +47,7 @@ def experts(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What ranks experts: reap, total, frequency, activation; or criterion, the magnitude of their weights.",
+            help="What ranks experts: reap, total, frequency, activation; or criterion, their magnitude.",
             show_default=False,
         ),
     ] = None,
