@@ -21,7 +21,7 @@ from secateur import shrink
 
 EXPERTS, LAYERS, LENGTH = 8, 2, 128
 KINDS = ("code", "prose", "numbers")
-METHODS = ("reap", "total", "frequency", "activation", "magnitude", "random")
+METHODS = ("reap", "reap, repaired", "total", "frequency", "activation", "magnitude", "random")
 _CALIBRATION, _JUDGE = 8, 24  # sequences of each kind
 
 
@@ -157,7 +157,7 @@ def smaller(model: Any, method: str, share: float, choose: Sequence[Tensor]) -> 
     elif method == "magnitude":
         how = {}
     else:
-        how = {"batches": batches, "rank_experts": method}
+        how = {"batches": batches, "rank_experts": method.split(",")[0], "repair": "," in method}
     shrink(small, batches[0], experts=share, uniform=True, **how)
     return small.eval()
 

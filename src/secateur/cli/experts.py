@@ -47,7 +47,7 @@ def experts(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What ranks experts: reap, total, frequency, activation; or criterion, the weights' magnitude.",
+            help="What ranks experts: reap, total, frequency, activation; or criterion, their magnitude.",
             show_default=False,
         ),
     ] = None,

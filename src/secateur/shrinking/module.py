@@ -27,6 +27,7 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
+from secateur.shrinking.expert_repair import repair_mixtures
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
@@ -148,7 +149,8 @@ def shrink(
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
             by an ``attention_mask`` does not count. The criterion ranks only units that nothing is measured of: no
             matrix in a block multiplies what they give. With ``branches`` they say which of these leave, too.
-        repair: move what stays, too: columns, and what branches added is merged into the weights before them. Without
+        repair: move what stays, too: columns, what branches added is merged into the weights before them, and the last
+            matrices of experts that stay (in float32 or wider). Without
             batches it means nothing.
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
@@ -161,8 +163,8 @@ def shrink(
             and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
             ``sparsity``.
         rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
-            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, their sum in place of
-            their mean; ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
+            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, the sum of the same;
+            ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
             ``"criterion"``, the default without.
         unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
             criterion says so, since a text may just not have what they are for.
@@ -290,11 +292,15 @@ def shrink(
                 routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
             fewer = choose_experts(subject, rest, known, routed)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
+            whole = copy.deepcopy(model) if repair and routed is not None else None
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
             if configured is not None:
                 undo.call(configured.adopt(model, left.fields))
             coupling = watched()
+            if whole is not None and held is not None:
+                mixtures = [group for group in coupling.groups if group.name in experts_stay]
+                repair_mixtures(model, whole, coupling, mixtures, held, forward=forward, undo=undo)
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None

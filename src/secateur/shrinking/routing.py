@@ -26,7 +26,7 @@ from secateur.blockwise import Tokens, prepared
 from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
 
-__all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by"]
+__all__ = ["RANKS", "Routed", "Watching", "check_seen", "last_matrices", "mixture_of", "routed_in_memory", "scores_by"]
 
 RANKS = ("reap", "total", "frequency", "activation", "criterion")
 
@@ -203,16 +203,21 @@ class _Outputs(TorchFunctionMode):
         super().__init__()
         self.owned = {each.untyped_storage().data_ptr(): (each, units) for each, units in owned.values()}
         self.seen: list[tuple[Tensor, list[int]]] = []
+        self.names: list[str] = []  # of the parameter whose part each of those was
+        self.name_of = {each.untyped_storage().data_ptr(): name for name, (each, _) in owned.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, Tensor) or not out.is_floating_point() or not out.dim() or self._is_theirs(out):
             return out
-        found = [
-            units for each in tensors_of_tree((args, kwargs or {})) if (units := self._units_of(each, out)) is not None
-        ]
+        found, names = [], []
+        for each in tensors_of_tree((args, kwargs or {})):
+            if (units := self._units_of(each, out)) is not None:
+                found.append(units)
+                names.append(self.name_of[each.untyped_storage().data_ptr()])
         if not found:
             return out
+        self.names.append(names[0])
         leaf = out.detach().requires_grad_()
         self.seen.append((leaf, found[0]))
         return leaf.clone()  # what the model changes in place is no leaf
@@ -232,6 +237,24 @@ class _Outputs(TorchFunctionMode):
         first = (tensor.storage_offset() - parameter.storage_offset()) // row
         its = set(units[first : first + -(-tensor.numel() // row)].tolist())
         return list(its) if len(its) == 1 and min(its) >= 0 else None
+
+
+def last_matrices(model: nn.Module, coupling: Coupling, group: Group, given: Any) -> list[nn.Parameter]:
+    """The parameters that hold the last matrix of each expert, seen where a mixture runs on what it was ``given``."""
+    path, module = mixture_of(model, group)
+    parameters = dict(module.named_parameters(prefix=path))
+    owned = {name: parameters[name] for name, at in group.members if at == 0 and name in parameters}
+    watch = _Outputs({name: (each, coupling.indices(group, name, 0)) for name, each in owned.items()})
+    args, kwargs = mapped(given, lambda tensor: tensor.detach().clone())
+    with prepared(model), torch.enable_grad(), watch:
+        out = next(each for each in tensors_in(module.forward(*args, **kwargs)) if each.is_floating_point())
+    if not watch.seen or not out.requires_grad:
+        return []
+    with torch.enable_grad():
+        moved_by = out.sum()
+    slopes = torch.autograd.grad(moved_by, [leaf for leaf, _ in watch.seen], allow_unused=True)
+    last = {name for name, slope in zip(watch.names, slopes, strict=True) if slope is not None}
+    return [each for name, each in owned.items() if name in last and each.dim() > 2]
 
 
 def _signs(width: int) -> Tensor:
