@@ -257,6 +257,7 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["blocks"][0].update(kept={GATE: [1]}), "is not so many units as were chosen of 24"),
         (lambda j: j["blocks"][0].update(kept={GATE: [24]}), "at most 23, not 24"),
         (lambda j: j["blocks"][0].update(errors={"lm_head.weight": 0.1}), "errors.lm_head.weight is no weight that is"),
+        (lambda j: j["blocks"][0].update(biases=["lm_head.bias"]), "biases names lm_head.bias, which is no bias"),
         (
             lambda j: j["facts"]["measured"]["slopes"][0]["squares"].pop(),
             "is not what is measured of the outputs of a m",

@@ -27,6 +27,19 @@ def made(tmp_path_factory):
     return folder
 
 
+def test_biases_that_moved_are_named_and_not_compared(tmp_path):
+    make("bert").save_pretrained(tmp_path / "dense")
+    shrink_checkpoint(tmp_path / "dense", tmp_path / "small", 0.2, batches=batches("bert"), verify=False)
+    found = verify_shrunken_checkpoint(tmp_path / "small", tmp_path / "dense")
+    assert found.ok, found.problems
+    biases = json.loads((tmp_path / "small/secateur.json").read_text())["calibration"]["biases"]
+    dense, small = load_file(tmp_path / "dense/model.safetensors"), load_file(tmp_path / "small/model.safetensors")
+    moved = {name for name in dense if dense[name].dim() == 1 and not torch.equal(dense[name], small[name])}
+    assert {name for name in moved if dense[name].shape == small[name].shape} <= {*biases}
+    assert biases
+    assert {tensor.name for tensor in found.tensors if tensor.unchanged is None} >= {*biases}
+
+
 def test_what_shrink_wrote_holds(made):
     found = verify_shrunken_checkpoint(made / "small", made / "dense")
     assert found.ok, found.problems

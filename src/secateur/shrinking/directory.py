@@ -105,6 +105,7 @@ class CheckpointShrinking(Shown):
         tokens: how many were measured; None without data.
         errors: what the outputs of each matrix lost whose columns left, by the names of tensors in the files: as a
             share of the variance of what they become part of, the residual stream or themselves.
+        biases: the tensors in the files that are biases and moved with them.
     """
 
     out: Path | None
@@ -122,6 +123,7 @@ class CheckpointShrinking(Shown):
     seconds: float
     tokens: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+    biases: tuple[str, ...] = ()
 
     def _parts(self) -> Iterable[Part]:
         return (*checkpoint_parts(self), f"{proof_words(self)}.")
@@ -241,7 +243,13 @@ def shrink_checkpoint(
         found = chosen_in_directory(dense.subject, asked, place, begun, repair=repair)
         planned = _calibrated(_planned(dense, asked, found.choice, out, started), dense, found)
         if not rank_and_world()[0]:
-            calibration = {"data": data, "tokens": found.tokens, "repair": repair, "errors": planned.errors}
+            calibration = {
+                "data": data,
+                "tokens": found.tokens,
+                "repair": repair,
+                "errors": planned.errors,
+                "biases": list(planned.biases),
+            }
             record = _record(planned, said, previous, calibration=calibration)
             _publish(begun, dense, planned, found.choice, record)
         barrier()
@@ -340,7 +348,8 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
 
 def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) -> CheckpointShrinking:
     errors = {file: found.errors[mine] for file, mine in dense.files.items() if mine in found.errors}
-    return replace(planned, tokens=found.tokens, errors=errors)
+    biases = tuple(file for file, mine in dense.files.items() if mine in found.biases)
+    return replace(planned, tokens=found.tokens, errors=errors, biases=biases)
 
 
 def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:

@@ -47,6 +47,7 @@ class Repairing:
         kept: which units stay, after the walk.
         errors: ``{name: what the outputs of a matrix lost}`` with its new values, as a share of the variance of what
             they become part of.
+        biases: which moved with their matrices.
     """
 
     coupling: Coupling
@@ -61,6 +62,7 @@ class Repairing:
     around: bool = True
     kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    biases: set[str] = field(default_factory=set)
     words: tuple[str, ...] = WORDS
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ class Repairing:
             values, moved = self._better(matrix, bias, layer, met, mask, moves=self.repair and name in self.free)
             piece.of(solved.values).copy_(values[:, : piece.shape[1]])
             if met.bias is not None and moved is not None:
+                self.biases.add(full_name(block, met.bias.name))
                 old = module.get_parameter(met.bias.name)
                 whole = Solved(old.detach().clone(), torch.ones_like(old, dtype=torch.bool))
                 met.bias.of(new.setdefault(met.bias.name, whole).values).copy_(moved)

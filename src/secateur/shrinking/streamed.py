@@ -50,11 +50,13 @@ class Streamed:
     Attributes:
         choice: what stays; the copy that was walked over holds the repaired weights, of the shapes that they had.
         errors: what the outputs of each repaired matrix lost, by its name.
+        biases: which moved with them.
         tokens: how many were measured.
     """
 
     choice: Choice
     errors: Mapping[str, float]
+    biases: Collection[str]
     tokens: int
 
 
@@ -81,7 +83,7 @@ def chosen_in_directory(
         _learn(begun, chosen=counts)
     left = [group for group in named.values() if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if begun is None or not left:
-        return Streamed(choice, {}, tokens)
+        return Streamed(choice, {}, (), tokens)
     free = free_in(place.model, place.blocks)
     job = Repairing(subject.coupling, left, choice.kept, measured, free, repair=repair)
     already = _gone_on_with(begun, place, job, named)
@@ -90,12 +92,16 @@ def chosen_in_directory(
         for _ in place.walk(_OfTheFirst(job), begun, noted, already):
             pass
         _learn(begun, repaired=True)
-    kept, errors = of_the_first(
-        lambda: ({name: job.kept[group.axis] for name, group in named.items() if group.axis in job.kept}, job.errors)
+    kept, errors, biases = of_the_first(
+        lambda: (
+            {name: job.kept[group.axis] for name, group in named.items() if group.axis in job.kept},
+            job.errors,
+            job.biases,
+        )
     )
     job.kept.update({named[name].axis: mask for name, mask in kept.items()})
     choice = replace(choice, kept=job.kept, plan=plan_of(subject.model, subject.coupling, job.kept))
-    return Streamed(choice, errors if repair else {}, tokens)
+    return Streamed(choice, errors if repair else {}, biases, tokens)
 
 
 def _learn(begun: Unfinished | None, **facts: Any) -> None:
@@ -282,6 +288,7 @@ class _Noted:
             "name": pruned.block,
             "kept": {name: np.flatnonzero(self.job.kept[self.named[name].axis]).tolist() for name in fresh},
             "errors": {name: loss for name, loss in self.job.errors.items() if name.startswith(f"{pruned.block}.")},
+            "biases": sorted(name for name in self.job.biases if name.startswith(f"{pruned.block}.")),
         }
 
 
@@ -294,7 +301,7 @@ def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named
     """The blocks that an earlier run repaired; what it chose anew and lost is the job's again."""
     done: list[str] = []
     for block in begun.found().inners("blocks"):
-        block.only("name", "kept", "errors")
+        block.only("name", "kept", "errors", "biases")
         name = block.take("name", str)
         if name not in place.blocks or name in done:
             raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
@@ -310,6 +317,10 @@ def _gone_on_with(begun: Unfinished, place: DirectoryWalk, job: Repairing, named
         if wrong := [each for each in errors if each not in job.targets or not each.startswith(f"{name}.")]:
             raise block.wrong(f"errors.{wrong[0]}", f"is no weight that is repaired in {name}")
         job.errors.update(errors)
+        biases = block.each("biases", str)
+        if wrong := [each for each in biases if each not in job.free or not each.startswith(f"{name}.")]:
+            raise block.wrong("biases", f"names {wrong[0]}, which is no bias that moves in {name}")
+        job.biases.update(biases)
     return done
 
 

@@ -94,7 +94,10 @@ def _repaired(read: Fields) -> set[str]:
     if "calibration" not in read.values:
         return set()
     calibration = read.inner("calibration")
-    return {*calibration.each_named("errors", float)} if calibration.take("repair", bool) else set()
+    if not calibration.take("repair", bool):
+        return set()
+    biases = calibration.each("biases", str) if "biases" in calibration.values else []
+    return {*calibration.each_named("errors", float), *biases}
 
 
 def _plan(path: Path) -> Plan:
