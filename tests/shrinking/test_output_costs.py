@@ -109,3 +109,12 @@ def test_a_branch_that_holds_others_takes_them_along():
     branches, _ = costs_of(model)
     assert gone_with([], branches) == []
     assert gone_with(branches[1:3], branches) == branches[1:3]
+
+
+def test_a_weight_that_is_not_finite_is_named():
+    """What such a model gives says nothing of any branch."""
+    model = deep()
+    name, parameter = next((name, each) for name, each in model.named_parameters() if each.dim() > 1)
+    parameter.data[0, 0] = math.inf
+    with pytest.raises(ValueError, match=rf"{name}: the weight of shape .* has entries that are NaN or infinite"):
+        OutputCosts(model, batches())

@@ -14,7 +14,7 @@ from torch import nn
 
 from secateur.blockwise import full_name, parts_of, slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
-from secateur.shrinking.measuring import OVERFLOWING, Measuring, for_slopes, not_finite
+from secateur.shrinking.measuring import OVERFLOWING, Measuring, check_finite, for_slopes, not_finite
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
@@ -54,7 +54,7 @@ def chosen_by_data(
     if wrong is None:
         measuring.slopes.update(found)
     else:
-        _check_finite(model)
+        check_finite(model)
     walk_model(model, batches, measuring, forward=forward)  # of what is not finite it says where
     if wrong is not None:
         warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
@@ -79,15 +79,6 @@ def chosen_by_data(
     if repair:
         rescale(model, plan, batches, forward=forward)
     return replace(choice, kept=job.kept, plan=plan)
-
-
-def _check_finite(model: nn.Module) -> None:
-    """ValueError for a weight that is not finite, anywhere in the model, such as in its head."""
-    for name, parameter in model.named_parameters():
-        if parameter.numel() and not bool(parameter.isfinite().all()):
-            raise ValueError(
-                f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."
-            )
 
 
 def _shared(model: nn.Module) -> frozenset[str]:

@@ -30,6 +30,7 @@ __all__ = [
     "Measuring",
     "OVERFLOWING",
     "WORDS",
+    "check_finite",
     "chunk_of",
     "counts_of",
     "elimination_of",
@@ -170,6 +171,15 @@ class Measuring:
             curves[axis] = Curve(np.arange(axis.size + 1), losses[::-1])
         consumers = {axis: frozenset(names) for axis, names in self._consumers.items()}
         return Measured(scores, curves, consumers, self.slopes)
+
+
+def check_finite(model: nn.Module) -> None:
+    """ValueError for a weight that is not finite, anywhere in the model, such as in its head."""
+    for name, parameter in model.named_parameters():
+        if parameter.numel() and not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f"{name}: the weight of shape {tuple(parameter.shape)} has entries that are NaN or infinite."
+            )
 
 
 def not_finite(slopes: Mapping[Piece, Tensor]) -> str | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from secateur.blockwise import Tokens, divergence, prepared
 from secateur.coupling import Branch
 from secateur.shrinking.execution import carry_out
+from secateur.shrinking.measuring import check_finite
 from secateur.shrinking.plan import plan_without
 from secateur.support import Forward, device_of, mapped, moved, run_batch, seeded, tensors_in, track, unchanged
 
@@ -55,6 +56,8 @@ class OutputCosts:
                 if count > _ROWS - rows:
                     less = _first(batch, (_ROWS - rows) / count)
                     batch, outputs = (batch, outputs) if less is batch else (less, self._run(less))
+                if not _is_finite(outputs):
+                    check_finite(model)  # else the model itself overflows, and costs are infinite
                 self.held.append((batch, outputs))
                 rows += count
                 if rows >= _ROWS:
@@ -130,3 +133,7 @@ def _first(batch: Any, share: float) -> Any:
         return batch
     count = math.ceil(share * min(sizes))
     return batch if count >= min(sizes) else mapped(batch, lambda tensor: tensor[:count])
+
+
+def _is_finite(outputs: Any) -> bool:
+    return all(bool(each.isfinite().all()) for each in tensors_in(outputs) if each.is_floating_point())

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from secateur.blockwise import Tokens, prepared
 from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
+from secateur.shrinking.measuring import check_finite
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
 
 __all__ = ["RANKS", "Routed", "Watching", "check_seen", "last_matrices", "mixture_of", "routed_in_memory", "scores_by"]
@@ -277,7 +278,11 @@ def routed_in_memory(
     with unchanged(inner), prepared(inner), torch.no_grad(), watching.watching():
         for batch in track(list(batches), "watching experts"):
             run(inner, moved(batch, device_of(inner)))
-    check_seen(groups, watching.routed)
+    try:
+        check_seen(groups, watching.routed)
+    except ValueError:
+        check_finite(inner)  # which may be why
+        raise
     return watching.routed
 
 
