@@ -202,7 +202,5 @@ def test_a_forward_of_ones_own_says_padding_too():
 def test_a_router_that_is_not_finite_is_named():
     model, inputs, coupling, groups = watched("mixture_in_turn")
     model.router.weight.data[0, 0] = torch.nan
-    with pytest.raises(
-        ValueError, match=r"router\.weight: the weight of shape .* has entries that are NaN"
-    ):
+    with pytest.raises(ValueError, match=r"router\.weight: the weight of shape .* has entries that are NaN"):
         routed_in_memory(model, coupling, groups, [inputs], None)

@@ -1,6 +1,7 @@
 """Safetensors on disk: read, written, inspected, pruned and verified, a tensor at a time."""
 
 from secateur.checkpoints import slicing
+from secateur.checkpoints.claims import HINT, about_config, about_parameters, claims_of, is_made_by
 from secateur.checkpoints.families import blaming_config, family_of, meta_model_of, most_parameters, parameters_counted
 from secateur.checkpoints.headers import (
     HEADER_KEY,
@@ -39,6 +40,7 @@ __all__ = [
     "Compared",
     "Cuts",
     "HEADER_KEY",
+    "HINT",
     "Inspection",
     "MAX_HEADER",
     "NO_WEIGHTS",
@@ -48,15 +50,19 @@ __all__ = [
     "TensorInspection",
     "Verification",
     "VerifiedTensor",
+    "about_config",
+    "about_parameters",
     "blaming_config",
     "check_arguments",
     "check_places",
+    "claims_of",
     "copy_tree",
     "dtype_word",
     "family_of",
     "files_below",
     "index_text",
     "inspect_checkpoint",
+    "is_made_by",
     "left_alone_rows",
     "meta_model_of",
     "most_parameters",

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
 from secateur.checkpoints import (
+    HINT,
     RECORD,
     Checkpoint,
     CheckpointError,
     Compared,
     Verification,
     VerifiedTensor,
+    about_config,
+    about_parameters,
+    claims_of,
+    is_made_by,
     open_checkpoint,
     shape_of_cut,
 )
@@ -31,14 +36,10 @@ from secateur.support import Fields, printable, track
 
 __all__ = ["has_fewer_experts", "verify_experts_checkpoint"]
 
-_HINT = " It is not the record of this model, or no longer."
-
 
 def has_fewer_experts(directory: Path | str) -> bool:
     """Whether there is a record that `shrink_experts_checkpoint` wrote."""
-    if not (Path(directory) / RECORD).is_file():
-        return False
-    return _record(Path(directory)).values.get("method") == "experts"
+    return is_made_by(directory, "experts")
 
 
 def verify_experts_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
@@ -57,7 +58,7 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
             result's ``problems``.
     """
     directory = Path(directory)
-    checkpoint, read = open_checkpoint(directory), _record(directory)
+    checkpoint, read = open_checkpoint(directory), claims_of(directory)
     made_of, gone = _made_of(directory / EXPERTS)
     problems = list(_about_sizes(checkpoint, read))
     if source is None:
@@ -80,14 +81,10 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), ())
 
 
-def _record(directory: Path) -> Fields:
-    return Fields.read(directory / RECORD, error=CheckpointError, hint=_HINT, finite=False)
-
-
 def _made_of(path: Path) -> tuple[Mapping[str, Origin], set[str]]:
     """What each tensor was that is another now, and which of the source's are nowhere."""
     try:
-        read = Fields.read(path, error=CheckpointError, hint=_HINT)
+        read = Fields.read(path, error=CheckpointError, hint=HINT)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is missing; it says which experts stayed.") from None
     if read.take("format", str) != FORMAT or read.take("version", int) != 1:
@@ -105,16 +102,8 @@ def _made_of(path: Path) -> tuple[Mapping[str, Origin], set[str]]:
 
 
 def _about_sizes(checkpoint: Checkpoint, read: Fields) -> Iterator[str]:
-    claimed = read.inner("parameters").take("to", int, least=0)
-    if (counted := sum(entry.numel for entry in checkpoint.entries.values())) != claimed:
-        yield f"the files hold {counted:,} parameters; {RECORD} claims {claimed:,}."
-    for place, change in read.inners_named("config"):
-        wanted = change.values.get("to")
-        value: Any = checkpoint.config
-        for key in place.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if value != wanted:
-            yield f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(wanted), 60)}."
+    yield from about_parameters(checkpoint, read)
+    yield from about_config(checkpoint, read)
     kept = read.inner("kept")
     for name, change in read.inners_named("experts"):
         left = change.take("to", int, least=1)

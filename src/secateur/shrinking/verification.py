@@ -7,9 +7,9 @@ repaired, of which the shape is.
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from torch import nn
 
@@ -22,6 +22,9 @@ from secateur.checkpoints import (
     Cuts,
     Verification,
     VerifiedTensor,
+    about_config,
+    about_parameters,
+    claims_of,
     files_below,
     meta_model_of,
     open_checkpoint,
@@ -35,14 +38,13 @@ from secateur.support import Fields, printable, track
 __all__ = ["about_files", "is_shrunken", "verify_shrunken_checkpoint"]
 
 PLAN = "plan.json"
-_HINT = " It is not the record of this model, or no longer."
 
 
 def is_shrunken(directory: Path | str) -> bool:
     """Whether there is a record that `shrink_checkpoint` wrote; any other is for `verify_checkpoint`."""
     if not (Path(directory) / RECORD).is_file():
         return False
-    values = _record(Path(directory)).values
+    values = claims_of(Path(directory)).values
     return "groups" in values and "pruned" not in values
 
 
@@ -63,7 +65,7 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
             result's ``problems``.
     """
     directory = Path(directory)
-    checkpoint, read = open_checkpoint(directory), _record(directory)
+    checkpoint, read = open_checkpoint(directory), claims_of(directory)
     plan = _plan(directory / PLAN)
     unchecked: list[str] = []
     problems = list(_about_sizes(checkpoint, read, unchecked))
@@ -84,10 +86,6 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
     if repaired:
         unchecked.append(f"{len(repaired)} tensors were repaired with data: what they hold")
     return Verification(directory, dense.root, None, tuple(tensors), files, (*problems, *others), tuple(unchecked))
-
-
-def _record(directory: Path) -> Fields:
-    return Fields.read(directory / RECORD, error=CheckpointError, hint=_HINT, finite=False)
 
 
 def _repaired(read: Fields) -> set[str]:
@@ -125,19 +123,8 @@ def _about_sizes(checkpoint: Checkpoint, read: Fields, unchecked: list[str]) -> 
             tensor_names(model, checkpoint)
         except CheckpointError as error:
             yield str(error)
-    claimed = read.inner("parameters").take("to", int, least=0)
-    if (counted := sum(entry.numel for entry in checkpoint.entries.values())) != claimed:
-        yield f"the files hold {counted:,} parameters; {RECORD} claims {claimed:,}."
-    for place, change in read.inners_named("config"):
-        wanted, value = change.values.get("to"), _at(checkpoint.config, place.split("."))
-        if value != wanted:
-            yield f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(wanted), 60)}."
-
-
-def _at(values: Any, place: list[str]) -> Any:
-    for key in place:
-        values = values.get(key) if isinstance(values, Mapping) else None
-    return values
+    yield from about_parameters(checkpoint, read)
+    yield from about_config(checkpoint, read)
 
 
 def _about_tensors(

@@ -15,13 +15,18 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from secateur.checkpoints import (
+    HINT,
     RECORD,
     Checkpoint,
     CheckpointError,
     Compared,
     Verification,
     VerifiedTensor,
+    about_config,
+    about_parameters,
+    claims_of,
     files_below,
+    is_made_by,
     open_checkpoint,
     pieces_of_cut,
     shape_of_cut,
@@ -35,14 +40,10 @@ from secateur.vocabulary.tokens import Ids
 
 __all__ = ["is_shrunken_vocabulary", "verify_vocabulary_checkpoint"]
 
-_HINT = " It is not the record of this model, or no longer."
-
 
 def is_shrunken_vocabulary(directory: Path | str) -> bool:
     """Whether there is a record that `shrink_vocabulary_checkpoint` wrote."""
-    if not (Path(directory) / RECORD).is_file():
-        return False
-    return _record(Path(directory)).values.get("method") == "vocabulary"
+    return is_made_by(directory, "vocabulary")
 
 
 def verify_vocabulary_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
@@ -62,7 +63,7 @@ def verify_vocabulary_checkpoint(directory: Path | str, source: Path | str | Non
             result's ``problems``.
     """
     directory = Path(directory)
-    read = _record(directory)
+    read = claims_of(directory)
     checkpoint = open_checkpoint(model_folder(directory))
     kept = _kept(directory / KEPT)
     problems = list(_about_sizes(checkpoint, read, kept))
@@ -83,14 +84,10 @@ def verify_vocabulary_checkpoint(directory: Path | str, source: Path | str | Non
     return Verification(directory, dense.root, None, tuple(found), same, tuple(problems), ())
 
 
-def _record(directory: Path) -> Fields:
-    return Fields.read(directory / RECORD, error=CheckpointError, hint=_HINT, finite=False)
-
-
 def _kept(path: Path) -> Ids:
     """The old number of each new one."""
     try:
-        read = Fields.read(path, error=CheckpointError, hint=_HINT)
+        read = Fields.read(path, error=CheckpointError, hint=HINT)
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is missing; it says which tokens stayed.") from None
     if read.take("format", str) != FORMAT or read.take("version", int) != 1:
@@ -105,9 +102,7 @@ def _kept(path: Path) -> Ids:
 
 def _about_sizes(checkpoint: Checkpoint, read: Fields, kept: Ids) -> Iterator[str]:
     size = read.inner("tokens").take("to", int, least=0)
-    claimed = read.inner("parameters").take("to", int, least=0)
-    if (counted := sum(entry.numel for entry in checkpoint.entries.values())) != claimed:
-        yield f"the files hold {counted:,} parameters; {RECORD} claims {claimed:,}."
+    yield from about_parameters(checkpoint, read)
     for name, shorter in read.inners_named("shorter"):
         at = shorter.take("dimension", int, least=0, most=1)
         entry = checkpoint.entries.get(name)
@@ -115,13 +110,7 @@ def _about_sizes(checkpoint: Checkpoint, read: Fields, kept: Ids) -> Iterator[st
             yield f"{printable(name)}: became shorter, {RECORD} says; it is not here."
         elif at >= len(entry.shape) or entry.shape[at] != size:
             yield f"{printable(name)}: has shape {entry.shape}; {RECORD} claims {size:,} tokens."
-    for place, change in read.inners_named("config"):
-        wanted = change.values.get("to")
-        value = checkpoint.config
-        for key in place.split("."):
-            value = value.get(key) if isinstance(value, dict) else None  # type: ignore[assignment]
-        if value != wanted:
-            yield f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(wanted), 60)}."
+    yield from about_config(checkpoint, read)
     try:
         tokens = read_tokens(checkpoint.root)
     except CheckpointError as error:
