@@ -3,6 +3,8 @@
 # relative, so that a folder with a space in its name works.
 PYTHON ?= python3
 VENV := .venv
+# a worker a core, four at most: each imports torch and takes up to a gigabyte
+WORKERS := -n auto --maxprocesses 4 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
@@ -26,15 +28,15 @@ doctests: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -p no:xdist --doctest-modules src/secateur
 
 unit: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) tests
 
 # the tests and the doctests, as one run: the cores are busy to its end, and torch is imported once
 tested: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal --durations=25 --doctest-modules tests src/secateur
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=25 --doctest-modules tests src/secateur
 
 # the tests in another order each time, or in that of make shuffled ORDER=7; the seeds are those of tests/support/alone.py
 shuffled: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests \
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) tests \
 	  -p randomly --randomly-dont-reset-seed $(if $(ORDER),--randomly-seed=$(ORDER))
 
 # the tests as other processors would run them, the oldest first: what a BLAS computes differs in its last bits
@@ -46,7 +48,7 @@ PROCESSORS := \
   "OMP_NUM_THREADS=2 MKL_CBWR=COMPATIBLE SECATEUR_KERNELS=baseline"
 portable: $(VENV)/.test
 	@failed=; for settings in $(PROCESSORS); do echo "--- $$settings"; \
-	  env $$settings $(VENV)/bin/python -m pytest -n 2 --dist worksteal tests || failed="$$failed\n$$settings"; \
+	  env $$settings $(VENV)/bin/python -m pytest $(WORKERS) tests || failed="$$failed\n$$settings"; \
 	done; test -z "$$failed" || { printf "failed with:$$failed\n"; exit 1; }
 
 # the tests of the kernels and of decoding with AddressSanitizer and UBSan watching the C code; needs gcc or clang
