@@ -18,7 +18,7 @@ HOUSE = Path(secateur.__file__).parent
 MAP = Path(__file__).parents[1] / "docs" / "architecture.md"
 FILES = sorted(HOUSE.rglob("*.py"))
 PACKAGES = sorted(path.parent.name for path in HOUSE.glob("*/__init__.py"))
-OPEN = {"__init__", "__main__", "version"}  # the front door; and a number
+OPEN = {"__init__", "__main__", "env", "version"}  # the front door; what it says of itself; and a number
 EVERYWHERE = {"torch", "numpy", "secateur"}
 AT_THE_TOP = {
     "cli": {"typer", "rich", "click"},

@@ -12,7 +12,7 @@ from secateur.checkpoints import open_checkpoint, verify_checkpoint
 from secateur.criteria import wanda
 from secateur.solvers import from_criterion, sparsegpt
 from support.families import make
-from support.forks import on_ranks
+from support.forks import leave_group, on_ranks
 
 pytestmark = [
     pytest.mark.distributed,
@@ -90,38 +90,36 @@ def start(rank, port, alone, folder):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):
-            model, done = pruned(solver)
-            state, layers = alone[name]
-            for key, value in model.state_dict().items():
-                torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
-                other = [torch.zeros_like(value) for _ in range(2)]
-                distributed.all_gather(other, value)
-                assert torch.equal(*other), "the same on both"
-            for layer, (layer_name, tokens, error) in zip(done.layers, layers, strict=True):
-                assert (layer.name, layer.tokens) == (layer_name, tokens)
-                assert layer.error == pytest.approx(error, rel=1e-3)
-        done = directory(folder, "two")
-        assert [layer.tokens for layer in done.layers] == [32] * 14
-        with pytest.raises(ValueError, match="no solution here"):
-            pruned(failing)
-        for name, allocate in LONELY:
-            with pytest.warns(UserWarning, match="1 of 2 processes sum what they see, and the others help to solve"):
-                model, done = lonely(allocate)
-            state, layers = alone[name]
-            for key, value in model.state_dict().items():
-                torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
-                other = [torch.zeros_like(value) for _ in range(2)]
-                distributed.all_gather(other, value)
-                assert torch.equal(*other), "the same on both"
-            assert [(layer.name, layer.tokens) for layer in done.layers] == [layer[:2] for layer in layers]
-        with pytest.warns(UserWarning, match="1 of 2 processes"):
-            directory(folder, "two of one", count=1)
-        with pytest.raises(ValueError, match="runs more than once"), pytest.warns(UserWarning, match="1 of 2"):
-            oneshot(Twice(), batches()[:1], 0.5)  # told on both: neither waits for the other
-    finally:
-        distributed.destroy_process_group()
+    for name, solver in (("sparsegpt", sparsegpt), ("wanda", from_criterion(wanda))):
+        model, done = pruned(solver)
+        state, layers = alone[name]
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
+            other = [torch.zeros_like(value) for _ in range(2)]
+            distributed.all_gather(other, value)
+            assert torch.equal(*other), "the same on both"
+        for layer, (layer_name, tokens, error) in zip(done.layers, layers, strict=True):
+            assert (layer.name, layer.tokens) == (layer_name, tokens)
+            assert layer.error == pytest.approx(error, rel=1e-3)
+    done = directory(folder, "two")
+    assert [layer.tokens for layer in done.layers] == [32] * 14
+    with pytest.raises(ValueError, match="no solution here"):
+        pruned(failing)
+    for name, allocate in LONELY:
+        with pytest.warns(UserWarning, match="1 of 2 processes sum what they see, and the others help to solve"):
+            model, done = lonely(allocate)
+        state, layers = alone[name]
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, state[key], rtol=1e-4, atol=1e-5, msg=lambda m, key=key: f"{key} {m}")
+            other = [torch.zeros_like(value) for _ in range(2)]
+            distributed.all_gather(other, value)
+            assert torch.equal(*other), "the same on both"
+        assert [(layer.name, layer.tokens) for layer in done.layers] == [layer[:2] for layer in layers]
+    with pytest.warns(UserWarning, match="1 of 2 processes"):
+        directory(folder, "two of one", count=1)
+    with pytest.raises(ValueError, match="runs more than once"), pytest.warns(UserWarning, match="1 of 2"):
+        oneshot(Twice(), batches()[:1], 0.5)  # told on both: neither waits for the other
+    leave_group()
 
 
 def test_two_processes_come_to_what_one_comes_to(tmp_path):

@@ -11,7 +11,7 @@ from secateur import criteria, sparsify
 from secateur.evidence import collect
 from secateur.targets import find_targets
 from support.evidence_models import Language, by_hand, close, cross_entropy, network, pairs
-from support.forks import on_ranks
+from support.forks import leave_group, on_ranks
 
 
 def test_padded_tokens_are_left_out():
@@ -99,8 +99,7 @@ def on_each_rank(rank, folder):
     close(outermost(x), plain(x))
     with pytest.raises(TypeError, match=r"0.weight is sharded, and flow can't be gathered on shards"):
         collect(model, mine, "flow")
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.distributed

@@ -9,7 +9,7 @@ from torch import nn
 
 from secateur.pipeline import reestimate_batchnorm
 from secateur.pipeline.batch_normalization import batchnorms
-from support.forks import on_ranks
+from support.forks import leave_group, on_ranks
 
 
 def network():
@@ -145,8 +145,7 @@ def on_each_rank(rank, folder):
     for name, buffer in model.module.named_buffers():
         if "num_batches" not in name:
             torch.testing.assert_close(buffer, expected.get_buffer(name))
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.distributed

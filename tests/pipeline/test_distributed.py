@@ -7,7 +7,7 @@ from torch import nn
 
 from secateur import Channels, apply_, make_masks, sparsify, sparsity_of
 from secateur.allocation import erk, uniform
-from support.forks import on_ranks
+from support.forks import leave_group, on_ranks
 
 pytestmark = pytest.mark.distributed
 RANKS = 2
@@ -70,8 +70,7 @@ def in_a_process(rank, folder):
     assert torch.allclose(model(batch), plain(batch))
     with pytest.raises(ValueError, match="a score is NaN"):
         make_masks({"w": distribute_tensor(torch.full((4, 4), torch.nan), mesh, [Shard(0)])}, 0.5)
-    distributed.barrier()
-    distributed.destroy_process_group()
+    leave_group()
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from secateur import prune
-from support.forks import on_ranks
+from support.forks import leave_group, on_ranks
 
 pytestmark = [
     pytest.mark.distributed,
@@ -31,10 +31,8 @@ def start(rank: int, port: int, body: Callable[[int], None]) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        body(rank)
-    finally:
-        distributed.destroy_process_group()
+    body(rank)
+    leave_group()
 
 
 def on_two_ranks(body: Callable[[int], None]) -> None:

@@ -26,7 +26,7 @@ from secateur.shrinking import calibrated, directory, shrink_checkpoint
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.repairing import Repairing
 from support.families import batches, make
-from support.forks import forked, killing, on_ranks
+from support.forks import forked, killing, leave_group, on_ranks
 from support.stacks import contents
 
 TOKENS = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
@@ -337,16 +337,14 @@ def start(rank, port, folder):
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     distributed.init_process_group("gloo", rank=rank, world_size=2)
-    try:
-        done = UNPROVED(folder / "dense", folder / "two", 0.3, batches=batches("llama", count=4))
-        said = [None, None]
-        distributed.all_gather_object(said, [done.counts, done.fields, done.got, done.tokens, done.errors, str(done)])
-        assert said[0] == said[1]
-        assert done.tokens == 80
-        with pytest.raises(ValueError, match=re.escape("at most")):  # what one finds is raised on both
-            UNPROVED(folder / "dense", folder / "three", 0.99, batches=batches("llama", count=4))
-    finally:
-        distributed.destroy_process_group()
+    done = UNPROVED(folder / "dense", folder / "two", 0.3, batches=batches("llama", count=4))
+    said = [None, None]
+    distributed.all_gather_object(said, [done.counts, done.fields, done.got, done.tokens, done.errors, str(done)])
+    assert said[0] == said[1]
+    assert done.tokens == 80
+    with pytest.raises(ValueError, match=re.escape("at most")):  # what one finds is raised on both
+        UNPROVED(folder / "dense", folder / "three", 0.99, batches=batches("llama", count=4))
+    leave_group()
 
 
 @pytest.mark.distributed

@@ -2,12 +2,13 @@
 
 import os
 import signal
+import sys
 import traceback
 import warnings
 from collections import Counter
 
 import torch
-from torch import multiprocessing
+from torch import distributed, multiprocessing
 
 
 def on_ranks(body, *arguments, ranks=2):
@@ -16,6 +17,17 @@ def on_ranks(body, *arguments, ranks=2):
     needed = ["secateur", "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"]
     context.set_forkserver_preload(needed)
     multiprocessing.start_processes(body, args=arguments, nprocs=ranks, start_method="forkserver")
+
+
+def leave_group():
+    """The last line of such a body: this process ends here, once all the others have come as far.
+
+    A body that returns frees what held the group while it holds Python's lock. A thread of gloo, which may still free
+    tensors of the last barrier, waits for that lock, and the group waits for the thread: for ever, now and then.
+    """
+    distributed.barrier()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def killing(moment, **places):

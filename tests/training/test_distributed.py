@@ -8,7 +8,7 @@ from torch import nn
 from secateur import Pruner, criteria, regrowth, schedules
 from secateur.allocation import erk
 from secateur.training import group_lasso, growing
-from support.forks import on_ranks
+from support.forks import leave_group, on_ranks
 
 pytestmark = pytest.mark.distributed
 RANKS = 2
@@ -118,7 +118,7 @@ def in_a_process(rank, folder):
             assert torch.equal(mask, masks[name])
         its_pruner.load_state_dict(alone.state_dict())
         assert its_pruner.metrics() == alone.metrics()
-    distributed.destroy_process_group()
+    leave_group()
 
 
 def test_replicas_and_shards_choose_what_one_process_would(tmp_path):
