@@ -10,7 +10,7 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint types doctests unit tested shuffled portable sanitize clean
+.PHONY: demo test lint types doctests unit tested shuffled portable sanitize wheel clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -58,6 +58,15 @@ sanitize: $(VENV)/.test
 	PYTHONPATH=build/sanitized OMP_NUM_THREADS=1 ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
 	  $(VENV)/bin/python -m pytest tests/native tests/storage/test_encodings.py
+
+# a wheel, with the kernels for this processor's family where there is a C compiler; tried in an environment of its own
+wheel: $(VENV)/bin/python
+	rm -rf dist build/tried && $(VENV)/bin/python -m pip wheel -q --no-deps -w dist .
+	$(PYTHON) -m venv build/tried && build/tried/bin/python -m pip install -q -c constraints.txt dist/*.whl
+	cd build && tried/bin/secateur --version && tried/bin/python -m secateur.env && tried/bin/python -c "\
+	import torch, secateur; model = torch.nn.Linear(8, 8); secateur.sparsify(model, 0.5); \
+	assert secateur.sparsity_of(model) == 0.5"
+	ls -l dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -3,7 +3,7 @@
 from secateur.report.account import Account, Cells, Chart, Sheet
 from secateur.report.describing import count_multiply_adds, describe
 from secateur.report.page import check_page, write_account, write_report
-from secateur.report.results import Check, History, Network, Results, Run, load_results, save_results
+from secateur.report.results import Check, History, Network, Results, Run, environment, load_results, save_results
 from secateur.report.summary import Row, missing_baselines, summarize
 from secateur.report.tables import print_summary
 
@@ -21,6 +21,7 @@ __all__ = [
     "check_page",
     "count_multiply_adds",
     "describe",
+    "environment",
     "load_results",
     "missing_baselines",
     "print_summary",
