@@ -106,6 +106,7 @@ class CheckpointShrinking(Shown):
         errors: what the outputs of each matrix lost whose columns left, by the names of tensors in the files: as a
             share of the variance of what they become part of, the residual stream or themselves.
         biases: the tensors in the files that are biases and moved with them.
+        normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
     """
 
     out: Path | None
@@ -124,6 +125,7 @@ class CheckpointShrinking(Shown):
     tokens: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
+    normalizations: tuple[str, ...] = ()
 
     def _parts(self) -> Iterable[Part]:
         return (*checkpoint_parts(self), f"{proof_words(self)}.")
@@ -249,6 +251,7 @@ def shrink_checkpoint(
                 "repair": repair,
                 "errors": planned.errors,
                 "biases": list(planned.biases),
+                "normalizations": list(planned.normalizations),
             }
             record = _record(planned, said, previous, calibration=calibration)
             _publish(begun, dense, planned, found.choice, record)
@@ -348,8 +351,11 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
 
 def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) -> CheckpointShrinking:
     errors = {file: found.errors[mine] for file, mine in dense.files.items() if mine in found.errors}
-    biases = tuple(file for file, mine in dense.files.items() if mine in found.biases)
-    return replace(planned, tokens=found.tokens, errors=errors, biases=biases)
+    biases, norms = (
+        tuple(file for file, mine in dense.files.items() if mine in moved)
+        for moved in (found.biases, found.normalizations)
+    )
+    return replace(planned, tokens=found.tokens, errors=errors, biases=biases, normalizations=norms)
 
 
 def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:

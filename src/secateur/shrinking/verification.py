@@ -94,8 +94,8 @@ def _repaired(read: Fields) -> set[str]:
     calibration = read.inner("calibration")
     if not calibration.take("repair", bool):
         return set()
-    biases = calibration.each("biases", str) if "biases" in calibration.values else []
-    return {*calibration.each_named("errors", float), *biases}
+    moved = [calibration.each(key, str) for key in ("biases", "normalizations") if key in calibration.values]
+    return {*calibration.each_named("errors", float), *(name for names in moved for name in names)}
 
 
 def _plan(path: Path) -> Plan:
