@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.blockwise import (
     DirectoryWalk,
-    Unfinished,
     barrier,
     check_new,
     digest,
@@ -37,6 +36,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     Cuts,
+    Hashed,
     TensorEntry,
     check_arguments,
     check_places,
@@ -233,7 +233,8 @@ def shrink_checkpoint(
         if out is None:
             return planned
         with new_directory(out) as temporary:
-            _write_directory(checkpoint, temporary, dense, planned, choice, _record(planned, said, previous))
+            digests = _write_directory(checkpoint, temporary, dense, planned, choice)
+            (temporary / RECORD).write_text(_record(planned, said, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.coupling, asked)
@@ -253,8 +254,11 @@ def shrink_checkpoint(
                 "biases": list(planned.biases),
                 "normalizations": list(planned.normalizations),
             }
-            record = _record(planned, said, previous, calibration=calibration)
-            _publish(begun, dense, planned, found.choice, record)
+            folder = begun.remade()
+            digests = _write_directory(open_checkpoint(begun.folder), folder, dense, planned, found.choice)
+            record = _record(planned, said, previous, calibration=calibration, sha256=digests)
+            (folder / RECORD).write_text(record, "utf-8")
+            begun.publish(folder)
         barrier()
     return replace(planned, seconds=time.monotonic() - started)
 
@@ -518,32 +522,27 @@ def _write_directory(
     dense: _Dense,
     planned: CheckpointShrinking,
     choice: Choice,
-    record: str,
-) -> None:
-    """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired."""
+) -> dict[str, str]:
+    """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired; the
+    SHA-256 of the bytes of each tensor that was written."""
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
     factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
     for _ in track(copy_tree(checkpoint.root, target, skip={*weights, *planned.left_out}), "copying"):
         pass
-    for _ in track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries)):
-        pass
+    written = track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries))
+    digests = dict(written)
     _write_index(checkpoint, target, planned)
     (target / "config.json").write_text(config_text(checkpoint, dense.configured, choice.fields), "utf-8")
     (target / "plan.json").write_text(text_of([choice.plan]), "utf-8")
-    (target / RECORD).write_text(record, "utf-8")
-
-
-def _publish(begun: Unfinished, dense: _Dense, planned: CheckpointShrinking, choice: Choice, record: str) -> None:
-    folder = begun.remade()
-    _write_directory(open_checkpoint(begun.folder), folder, dense, planned, choice, record)
-    begun.publish(folder)
+    return digests
 
 
 def _sliced_files(
     checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], factors: Mapping[str, Factors]
-) -> Iterator[str]:
-    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
+) -> Iterator[tuple[str, str]]:
+    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name and the SHA-256 of its
+    bytes."""
     for file in checkpoint.files:
         entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
         shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
@@ -555,8 +554,11 @@ def _sliced_files(
         with open(path, "wb", buffering=0) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
-                write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
-                yield entry.name
+                hashed = Hashed(written)
+                write_cut(
+                    cast(BinaryIO, hashed), checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, [])
+                )
+                yield entry.name, hashed.hexdigest()
 
 
 def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
