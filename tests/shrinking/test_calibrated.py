@@ -379,6 +379,16 @@ def test_a_call_that_fails_leaves_everything_as_it_was(share, batches):
     assert torch.equal(model(batches[0]), words()(batches[0]))
 
 
+@pytest.mark.parametrize("more", [{}, {"branches": 0.3}], ids=["units", "branches"])
+def test_a_batch_of_another_shape_is_named(batches, more):
+    model = words()
+    state = state_of(model)
+    wrong = [*batches, torch.zeros(3, dtype=torch.float32)]
+    with pytest.raises(ValueError, match=rf"on batch {len(batches)} of {len(wrong)} \(shape \(3,\), float32\)"):
+        shrink(model, batches[0], 0.3, batches=wrong, **more)
+    assert is_unchanged(model, state)
+
+
 def test_a_report_that_fails_leaves_everything_as_it_was(batches):
     model = words()
     state = state_of(model)

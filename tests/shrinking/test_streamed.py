@@ -22,7 +22,7 @@ from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
 from secateur.checkpoints import CheckpointError, open_checkpoint
-from secateur.shrinking import calibrated, directory, shrink_checkpoint
+from secateur.shrinking import directory, shrink_checkpoint, verify_shrunken_checkpoint
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.repairing import Repairing
 from support.families import batches, make
@@ -47,8 +47,7 @@ def llama(tmp_path):
 
 
 @pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("bert", "float32"), ("llama", "bfloat16")])
-def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype, monkeypatch):
-    monkeypatch.setattr(calibrated, "rescale", lambda *_, **__: None)  # a directory's normalizations stay as they are
+def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype):
     source = saved(tmp_path / "dense", family, getattr(torch, dtype))
     kind = type(make(family))
     before = contents(source)
@@ -79,6 +78,53 @@ def test_it_is_what_shrink_makes_of_the_loaded_model(tmp_path, family, dtype, mo
     assert before.keys() - after.keys() == {"pytorch_model.bin"}
     assert after.keys() - before.keys() == {"plan.json", "secateur.json"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["dense", "small"]
+
+
+WIDTH = {"target": "units", "round_to": 1}
+STREAM = {"llama": {"include": "model.embed_tokens.weight"}, "bert": {"allocate": "uniform"}}
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("llama", "float32"), ("llama", "bfloat16"), ("bert", "float32")])
+def test_normalizations_over_a_width_that_narrows_move_as_in_memory(tmp_path, family, dtype):
+    """In blocks, before them, and behind."""
+    source = saved(tmp_path / "dense", family, getattr(torch, dtype))
+    kind = type(make(family))
+    asked = {**WIDTH, **STREAM[family], "batches": batches(family)}
+    done = shrink_checkpoint(source, tmp_path / "small", 0.25, **asked)
+    model = kind.from_pretrained(source, dtype="auto").eval()
+    example = EXAMPLE | ({"use_cache": False} if family == "llama" else {})
+    shrink(model, example, 0.25, uniform=True, **asked)
+    expected = model.state_dict()
+    found = kind.from_pretrained(tmp_path / "small", dtype="auto").state_dict()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, msg=lambda m, name=name: f"{name} {m}")
+    dense = kind.from_pretrained(source, dtype="auto").state_dict()
+    norms = {name for name, tensor in dense.items() if "norm" in name.lower() and "relative" not in name}
+    assert {*done.normalizations} == {name for name in norms if expected[name].shape != dense[name].shape} != set()
+    record = json.loads((tmp_path / "small/secateur.json").read_text())
+    assert record["calibration"]["normalizations"] == list(done.normalizations)
+    seen = verify_shrunken_checkpoint(tmp_path / "small", source)
+    assert seen.problems == ()
+    plain = UNPROVED(source, tmp_path / "plain", 0.25, **asked, repair=False)
+    assert plain.normalizations == ()
+
+
+def rescaling(moment, source, out):
+    calls = killing(moment, write=(block_files, "write_tensor"), journal=(resumable.Unfinished, "_write"))
+    UNPROVED(source, out, 0.25, **WIDTH, **STREAM["llama"], batches=batches("llama"))
+    out.with_name("counts.json").write_text(json.dumps(calls))
+
+
+def test_a_run_that_was_killed_while_normalizations_were_written_goes_on_to_the_same_bytes(llama, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert forked(lambda: rescaling("never", llama, whole)) == 0
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    for left in (3, 1):
+        killed = f"write:{counts['write'] - left}" if left == 3 else f"write:{left}"
+        assert os.WTERMSIG(forked(lambda: rescaling(killed, llama, out))) == signal.SIGKILL  # noqa: B023
+    assert os.WTERMSIG(forked(lambda: rescaling("journal:1", llama, out))) == signal.SIGKILL  # written, not noted
+    assert forked(lambda: rescaling("never", llama, out)) == 0
+    assert contents(out) == contents(whole)
 
 
 def test_repair_moves_matrices_of_blocks_alone(llama, tmp_path):

@@ -51,10 +51,12 @@ def test_what_shrink_wrote_holds(made):
         <= repaired
         == {*json.loads((made / "small/secateur.json").read_text())["calibration"]["errors"]}
     )
-    assert found.unchecked == (f"{len(repaired)} tensors were repaired with data: what they hold",)
+    assert found.unchecked == (f"{len(repaired)} tensors were repaired with data: whether these are the best values",)
     assert {each for name, each in changed.items() if name not in repaired} == {True}
     assert not verify_shrunken_checkpoint(made / "plain", made / "dense").unchecked
-    assert "no source was given" in verify_shrunken_checkpoint(made / "small").unchecked[0]
+    alone = verify_shrunken_checkpoint(made / "small")
+    assert alone.ok
+    assert alone.unchecked[1].startswith("no source was given: whether the tensors are what the plan leaves of its")
     assert is_shrunken(made / "small")
     assert not is_shrunken(made / "dense")
     with pytest.raises(CheckpointError, match="the record of a model that was shrunken"):
@@ -86,6 +88,42 @@ def tensor(name, change):
     return changed
 
 
+@pytest.mark.parametrize("source", [True, False])
+@pytest.mark.parametrize("name", [DOWN, UP, "lm_head.weight"])
+def test_any_other_byte_is_named_repaired_or_not_with_the_source_or_without(made, tmp_path, name, source):
+    folder = shutil.copytree(made / "small", tmp_path / "small")
+    tensor(name, lambda each: each * (1 + 2**-20))(folder)
+    found = verify_shrunken_checkpoint(folder, made / "dense" if source else None)
+    (problem,) = found.problems
+    compared = source and name != DOWN
+    assert problem.startswith(f"{name}: ")
+    assert ("is not what the plan leaves" if compared else "its bytes are not those that were written") in problem
+
+
+def without(*fields):
+    def change(folder):
+        record = json.loads((folder / "secateur.json").read_text())
+        rest = {key: value for key, value in record.items() if key not in fields}
+        (folder / "secateur.json").write_text(json.dumps(rest))
+
+    return change
+
+
+def test_a_record_without_digests_says_so(made, tmp_path):
+    """As earlier versions wrote them; what is repaired has to hold numbers all the same."""
+    folder = shutil.copytree(made / "small", tmp_path / "small")
+    without("sha256")(folder)
+    tensor(DOWN, lambda each: each * 2)(folder)
+    found = verify_shrunken_checkpoint(folder, made / "dense")
+    assert found.ok
+    assert found.unchecked[0].endswith("tensors were repaired with data: what they hold")
+    assert verify_shrunken_checkpoint(folder).unchecked[1].startswith("no source was given: what the tensors hold")
+    tensor(DOWN, lambda each: each * torch.nan)(folder)
+    assert verify_shrunken_checkpoint(folder, made / "dense").problems == (
+        f"{DOWN}: was repaired, and holds NaN or infinity.",
+    )
+
+
 def planned(folder):
     plan = json.loads((folder / "plan.json").read_text())
     kept = plan["plans"][0]["tensors"][UP]["kept"]["0"]
@@ -110,6 +148,8 @@ def configured(folder):
         (tensor(DOWN, lambda each: each.to(torch.float16)), f"{DOWN}: F16 of shape"),
         (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
         (changed(parameters={"from": 1, "to": 1}), "claims 1"),
+        (changed(sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
+        (changed(sha256={"fc": "0"}), f"{UP}: secateur.json does not say that it was written"),
         (changed(calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
         (changed(calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
         (configured, "config.json: intermediate_size is 24, not"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -163,9 +163,12 @@ class BlockFiles:
                         made = group.read([torch.empty(entry.shape, device="meta") for entry in entries])
                         self._check_shape(full, made.get(full, next(iter(made.values()))), parameter)
 
-    def load(self, block: str, *, finished: bool) -> None:
-        """Puts a block's weights in place, from the source, or from the pruned copy."""
-        self._fill(self.blocks[block].modules(), pruned=finished)
+    def load(self, block: str, *, finished: bool, dense: Collection[nn.Module] = ()) -> None:
+        """Puts a block's weights in place, from the source, or from the pruned copy, but for those of modules that are
+        ``dense`` all the same."""
+        modules = list(self.blocks[block].modules())
+        self._fill([each for each in modules if each not in dense], pruned=finished)
+        self._fill([each for each in modules if each in dense], pruned=False)
 
     def unload(self, block: str) -> None:
         """Back to the meta device."""
@@ -194,11 +197,14 @@ class BlockFiles:
                 private.parameters_of(module).update(parameters)
 
     def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Written]:
-        """Writes new values, by their names in the block, into the copy; returns what was written, by names in files.
+        """Writes new values, by names in the block, into the copy; returns what was written, by names in files."""
+        return self.put({f"{block}.{local}": values for local, values in new.items()})
+
+    def put(self, fulls: Mapping[str, Tensor]) -> dict[str, Written]:
+        """`write` of parameters anywhere in the model.
 
         Entries that did not change keep their bytes, also where a file stores another dtype than the model computes in.
         """
-        fulls = {f"{block}.{local}": values for local, values in new.items()}
         groups = {id(self._group(name)): self._group(name) for name in fulls}
         written: dict[str, Written] = {}
         for group in groups.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from secateur.blockwise.blaming import passes, which
 from secateur.blockwise.dense_scores import share_out
 from secateur.blockwise.directory import BlockFiles, Written
 from secateur.blockwise.finding import find_blocks
@@ -26,7 +27,7 @@ from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.processes import barrier, rank_and_world
 from secateur.blockwise.products import Piece
 from secateur.blockwise.record import said_of, write_record
-from secateur.blockwise.replay import LostOutputError, Outputs, Replay
+from secateur.blockwise.replay import Outputs, Replay
 from secateur.blockwise.request import Request, held_batches
 from secateur.blockwise.skeleton import build_on_meta
 from secateur.blockwise.slopes import slopes_by_block
@@ -34,14 +35,13 @@ from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import Weights, check_pruned, never_run, run_through, walk
 from secateur.checkpoints import (
     Checkpoint,
-    CheckpointError,
     blaming_config,
     check_arguments,
     check_places,
     open_checkpoint,
     previous_record,
 )
-from secateur.support import Fields, Forward, printable, private, run_batch
+from secateur.support import Fields, Forward, printable, private, run_batch, track
 
 __all__ = ["DirectoryWalk", "prune_directory"]
 
@@ -151,7 +151,7 @@ class DirectoryWalk:
         with blaming_config(source.root, "the model is not one of repeated blocks"):
             self.blocks = find_blocks(self.model)
         self.files = BlockFiles(self.model, self.blocks, source, work, self.device)
-        self.forward = functools.partial(_run_of_directory, source.root) if forward is None else forward
+        self.forward = functools.partial(_run_of_directory, source.root, batches) if forward is None else forward
 
     def check(self) -> None:
         """Whether the files hold the blocks and the model runs: else it is an error before anything is copied."""
@@ -195,6 +195,22 @@ class DirectoryWalk:
             for _ in run_through(replay, self.weights(), self.batches):
                 pass
 
+    @contextlib.contextmanager
+    def running_copy(self, dense: Collection[nn.Module] = ()) -> Iterator[tuple[Replay, Iterator[str]]]:
+        """For running what is written so far: the replay, and the blocks, each given when it was run and while its
+        weights are there; in the end each batch is run on to what the model returns.
+
+        Args:
+            dense: modules whose weights are those of the source all the same.
+        """
+        with self.replaying(dense=False) as replay:
+            yield replay, self._to_the_end(replay, _Copy(self.files, dense))
+
+    def _to_the_end(self, replay: Replay, weights: Weights) -> Iterator[str]:
+        yield from run_through(replay, weights, self.batches, finished=True)
+        for number, batch in enumerate(track(self.batches, "running on to the end")):
+            replay.run(number, batch, lambda *_: None)
+
     def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[Piece, Tensor]:
         """How far the outputs of the dense model move when those of products in the blocks move; see `slopes`."""
         with prepared(self.model), self.files.arriving():
@@ -227,28 +243,15 @@ class DirectoryWalk:
             yield from walk(replay, self.weights(begun, note), self.batches, job, already=already)
 
 
-def _run_of_directory(root: Path, model: nn.Module, batch: Any) -> Any:
+def _run_of_directory(root: Path, batches: Sequence[Any], model: nn.Module, batch: Any) -> Any:
     """`run`; what a model raises that can't compute with what its configuration says is an error of that."""
     try:
         return run_batch(model, batch)
-    except (CheckpointError, LostOutputError, OSError, MemoryError):
-        raise
     except Exception as error:
-        if _is_our_own(error):
+        if passes(error):
             raise
-        with blaming_config(root, "the model that it describes does not run on the batches"):
+        with blaming_config(root, f"the model that it describes does not run on {which(batches, batch)}"):
             raise
-
-
-def _is_our_own(error: Exception) -> bool:
-    """Whether a call of this library found it, and not the model's code or torch's, of which no frame may be seen."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    frame = None if trace is None else trace.tb_frame
-    own = frame is not None and str(frame.f_globals.get("__name__")).startswith("secateur.")
-    watched = frame is not None and frame.f_code.co_name == "__torch_function__"  # where torch's products are called
-    return isinstance(error, ValueError | TypeError) and own and not watched
 
 
 def _try(model: nn.Module, files: BlockFiles, batch: Any, forward: Forward, device: torch.device) -> None:
@@ -280,6 +283,14 @@ class _InFiles:
         with torch.no_grad():  # the block is run once more with its new weights
             for name, solved in new.items():
                 self.files.blocks[pruned.block].get_parameter(name).copy_(solved.values)
+
+
+class _Copy(_InFiles):
+    """The weights are those of the copy, whoever is asked for; nothing is written."""
+
+    def __init__(self, files: BlockFiles, dense: Collection[nn.Module]) -> None:
+        super().__init__(files, None, None)
+        self.load = functools.partial(files.load, dense=dense)
 
 
 def _gone_on_with(

@@ -153,6 +153,11 @@ class Replay:
         self._within = False
         self._outside: set[nn.Module] = set()
 
+    @property
+    def at(self) -> int:
+        """The number of the batch that runs."""
+        return self._at
+
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Puts the stand-ins in the blocks' places; they are taken away at the end."""

@@ -17,7 +17,7 @@ from torch import nn
 from secateur.checkpoints import Checkpoint, CheckpointError, blaming_config, family_of, parameters_counted
 from secateur.support import ONE_AT_A_TIME, NewTensors, printable, private
 
-__all__ = ["build_on_meta"]
+__all__ = ["build_on_meta", "parameters_on_meta"]
 
 
 def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
@@ -43,13 +43,13 @@ def build_on_meta(checkpoint: Checkpoint) -> nn.Module:
         with (
             contextlib.suppress(Exception),
             torch.device("meta"),
-            _parameters_on_meta(),
+            parameters_on_meta(),
             parameters_counted(checkpoint),
         ):
             skeleton = kind(copy.deepcopy(config))
         if skeleton is not None:  # before any buffer takes memory
             _check_sizes(skeleton, checkpoint)
-        with _parameters_on_meta(), parameters_counted(checkpoint):
+        with parameters_on_meta(), parameters_counted(checkpoint):
             model: nn.Module = kind(config)
     return model.eval().requires_grad_(False)
 
@@ -87,7 +87,7 @@ def most_common_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 
 @contextlib.contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
     """Parameters move to the meta device as modules of this thread take them, buffers are made as ever: a rotary
     embedding computes its frequencies, and no file holds them."""
     with ONE_AT_A_TIME:  # the class is the process's; what other threads build stays what it is

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ from secateur.support import (
     unwrapped,
 )
 
-__all__ = ["divergence", "slopes", "slopes_by_block"]
+__all__ = ["RunAgain", "divergence", "slopes", "slopes_by_block"]
 
 
 class _Slopes(Pairs):
@@ -154,7 +154,7 @@ def slopes_by_block(
         undo.call(outputs.clear)
         for name, block in blocks.items():
             undo.call(_let_go, block, vars(block).get("forward"))
-            block.forward = _RunAgain(name, block.forward, weights, outputs, add)
+            block.forward = RunAgain(name, block.forward, weights, add, outputs)
         with torch.inference_mode(False), torch.enable_grad(), seeded():
             for batch in track(list(batches), "measuring slopes"):
                 batch = moved(batch, device)
@@ -174,18 +174,37 @@ def _let_go(block: nn.Module, forward: Any) -> None:
         vars(block)["forward"] = forward
 
 
-class _RunAgain:
-    """A block's forward that holds no graph: what it is given is kept, and it is run again when gradients come."""
+class Lent(Protocol):
+    """Where a block's weights come from; see `Weights`."""
+
+    def load(self, block: str, *, finished: bool) -> None:
+        """They are there."""
+
+    def unload(self, block: str) -> None:
+        """They need not be there any more."""
+
+
+class RunAgain:
+    """A block's forward that holds no graph: what it is given is kept, and it is run again when gradients come.
+
+    Args:
+        name: of the block.
+        forward: its own.
+        weights: what reads those of a block.
+        add: called with the name and what runs the block backwards.
+        outputs: where what it was given is kept.
+    """
 
     def __init__(
         self,
         name: str,
         forward: Callable[..., Any],
-        weights: Weights,
-        outputs: Outputs,
+        weights: Lent,
         add: Callable[[str, Callable[[], None]], None],
+        outputs: Outputs | None = None,
     ) -> None:
-        self.name, self.forward, self.weights, self.outputs, self.add = name, forward, weights, outputs, add
+        self.name, self.forward, self.weights, self.add = name, forward, weights, add
+        self.outputs = Outputs() if outputs is None else outputs
         self.calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +225,7 @@ class _Segment(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, block: _RunAgain, call: int, given: Any, returned: list[Any], start: Tensor, *tensors: Tensor
+        ctx: Any, block: RunAgain, call: int, given: Any, returned: list[Any], start: Tensor, *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.block, ctx.call, ctx.given = block, call, mapped(given, lambda _: start.detach())
         block.outputs.save(block.name, call, [each.detach() for each in tensors])
@@ -219,7 +238,7 @@ class _Segment(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        block: _RunAgain = ctx.block
+        block: RunAgain = ctx.block
         kept = moved(block.outputs.load(block.name, ctx.call), gradients[0].device)
         given = [each.detach().requires_grad_(each.is_floating_point()) for each in kept]
 
@@ -237,7 +256,7 @@ class _Segment(torch.autograd.Function):
 
 
 @contextlib.contextmanager
-def _loaded(block: _RunAgain) -> Iterator[None]:
+def _loaded(block: RunAgain) -> Iterator[None]:
     block.weights.load(block.name, finished=False)
     try:
         yield

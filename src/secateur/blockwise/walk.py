@@ -65,16 +65,17 @@ def walk(
         weights.unload(name)
 
 
-def run_through(replay: Replay, weights: Weights, batches: Sequence[Any]) -> Iterator[str]:
-    """Runs the batches through block after block, in the order in which the model runs them, each batch once."""
+def run_through(replay: Replay, weights: Weights, batches: Sequence[Any], *, finished: bool = False) -> Iterator[str]:
+    """Runs the batches through block after block, in the order in which the model runs them, each batch once; gives
+    each block while its weights are there, which are the pruned ones where all are ``finished``."""
     for _ in track(range(len(replay.blocks)), "running blocks"):
         name = _with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
         if name is None:
             return
-        weights.load(name, finished=False)
+        weights.load(name, finished=finished)
         _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
-        weights.unload(name)
         yield name
+        weights.unload(name)
 
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:

@@ -22,10 +22,12 @@ from secateur.checkpoints.record import RECORD, check_arguments, check_places, p
 from secateur.checkpoints.slicing import (
     Compared,
     Cuts,
+    Hashed,
     index_text,
     nbytes_of_cut,
     pieces_of_cut,
     rows_of,
+    sha256_of,
     shape_of_cut,
     write_bytes,
 )
@@ -39,6 +41,7 @@ __all__ = [
     "CheckpointSparsification",
     "Compared",
     "Cuts",
+    "Hashed",
     "HEADER_KEY",
     "HINT",
     "Inspection",
@@ -79,6 +82,7 @@ __all__ = [
     "read_json",
     "record_text",
     "rows_of",
+    "sha256_of",
     "shape_of_cut",
     "slicing",
     "sparsify_checkpoint",

@@ -5,6 +5,7 @@ Law: what stays has the bytes that it had, whatever the dtype; no more than a pi
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,18 @@ from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_json
 from secateur.checkpoints.reading import Checkpoint
 from secateur.support import printable
 
-__all__ = ["Compared", "Cuts", "index_text", "nbytes_of_cut", "pieces_of_cut", "rows_of", "shape_of_cut", "write_bytes"]
+__all__ = [
+    "Compared",
+    "Cuts",
+    "Hashed",
+    "index_text",
+    "nbytes_of_cut",
+    "pieces_of_cut",
+    "rows_of",
+    "sha256_of",
+    "shape_of_cut",
+    "write_bytes",
+]
 
 PIECE = 1 << 24  # bytes of a tensor that are read at a time
 Cuts = Mapping[int, npt.NDArray[np.int64]]
@@ -81,6 +93,29 @@ def index_text(checkpoint: Checkpoint, nbytes: int, parameters: int) -> str:
             if key in metadata:
                 metadata[key] = value
     return json.dumps(index, indent=2, ensure_ascii=False) + "\n"
+
+
+def sha256_of(checkpoint: Checkpoint, name: str) -> str:
+    """Of the bytes of a tensor in a file."""
+    total = hashlib.sha256()
+    for piece in pieces_of_cut(checkpoint, checkpoint.entries[name], {}):
+        total.update(piece.numpy().data)
+    return total.hexdigest()
+
+
+class Hashed:
+    """A file to write to, and the SHA-256 of what was written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self._total = file, hashlib.sha256()
+
+    def write(self, data: memoryview) -> int:
+        count = self.file.write(data)
+        self._total.update(data[:count])
+        return count
+
+    def hexdigest(self) -> str:
+        return self._total.hexdigest()
 
 
 class Compared:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from secateur.blockwise import parameters_on_meta
 from secateur.coupling import Coupling, Group, Kept, Polynomial, counted, evaluated, representative
 from secateur.shrinking.comparison import difference, probe_of
 from secateur.shrinking.execution import carry_out, number_at
@@ -33,6 +34,7 @@ from secateur.shrinking.fields import (
     unset_fields,
     with_fields,
 )
+from secateur.shrinking.lending import lending_of
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.powers import power_of, row_echelon
 from secateur.shrinking.proof import outputs
@@ -89,9 +91,12 @@ class Configured:
         same_ways(self.config, made)
         return made
 
-    def build(self, changes: Mapping[Place, Any], device: torch.device | str = "meta") -> nn.Module:
-        """A fresh model of the same class, in evaluation mode."""
-        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng():
+    def build(
+        self, changes: Mapping[Place, Any], device: torch.device | str = "meta", *, without_weights: bool = False
+    ) -> nn.Module:
+        """A fresh model of the same class, in evaluation mode; without weights its parameters are on meta anyway."""
+        without = parameters_on_meta() if without_weights else contextlib.nullcontext()
+        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng(), without:
             made: nn.Module = self.kind(self.configuration(changes))
         return made.eval()
 
@@ -144,6 +149,8 @@ class Configured:
             if not kept[group.axis].all():
                 by_tie.setdefault(group.tied, []).append(group)
         chosen = [group for each in by_tie.values() for group in each]
+        if model is not None and chosen and self._is_said_in_parts(model, coupling, chosen, kept, inputs):
+            return []
         probe = None if model is None else probe_of(model)
         words = self._difference(probe, coupling, chosen, kept, inputs)
         if words is None:
@@ -420,6 +427,28 @@ class Configured:
             if found["number", each.place] != evaluated(polynomial, by_representative):
                 return f"{_spelled(('number', each.place))} would be {found['number', each.place]}"
         return None if probe is None else self._other_outputs(probe, coupling, kept, changes, inputs)
+
+    def _is_said_in_parts(
+        self, model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
+    ) -> bool:
+        """Whether a large model that is built from the new configuration is found to be the smaller one with one
+        block's weights at a time; False says nothing."""
+        kept = {group.axis: kept[group.axis] for group in groups}
+        changes = self.fields({axis: int(mask.sum()) for axis, mask in kept.items()})
+        lending = None if changes is None else lending_of(model)
+        if lending is None or changes is None or self._difference(None, coupling, groups, kept, inputs) is not None:
+            return False
+        with contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
+            lending.cut(plan_of(lending.module, coupling, kept))
+            built = self.build(changes, next(model.parameters()).device, without_weights=True).double()
+            also = lending.also(built).module
+            _same_constants(lending.module, also)
+            for number, training in coupling.passes:
+                expected, found = (outputs(each, inputs[number], training=training) for each in (lending.module, also))
+                if difference(expected, found) is not None:
+                    return False
+            return True
+        return False
 
     def _other_outputs(
         self, probe: nn.Module, coupling: Coupling, kept: Kept, changes: Mapping[Place, int], inputs: Sequence[Any]

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from secateur.allocation import Allocation
 from secateur.blockwise import (
     DirectoryWalk,
-    Unfinished,
     barrier,
     check_new,
     digest,
@@ -37,6 +36,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     Cuts,
+    Hashed,
     TensorEntry,
     check_arguments,
     check_places,
@@ -106,6 +106,7 @@ class CheckpointShrinking(Shown):
         errors: what the outputs of each matrix lost whose columns left, by the names of tensors in the files: as a
             share of the variance of what they become part of, the residual stream or themselves.
         biases: the tensors in the files that are biases and moved with them.
+        normalizations: those that are weights and biases of normalizations over a width that lost entries, and moved.
     """
 
     out: Path | None
@@ -124,6 +125,7 @@ class CheckpointShrinking(Shown):
     tokens: int | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
+    normalizations: tuple[str, ...] = ()
 
     def _parts(self) -> Iterable[Part]:
         return (*checkpoint_parts(self), f"{proof_words(self)}.")
@@ -231,7 +233,8 @@ def shrink_checkpoint(
         if out is None:
             return planned
         with new_directory(out) as temporary:
-            _write_directory(checkpoint, temporary, dense, planned, choice, _record(planned, said, previous))
+            digests = _write_directory(checkpoint, temporary, dense, planned, choice)
+            (temporary / RECORD).write_text(_record(planned, said, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.coupling, asked)
@@ -249,9 +252,13 @@ def shrink_checkpoint(
                 "repair": repair,
                 "errors": planned.errors,
                 "biases": list(planned.biases),
+                "normalizations": list(planned.normalizations),
             }
-            record = _record(planned, said, previous, calibration=calibration)
-            _publish(begun, dense, planned, found.choice, record)
+            folder = begun.remade()
+            digests = _write_directory(open_checkpoint(begun.folder), folder, dense, planned, found.choice)
+            record = _record(planned, said, previous, calibration=calibration, sha256=digests)
+            (folder / RECORD).write_text(record, "utf-8")
+            begun.publish(folder)
         barrier()
     return replace(planned, seconds=time.monotonic() - started)
 
@@ -348,8 +355,11 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
 
 def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) -> CheckpointShrinking:
     errors = {file: found.errors[mine] for file, mine in dense.files.items() if mine in found.errors}
-    biases = tuple(file for file, mine in dense.files.items() if mine in found.biases)
-    return replace(planned, tokens=found.tokens, errors=errors, biases=biases)
+    biases, norms = (
+        tuple(file for file, mine in dense.files.items() if mine in moved)
+        for moved in (found.biases, found.normalizations)
+    )
+    return replace(planned, tokens=found.tokens, errors=errors, biases=biases, normalizations=norms)
 
 
 def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:
@@ -512,32 +522,27 @@ def _write_directory(
     dense: _Dense,
     planned: CheckpointShrinking,
     choice: Choice,
-    record: str,
-) -> None:
-    """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired."""
+) -> dict[str, str]:
+    """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired; the
+    SHA-256 of the bytes of each tensor that was written."""
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
     factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
     for _ in track(copy_tree(checkpoint.root, target, skip={*weights, *planned.left_out}), "copying"):
         pass
-    for _ in track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries)):
-        pass
+    written = track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries))
+    digests = dict(written)
     _write_index(checkpoint, target, planned)
     (target / "config.json").write_text(config_text(checkpoint, dense.configured, choice.fields), "utf-8")
     (target / "plan.json").write_text(text_of([choice.plan]), "utf-8")
-    (target / RECORD).write_text(record, "utf-8")
-
-
-def _publish(begun: Unfinished, dense: _Dense, planned: CheckpointShrinking, choice: Choice, record: str) -> None:
-    folder = begun.remade()
-    _write_directory(open_checkpoint(begun.folder), folder, dense, planned, choice, record)
-    begun.publish(folder)
+    return digests
 
 
 def _sliced_files(
     checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], factors: Mapping[str, Factors]
-) -> Iterator[str]:
-    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
+) -> Iterator[tuple[str, str]]:
+    """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name and the SHA-256 of its
+    bytes."""
     for file in checkpoint.files:
         entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
         shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
@@ -549,8 +554,11 @@ def _sliced_files(
         with open(path, "wb", buffering=0) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
-                write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
-                yield entry.name
+                hashed = Hashed(written)
+                write_cut(
+                    cast(BinaryIO, hashed), checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, [])
+                )
+                yield entry.name, hashed.hexdigest()
 
 
 def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:

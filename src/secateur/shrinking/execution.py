@@ -21,7 +21,7 @@ from secateur.shrinking.fields import dotted
 from secateur.shrinking.plan import ATTRIBUTE, Plan, factors_of, fits, multiplied, plans_of
 from secateur.support import Undo, private, tensors_of
 
-__all__ = ["carry_out", "number_at", "zero"]
+__all__ = ["carry_out", "number_at", "sliced", "zero"]
 
 # Numbers that torch's own modules hold for their printed form and do not use in a forward pass: as their tensors say.
 _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
@@ -70,11 +70,11 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the plan was made for {shape}.")
         if not all(0 <= at < len(shape) and fits(each, shape[at]) for at, each in kept.items()):
             raise ValueError(f"the plan keeps entries of {name} that its shape {shape} does not have.")
-        smaller[name] = multiplied(_sliced(tensor.data, kept), scales.get(name, []))
+        smaller[name] = multiplied(sliced(tensor.data, kept), scales.get(name, []))
         state = {} if optimizer is None else optimizer.state.get(tensor, {})
         for key, value in state.items():
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
-                states.append((state, key, _sliced(value, kept)))
+                states.append((state, key, sliced(value, kept)))
     for place, old, _ in plan.numbers:
         if number_at(model, place) != old:
             raise ValueError(f"{dotted(place)} is {number_at(model, place)}; the plan was made for {old}.")
@@ -96,7 +96,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             undo.call(_set_data, tensor, whole, grad)
             if grad is not None:
                 inverse = [(at, 1 / factors) for at, factors in scales.get(name, [])]
-                grad = multiplied(_sliced(grad, plan.tensors[name][1]), inverse)
+                grad = multiplied(sliced(grad, plan.tensors[name][1]), inverse)
             _set_data(tensor, value, grad)
         for (held, key, number), (place, _, new) in zip(written, plan.numbers, strict=True):
             undo.call(operator.setitem, held, key, number)
@@ -155,7 +155,8 @@ def _places(
     ]
 
 
-def _sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
+def sliced(tensor: Tensor, kept: Mapping[int, npt.NDArray[np.int64]]) -> Tensor:
+    """What stays of a tensor, ``{dimension: indices}``, in memory of its own."""
     for at, indices in kept.items():
         tensor = tensor.index_select(at, torch.from_numpy(indices).to(tensor.device))
     return tensor.contiguous()

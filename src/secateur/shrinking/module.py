@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
+from secateur.blockwise import naming_batches
 from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
@@ -181,8 +182,8 @@ def shrink(
 
     Raises:
         ValueError: nothing can leave, or not as much as asked; the message says what is frozen and why. With
-            ``batches``: there are none, they hold NaN, the model runs a block twice, or
-            nothing that may leave is measured.
+            ``batches``: there are none, one does not run through the model, they hold NaN, the model runs a block
+            twice, or nothing that may leave is measured.
 
     Warns:
         WithoutDataWarning: a model of residual blocks is to lose units, and neither ``batches`` nor a criterion with
@@ -258,6 +259,8 @@ def shrink(
     held = None if batches is None else _held(batches)  # run through several times
     if held is None:
         warn_without_data(model, before, asked)
+    else:
+        forward = naming_batches(held, forward)
     known = names_of(before)  # what is frozen later has a name all the same
     plans: list[Plan] = []
     stayed: dict[str, str] = {}

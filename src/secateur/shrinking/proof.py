@@ -1,7 +1,9 @@
 """Whether a smaller model computes what the original computes with the removed entries zeroed.
 
 Law: a removal that changes anything else is found, whatever the weights: they are random, and the numbers float64.
-What rounding could be is neither found right nor wrong; see `secateur.shrinking.comparison`.
+What rounding could be is neither found right nor wrong; see `secateur.shrinking.comparison`. A large model of blocks is
+looked at with one block's weights at a time first (`secateur.shrinking.lending`); what is not found right so is looked
+at on a whole copy, as any other model.
 
 Where a statistic runs over an axis that loses entries (a layer normalization over the width), the original with zeros
 divides by another count. Such statistics, and only they, are compared in a form that zeros do not change: sums, or,
@@ -50,6 +52,7 @@ from secateur.shrinking.comparison import (
     would_show,
 )
 from secateur.shrinking.execution import carry_out
+from secateur.shrinking.lending import lending_of
 from secateur.shrinking.oracle import Oracle, kept_by, oracles, without_chosen, zero_all, zeroed_of
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
@@ -211,20 +214,52 @@ def wrong_groups(
     for group in groups:
         if not kept[group.axis].all():
             by_tie.setdefault(group.tied, []).append(group)
-    _check_numbers(model, coupling, inputs)
     sets = list(by_tie.values())
+    if _are_right_in_parts(model, coupling, [group for each in sets for group in each], kept, inputs):
+        return []
+    _check_numbers(model, coupling, inputs)
     return on_calm_probes(model, lambda probe, calm: _wrong_among(probe, calm, coupling, sets, kept, inputs))
 
 
 def _check_numbers(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
     """ValueError where the model returns nothing to compare. Its probe, twice the model, is let go of here."""
-    probe = probe_of(model)
-    every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
-    if not any(each.is_floating_point() and bool(torch.isfinite(each).any()) for each in every):
+    if not _has_numbers(probe_of(model), coupling, inputs):
         raise ValueError(
             "the model returns no finite number for the example, so there is nothing to compare; give an example that "
             "it has a result for, or verify=False."
         )
+
+
+def _has_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> bool:
+    every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
+    return any(each.is_floating_point() and bool(torch.isfinite(each).any()) for each in every)
+
+
+def _are_right_in_parts(
+    model: nn.Module, coupling: Coupling, groups: Sequence[Group], kept: Kept, inputs: Sequence[Any]
+) -> bool:
+    """Whether a large model is found right on a probe that has one block's weights at a time; False says nothing."""
+    kept = {group.axis: kept[group.axis] for group in groups}
+    without, after = oracles(coupling, kept)
+    lending = None if not groups or without != [None] else lending_of(model)
+    if lending is None:
+        return False
+    statistics = coupling.statistics(groups)
+    forms = ("sums", "affine") if any(statistics.values()) else ("sums",)
+    compared_on = functools.partial(_runs, lending.module, coupling, inputs, statistics)
+    with contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
+        if not _has_numbers(lending.module, coupling, inputs):
+            return False
+        lending.zero(plan_of(lending.module, coupling, zeroed_of(coupling, kept)))
+        expected = {form: all_of(compared_on(form, without)) for form in forms}
+        lending.cut(plan_of(lending.module, coupling, kept))
+        for form in forms:
+            found = all_of(compared_on(form, after, backward=True))
+            if difference(expected[form], found) is None:
+                lending.module.load_state_dict(lending.module.state_dict())
+                real = all_of(compared_on(form, after, real=True)) if any(statistics.values()) else found
+                return not _lost_numbers(expected[form], real)
+    return False
 
 
 def right_branches(
@@ -232,6 +267,9 @@ def right_branches(
 ) -> tuple[dict[Branch, Branch], dict[Branch, str]]:
     """The branches without which the model computes what it does where they are zero, as they can leave, and of the
     others what differs."""
+
+    if _leave_right_in_parts(model, coupling, branches, inputs):
+        return {each: each for each in branches}, {}
 
     def look(probe: nn.Module, calm: float) -> tuple[dict[Branch, Branch], dict[Branch, str]]:
         right: dict[Branch, Branch] = {each: each for each in branches}
@@ -275,19 +313,7 @@ def _differs_without(
     """What differs between the original whose terms are zero and the model without the branches; the probe is as
     before afterwards."""
 
-    def runs(zeroed: Sequence[Branch], *, backward: bool = False) -> Runs:
-        return [
-            functools.partial(
-                outputs,
-                probe,
-                inputs[number],
-                training=training,
-                backward=backward,
-                zeroed=_terms(zeroed, (number, training)),
-            )
-            for number, training in coupling.passes
-        ]
-
+    runs = functools.partial(_runs_without, probe, coupling, inputs)
     expected = all_of(runs(branches))
     if calm < 1 and difference(all_of(runs(())), expected) is None:
         raise IncomparableError(BLIND)
@@ -304,6 +330,45 @@ def _differs_without(
         probe.zero_grad(set_to_none=True)
     words = certain(compared(probe, expected, found, runs(branches)))
     return None if words is None else (words, "")
+
+
+def _leave_right_in_parts(
+    model: nn.Module, coupling: Coupling, branches: Sequence[Branch], inputs: Sequence[Any]
+) -> bool:
+    """Whether a large model is found right without branches, as `_are_right_in_parts` finds it."""
+    lending = lending_of(model) if branches else None
+    if lending is None:
+        return False
+    runs = functools.partial(_runs_without, lending.module, coupling, inputs)
+    with contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
+        expected = all_of(runs(branches))
+        lending.cut(plan_without(branches))
+        found = all_of(runs((), backward=True))
+        lending.module.load_state_dict(lending.module.state_dict())
+        return difference(expected, found) is None
+    return False
+
+
+def _runs_without(
+    probe: nn.Module,
+    coupling: Coupling,
+    inputs: Sequence[Any],
+    zeroed: Sequence[Branch],
+    *,
+    backward: bool = False,
+) -> Runs:
+    """The passes that were watched, with the terms of branches zero."""
+    return [
+        functools.partial(
+            outputs,
+            probe,
+            inputs[number],
+            training=training,
+            backward=backward,
+            zeroed=_terms(zeroed, (number, training)),
+        )
+        for number, training in coupling.passes
+    ]
 
 
 def _wrong_among(
@@ -355,22 +420,7 @@ def _differs_in_form(
     without, after = oracles(coupling, kept)
     undo: Callable[[], None] | None = None
 
-    def runs(chances: Sequence[Oracle | None], *, backward: bool = False, real: bool = False) -> Runs:
-        return [
-            functools.partial(
-                outputs,
-                probe,
-                inputs[number],
-                training=training,
-                statistics=frozenset() if real else statistics[number, training],
-                form=form,
-                backward=backward,
-                oracle=oracle,
-            )
-            for number, training in coupling.passes
-            for oracle in chances
-        ]
-
+    runs = functools.partial(_runs, probe, coupling, inputs, statistics, form)
     try:
         zero_all(tensors, plan_of(probe, coupling, zeroed_of(coupling, kept)))
         expected = all_of(runs(without))
@@ -378,11 +428,9 @@ def _differs_in_form(
         try:
             found = all_of(runs(after, backward=True))
             probe.load_state_dict(probe.state_dict())
-            if any(statistics.values()):
-                # with its own statistics: there is none of a single value
-                for before, after_it in zip(expected, all_of(runs(after, real=True)), strict=True):
-                    if bool(torch.isfinite(before).all()) and not bool(torch.isfinite(after_it).all()):
-                        return "a statistic over what is left of it is not finite"
+            # with its own statistics: there is none of a single value
+            if any(statistics.values()) and _lost_numbers(expected, all_of(runs(after, real=True))):
+                return "a statistic over what is left of it is not finite"
         except Exception as error:  # whatever the model raises, this removal breaks it
             return f"it raises {type(error).__name__}: {error}"
         if difference(expected, found) is None:
@@ -396,6 +444,42 @@ def _differs_in_form(
         for name, value in saved.items():
             tensors[name].data = value
         probe.zero_grad(set_to_none=True)
+
+
+def _runs(
+    probe: nn.Module,
+    coupling: Coupling,
+    inputs: Sequence[Any],
+    statistics: Mapping[tuple[int, bool], AbstractSet[tuple[str, int]]],
+    form: str,
+    chances: Sequence[Oracle | None],
+    *,
+    backward: bool = False,
+    real: bool = False,
+) -> Runs:
+    """The passes that were watched; ``real``: with statistics as they are."""
+    return [
+        functools.partial(
+            outputs,
+            probe,
+            inputs[number],
+            training=training,
+            statistics=frozenset() if real else statistics[number, training],
+            form=form,
+            backward=backward,
+            oracle=oracle,
+        )
+        for number, training in coupling.passes
+        for oracle in chances
+    ]
+
+
+def _lost_numbers(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether what was finite is not any more."""
+    return any(
+        bool(torch.isfinite(one).all()) and not bool(torch.isfinite(other).all())
+        for one, other in zip(before, after, strict=True)
+    )
 
 
 class _Comparable(TorchFunctionMode):

@@ -24,6 +24,7 @@ from secateur.blockwise import (
     Pruned,
     Solved,
     Unfinished,
+    barrier,
     handed_out,
     of_the_first,
     rank_and_world,
@@ -34,6 +35,7 @@ from secateur.shrinking.measuring import OVERFLOWING, Curve, Measured, Measuring
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.repairing import Repairing, free_in
 from secateur.shrinking.request import Request
+from secateur.shrinking.rescaling import rescaled_in_directory
 from secateur.shrinking.scope import groups_in_scope
 from secateur.shrinking.subject import Subject
 from secateur.support import Fields
@@ -51,12 +53,14 @@ class Streamed:
         choice: what stays; the copy that was walked over holds the repaired weights, of the shapes that they had.
         errors: what the outputs of each repaired matrix lost, by its name.
         biases: which moved with them.
+        normalizations: the weights and biases of normalizations that moved, since their width lost entries.
         tokens: how many were measured.
     """
 
     choice: Choice
     errors: Mapping[str, float]
     biases: Collection[str]
+    normalizations: Collection[str]
     tokens: int
 
 
@@ -68,7 +72,7 @@ def chosen_in_directory(
     named = {group.name: group for group in subject.coupling.groups}  # before any of them is frozen
     found = begun and begun.found().inner("facts")
     if found:
-        found.only("measured", "tokens", "chosen", "repaired")
+        found.only("measured", "tokens", "chosen", "repaired", "rescaled")
     if found and "measured" in found.values:
         measured, tokens = _measured_in(found.inner("measured"), named), found.take("tokens", int, least=1)
     else:
@@ -83,7 +87,7 @@ def chosen_in_directory(
         _learn(begun, chosen=counts)
     left = [group for group in named.values() if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if begun is None or not left:
-        return Streamed(choice, {}, (), tokens)
+        return Streamed(choice, {}, (), (), tokens)
     free = free_in(place.model, place.blocks)
     job = Repairing(subject.coupling, left, choice.kept, measured, free, repair=repair)
     already = _gone_on_with(begun, place, job, named)
@@ -101,7 +105,20 @@ def chosen_in_directory(
     )
     job.kept.update({named[name].axis: mask for name, mask in kept.items()})
     choice = replace(choice, kept=job.kept, plan=plan_of(subject.model, subject.coupling, job.kept))
-    return Streamed(choice, errors if repair else {}, biases, tokens)
+    if not repair:
+        return Streamed(choice, {}, (), (), tokens)
+    if found and "rescaled" in found.values:
+        rescaled = found.each("rescaled", str)
+        if wrong := [name for name in rescaled if name not in choice.plan.tensors]:
+            raise found.wrong("rescaled", f"names {wrong[0]}, of which nothing leaves")
+    else:
+        new = rescaled_in_directory(place, choice.plan)
+        rescaled = sorted(new)
+        if not rank_and_world()[0]:
+            place.files.put(new)
+        barrier()
+        _learn(begun, rescaled=rescaled)
+    return Streamed(choice, errors, biases, rescaled, tokens)
 
 
 def _learn(begun: Unfinished | None, **facts: Any) -> None:

@@ -1,13 +1,14 @@
 """What the ``secateur.json`` of a shrunken directory claims, seen again on the stored bytes.
 
 Law: every tensor is what the plan leaves of the source's, byte for byte, but for those that the record says were
-repaired, of which the shape is.
+repaired: of these the shape is, they hold numbers, and like all others they have the bytes that were written. That
+these are the best values is nothing that bytes could show, and is said to be unchecked.
 """
 
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -20,6 +21,7 @@ from secateur.checkpoints import (
     CheckpointError,
     Compared,
     Cuts,
+    TensorEntry,
     Verification,
     VerifiedTensor,
     about_config,
@@ -28,11 +30,14 @@ from secateur.checkpoints import (
     files_below,
     meta_model_of,
     open_checkpoint,
+    rows_of,
+    sha256_of,
     shape_of_cut,
 )
 from secateur.shrinking.directory import tensor_names, write_cut
 from secateur.shrinking.files import read_plans
 from secateur.shrinking.plan import Factors, Plan, factors_of, fits
+from secateur.shrinking.scores import rows_at_once
 from secateur.support import Fields, printable, track
 
 __all__ = ["about_files", "is_shrunken", "verify_shrunken_checkpoint"]
@@ -54,7 +59,7 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
     The files hold the tensors of the model that ``config.json`` describes, as many parameters as the record says, and
     the configuration has the values that it says. With the source: each tensor is the slice of the source's that the
     plan leaves, byte for byte, but for those that were repaired with data, which are counted; and other files are the
-    source's.
+    source's. With or without it each tensor has the SHA-256 that the record says, and the repaired ones hold no NaN.
 
     Args:
         directory: what `shrink_checkpoint` wrote.
@@ -73,18 +78,26 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
     problems += [
         f"{printable(name)}: was repaired, {RECORD} says; it is not here." for name in repaired - {*checkpoint}
     ]
+    written = read.each_named("sha256", str) if "sha256" in read.values else {}
+    stored = dict(_about_bytes(checkpoint, written, repaired))
     tensors: list[VerifiedTensor] = []
+    if repaired:
+        what = "whether these are the best values" if written else "what they hold"
+        unchecked.append(f"{len(repaired)} tensors were repaired with data: {what}")
     if source is None:
-        unchecked.append("no source was given: what the tensors hold, and whether all else is unchanged")
+        problems += stored.values()
+        what = "whether the tensors are what the plan leaves of its" if written else "what the tensors hold"
+        unchecked.append(f"no source was given: {what}, and whether all else is unchanged")
         tensors += [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
         return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), tuple(unchecked))
     dense = open_checkpoint(source)
     for found, problem in _about_tensors(checkpoint, dense, plan, repaired):
         tensors += [found] if found else []
         problems += [problem] if problem else []
+        if problem and found:
+            stored.pop(found.name, None)  # it is told already
+    problems += stored.values()
     files, others = about_files(checkpoint, dense, {Path(RECORD), Path(PLAN), Path("config.json")})
-    if repaired:
-        unchecked.append(f"{len(repaired)} tensors were repaired with data: what they hold")
     return Verification(directory, dense.root, None, tuple(tensors), files, (*problems, *others), tuple(unchecked))
 
 
@@ -94,8 +107,30 @@ def _repaired(read: Fields) -> set[str]:
     calibration = read.inner("calibration")
     if not calibration.take("repair", bool):
         return set()
-    biases = calibration.each("biases", str) if "biases" in calibration.values else []
-    return {*calibration.each_named("errors", float), *biases}
+    moved = [calibration.each(key, str) for key in ("biases", "normalizations") if key in calibration.values]
+    return {*calibration.each_named("errors", float), *(name for names in moved for name in names)}
+
+
+def _about_bytes(
+    checkpoint: Checkpoint, written: Mapping[str, str], repaired: Collection[str]
+) -> Iterator[tuple[str, str]]:
+    """What is wrong with tensors as they stand in the files, by their names."""
+    for name in written.keys() - {*checkpoint}:
+        yield name, f"{printable(name)}: was written, {RECORD} says; it is not here."
+    for name, entry in track(checkpoint.entries.items(), "reading", total=len(checkpoint)):
+        if written and name not in written:
+            yield name, f"{printable(name)}: {RECORD} does not say that it was written."
+        elif written and sha256_of(checkpoint, name) != written[name]:
+            yield name, f"{printable(name)}: its bytes are not those that were written: their SHA-256 is another."
+        elif name in repaired and not _is_finite(checkpoint, entry):
+            yield name, f"{printable(name)}: was repaired, and holds NaN or infinity."
+
+
+def _is_finite(checkpoint: Checkpoint, entry: TensorEntry) -> bool:
+    """Whether it holds numbers, as far as this torch can read it."""
+    if not entry.numel or not entry.is_floating_point or entry.torch_dtype is None:
+        return True
+    return all(bool(rows.isfinite().all()) for rows in rows_of(checkpoint, entry, rows_at_once(entry.shape)))
 
 
 def _plan(path: Path) -> Plan:

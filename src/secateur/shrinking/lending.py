@@ -1,0 +1,172 @@
+"""A probe of a large model, whose blocks have their weights only while they run; and what is proved on it.
+
+Law: the probe holds at any moment the weights of one block in float64, beside those outside of blocks; every pass sees
+the same weights, all of them random. What is found right here is right as in `secateur.shrinking.proof`; anything else
+says nothing, and is for a whole probe.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import RunAgain, find_blocks
+from secateur.shrinking.execution import carry_out, sliced, zero
+from secateur.shrinking.oracle import zero_all
+from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
+from secateur.support import private, tensors_of
+
+__all__ = ["LARGE", "Lending", "lending_of"]
+
+LARGE = 1 << 24  # parameters in blocks: copies of a smaller model in float64 stay below half a gigabyte
+_POOL = 1_048_573  # random numbers, again and again: a prime, so that no two rows of a matrix have the same ones
+
+
+class Lending:
+    """A module in float64 whose blocks borrow their weights. Backwards, blocks are run again.
+
+    Args:
+        module: its parameters inside blocks are on the meta device.
+        blocks: their names.
+        names: ``{id of such a parameter: what its values are known by}``.
+        values: of parameters, as they are now; asked each time a block runs.
+    """
+
+    def __init__(self, module: nn.Module, blocks: Sequence[str], names: Mapping[int, str], values: _Values) -> None:
+        self.module, self.names, self.values = module, names, values
+        self._away: dict[str, list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
+        self._blocks = {name: module.get_submodule(name) for name in blocks}
+        for name, block in self._blocks.items():
+            again = RunAgain(name, block.forward, self, _run)
+            block.forward = functools.partial(self._called, name, block.forward, again)
+
+    def load(self, name: str, *, finished: bool) -> None:  # noqa: ARG002
+        """A block has its weights, which are forgotten afterwards."""
+        lent: dict[int, nn.Parameter] = {}
+        away = self._away.setdefault(name, [])
+        with private.unwatched(), torch.no_grad():
+            for module in self._blocks[name].modules():
+                held = private.parameters_of(module)
+                for key, parameter in held.items():
+                    if parameter is not None and id(parameter) in self.names:
+                        if id(parameter) not in lent:
+                            value = self.values(self.names[id(parameter)])
+                            lent[id(parameter)] = nn.Parameter(value, requires_grad=parameter.requires_grad)
+                        away.append((held, key, parameter))
+                        held[key] = lent[id(parameter)]
+
+    def unload(self, name: str) -> None:
+        for held, key, parameter in self._away.pop(name, []):
+            held[key] = parameter
+
+    def _called(self, name: str, forward: Callable[..., Any], again: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return again(*args, **kwargs)
+        self.load(name, finished=False)
+        try:
+            return forward(*args, **kwargs)
+        finally:
+            self.unload(name)
+
+    def zero(self, plan: Plan) -> None:
+        """What a plan takes is zero from now on."""
+        lent = set(self.names.values())
+        zero_all(
+            tensors_of(self.module), Plan({name: each for name, each in plan.tensors.items() if name not in lent}, [])
+        )
+        self.values.zeros = plan
+
+    def cut(self, plan: Plan) -> None:
+        """A plan is carried out."""
+        carry_out(self.module, plan, None)
+        self.values.cut(plan)
+
+    def also(self, built: nn.Module) -> Lending:
+        """A model of the same tensors, whose parameters are on the meta device, with the weights that this one has now.
+
+        Raises:
+            RuntimeError: it has others.
+        """
+        every = dict(self.module.named_parameters(remove_duplicate=False))
+        lent = {name: self.names[id(each)] for name, each in every.items() if id(each) in self.names}
+        built.load_state_dict(self.module.state_dict(), assign=True)
+        held = dict(built.named_parameters(remove_duplicate=False))
+        return Lending(built, list(self._blocks), {id(held[name]): known for name, known in lent.items()}, self.values)
+
+
+def _run(_: str, run: Callable[[], None]) -> None:
+    run()
+
+
+def lending_of(model: nn.Module) -> Lending | None:
+    """A probe of a model, made as `secateur.shrinking.comparison.probe_of` makes one; None for a model that is small,
+    or has no blocks to take apart."""
+    try:
+        blocks = find_blocks(model)
+    except ValueError:
+        return None
+    inside = {module for block in blocks.values() for module in block.modules()}
+    others = [module for module in model.modules() if module not in inside]
+    outside = {id(each) for module in others for each in module.parameters(recurse=False)}
+    ours = {id(each) for block in blocks.values() for each in block.parameters()} - outside
+    lent = {name: each for name, each in model.named_parameters() if id(each) in ours}
+    if sum(each.numel() for each in lent.values()) < LARGE or any(map(private.flat_weights_of, inside)):
+        return None
+    resting = {
+        name: nn.Parameter(torch.empty_like(each, device="meta"), requires_grad=each.requires_grad)
+        for name, each in lent.items()
+    }
+    probe = copy.deepcopy(model, {id(lent[name]): each for name, each in resting.items()}).double()
+    values = _Values(model)
+    with torch.no_grad():
+        for name, each in probe.named_parameters():
+            if name not in lent:
+                each.copy_(values(name))
+    return Lending(probe, list(blocks), {id(each): name for name, each in resting.items()}, values)
+
+
+class _Values:
+    """The values of a probe: those of a model and as much noise, then as plans say."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.tensors = dict(model.named_parameters())
+        self.zeros: Plan | None = None
+        self.cuts: Plan | None = None
+        self._factors: Mapping[str, Factors] = {}
+        self._spread: dict[str, float] = {}
+        self._pool = torch.randn(_POOL, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def cut(self, plan: Plan) -> None:
+        self.cuts, self._factors = plan, factors_of(plan)
+
+    def __call__(self, name: str) -> Tensor:
+        tensor = self.tensors[name].detach()
+        if not tensor.is_floating_point():
+            value = tensor.clone()
+        else:
+            value = tensor.double() if tensor.dtype != torch.float64 else tensor.clone()
+            self._noisy(name, value)
+        if self.cuts is not None:
+            return multiplied(sliced(value, self.cuts.tensors.get(name, ((), {}))[1]), self._factors.get(name, []))
+        if self.zeros is not None:
+            for at, places in self.zeros.tensors.get(name, ((), {}))[1].items():
+                gone = torch.ones(value.shape[at], dtype=torch.bool)
+                gone[torch.from_numpy(places)] = False
+                zero(value, at, gone)
+        return value
+
+    def _noisy(self, name: str, value: Tensor) -> None:
+        """As `probe_of` makes a weight noisy, with numbers that are known by its name."""
+        if name not in self._spread:
+            self._spread[name] = max(0.5 * (float(value.std()) if value.numel() > 1 else 0.0), 0.02)
+        flat, start, done = value.view(-1), zlib.crc32(name.encode()) % _POOL, 0
+        while done < len(flat):
+            part = self._pool[start : start + len(flat) - done].to(value.device)
+            flat[done : done + len(part)].add_(part, alpha=self._spread[name])
+            start, done = 0, done + len(part)

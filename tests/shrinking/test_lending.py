@@ -1,0 +1,199 @@
+"""Laws of probes whose blocks borrow weights: they find right what a whole probe finds right, and nothing else."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secateur import shrink
+from secateur.coupling import find_coupling
+from secateur.shrinking import lending, proof
+from secateur.shrinking.comparison import all_of, difference
+from secateur.shrinking.configuration import Configured
+from secateur.shrinking.lending import lending_of
+from secateur.shrinking.plan import plan_of
+from secateur.shrinking.proof import outputs, right_branches, wrong_groups
+from secateur.support import tensors_of
+
+
+class Block(nn.Module):
+    def __init__(self, *, wrong=False):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 12), nn.Linear(12, 8)
+        self.wrong = wrong
+
+    def forward(self, x):
+        hidden = self.up(self.norm(x)).relu()
+        if self.wrong:
+            hidden = hidden * (1.0 / hidden.shape[-1])
+        return x + self.down(hidden)
+
+
+def blocks(*, wrong=None):
+    torch.manual_seed(0)
+    stack = nn.Sequential(*(Block(wrong=at == wrong) for at in range(3)))
+    return nn.Sequential(nn.Linear(4, 8), stack, nn.Linear(8, 2)), torch.randn(5, 4)
+
+
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=50, num_hidden_layers=3, tie_word_embeddings=True, **sizes))
+    return model, {"input_ids": torch.tensor([[1, 2, 3, 4], [9, 8, 7, 6]]), "use_cache": False}
+
+
+def t5():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(T5Config(vocab_size=50, d_model=32, d_ff=48, d_kv=8, num_heads=4, num_layers=2))
+    ids = torch.tensor([[1, 2, 3, 4], [9, 8, 7, 6]])
+    return model, {"input_ids": ids, "decoder_input_ids": ids, "use_cache": False}
+
+
+MODELS = {"blocks": blocks, "llama": llama, "t5": t5}
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """Every model counts as large; the value is how often a whole probe was made after all."""
+    monkeypatch.setattr(lending, "LARGE", 1)
+    whole = []
+    made = proof.on_calm_probes
+    monkeypatch.setattr(proof, "on_calm_probes", lambda *args: whole.append(args) or made(*args))
+    return whole
+
+
+def half(coupling):
+    return {group.axis: np.arange(group.size) % 2 == 0 for group in coupling.groups}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_right_is_found_right_without_a_whole_probe(name, large):
+    model, inputs = MODELS[name]()
+    before = copy.deepcopy(model.state_dict())
+    coupling = find_coupling(model, inputs)
+    assert wrong_groups(model, coupling, coupling.groups, half(coupling), [inputs]) == []
+    assert right_branches(model, coupling, coupling.branches[:1], [inputs])[1] == {}
+    assert large == []
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_what_is_wrong_in_one_block_is_found_wrong_by_a_whole_probe(large):
+    model, x = blocks(wrong=1)
+    coupling = find_coupling(model, x)
+    inside = [group for group in coupling.groups if group.name.endswith("up.weight")]
+    wrong = wrong_groups(model, coupling, inside, half(coupling), [x])
+    assert [group.name for group in wrong] == ["1.1.up.weight"]
+    assert large
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_any_wrong_slice_shows(name, large):
+    model, inputs = MODELS[name]()
+    coupling = find_coupling(model, inputs)
+    kept = half(coupling)
+    statistics = coupling.statistics(coupling.groups)
+    runs = [
+        lambda probe, at=at: outputs(probe, inputs, training=at[1], statistics=statistics[at]) for at in coupling.passes
+    ]
+    probe = lending_of(model)
+    plan = plan_of(probe.module, coupling, kept)
+    probe.zero(plan)
+    expected = all_of([lambda run=run: run(probe.module) for run in runs])
+    probe.cut(plan)
+    assert difference(expected, all_of([lambda run=run: run(probe.module) for run in runs])) is None
+    lent = set(probe.names.values())
+    silent = []
+    right = probe.values.cuts
+    for tensor, (shape, cuts) in plan.tensors.items():
+        for at, places in cuts.items():
+            other = places.copy()
+            other[0] += 1  # the neighbour that left
+            if tensor not in lent:
+                continue
+            wrong = {**plan.tensors, tensor: (shape, {**cuts, at: other})}
+            probe.values.cut(type(plan)(wrong, plan.numbers, plan.scales))
+            found = all_of([lambda run=run: run(probe.module) for run in runs])
+            silent += [tensor] if difference(expected, found) is None else []
+            probe.values.cut(right)
+    assert silent == []
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_what_leaves_is_what_leaves_otherwise(name, uniform, large, monkeypatch):
+    model, inputs = MODELS[name]()
+    other = copy.deepcopy(model)
+    said = []
+    monkeypatch.setattr(
+        Configured, "_other_outputs", lambda *_: said.append(True)
+    )  # a whole probe beside a model built from the configuration
+    shrink(model, inputs, 0.3, uniform=uniform)
+    assert large == []
+    assert said == []
+    monkeypatch.undo()
+    shrink(other, inputs, 0.3, uniform=uniform)
+    mine, theirs = tensors_of(model), tensors_of(other)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[each], theirs[each]) for each in mine)
+
+
+def test_one_block_has_its_weights_at_a_time_and_gradients_pass(large):
+    model, x = blocks()
+    probe = lending_of(model)
+    there = []
+
+    def look(*_):
+        there.append([not block.up.weight.is_meta for block in probe.module[1]])
+
+    for block in probe.module[1]:
+        block.up.register_forward_pre_hook(look)
+    outputs(probe.module, x, backward=True)
+    assert [each.count(True) for each in there] == [1] * 6  # forwards and backwards
+    assert [each.index(True) for each in there] == [0, 1, 2, 2, 1, 0]
+    assert all(each.is_meta for each in probe.module[1].parameters())
+    assert probe.module[0].weight.grad is not None
+
+
+def test_a_probe_is_what_a_copy_with_its_weights_computes(large):
+    model, inputs = llama()
+    probe = lending_of(model)
+    whole = copy.deepcopy(model).double()
+    with torch.no_grad():
+        for name, each in whole.named_parameters():
+            each.copy_(probe.values(name))
+            assert not torch.equal(each.float(), model.get_parameter(name))
+    assert difference(outputs(whole, inputs), outputs(probe.module, inputs)) is None
+
+
+def test_small_models_and_such_without_blocks_are_copied_whole():
+    model, _ = blocks()
+    assert lending_of(model) is None
+    assert lending_of(nn.Linear(3, 3)) is None
+
+
+def test_recurrent_blocks_are_copied_whole(large):
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.rnn = nn.Linear(4, 4), nn.GRU(4, 4)
+
+        def forward(self, x):
+            return x + self.rnn(self.linear(x))[0]
+
+    assert lending_of(nn.Sequential(nn.Linear(4, 4), nn.Sequential(Recurrent(), Recurrent()))) is None
+
+
+def test_what_is_tied_to_a_part_outside_stays_there(large):
+    model, _x = blocks()
+    model[0] = nn.Linear(8, 12)
+    model[1][1].up.weight = model[0].weight
+    probe = lending_of(model)
+    assert probe.module[1][1].up.weight is probe.module[0].weight
+    assert not probe.module[0].weight.is_meta
+    assert probe.module[1][1].up.bias.is_meta
