@@ -1,7 +1,8 @@
 """Mixtures of experts: which widths of them leave, whether experts do, and whether what is left is right; and how good.
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
-    python benchmarks/experts/run.py quality [--steps N] [--seed N] [--json FILE]
+    python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
+        [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
 
 Law: nothing here trusts the library's own proof. Widths are judged by the comparison of benchmarks/shrinking; experts
 by an oracle of its own: in the original the router's products, and what is added to them, are minus infinity for those
@@ -22,7 +23,8 @@ import torch
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.experts.coverage import coverage
-from benchmarks.experts.quality import quality
+from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
+from benchmarks.experts.training import SIZES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,16 +34,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     one.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
-    two.add_argument("--steps", type=int, default=600, help="of training")
-    two.add_argument("--seed", type=int, default=0)
+    two.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
+    two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
+    two.add_argument("--steps", type=int, default=1000, help="of training (%(default)s)")
+    two.add_argument("--seeds", default="0,1,2", help="of training (%(default)s)")
+    two.add_argument("--methods", help=f"separated by ;, of {'; '.join((*METHODS, THEIRS, *TRIED))}")
+    two.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
+    two.add_argument("--peer", help="the Python of an environment with llm-compressor")
     two.add_argument("--json", type=Path, help="write the rows there")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if given.what == "quality":
-        rows = []
-        for row in quality(given.steps, given.seed):
-            rows.append(row)
-            print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
+        by = METHODS + ((THEIRS,) if given.peer else ()) + (TRIED if given.model == "eight" else ())
+        methods = by if given.methods is None else tuple(given.methods.split(";"))
+        seeds = tuple(map(int, given.seeds.split(",")))
+        rows = quality(Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer))
     else:
         rows = coverage(given.only)
     if given.json:

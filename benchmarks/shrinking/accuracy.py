@@ -28,6 +28,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
 }
 
 SHARES = (0.3, 0.5, 0.7, 0.85)
+REGULARIZED = "tp GroupNormPruner"  # by its penalty, within its fine-tuning
 
 
 def squared_gradients(model: nn.Module, data: demo.Digits) -> dict[str, dict[str, Tensor]]:
@@ -69,8 +70,10 @@ def methods() -> dict[str, Callable[[nn.Module, demo.Digits, float], nn.Module]]
     return found
 
 
-def accuracy(seeds: int = 3, only: str = "*", tuning: int = TUNING, **_: Any) -> dict[str, Any]:
-    """Accuracy on the test images, at once and after the same fine-tuning, at equal multiply-adds."""
+def accuracy(
+    seeds: int = 3, only: str = "*", tuning: int = TUNING, by: Sequence[str] | None = None, **_: Any
+) -> dict[str, Any]:
+    """Accuracy on the test images, at once and after the same fine-tuning, at equal multiply-adds; by these methods."""
     data = demo.load_digits()
     rows: list[dict[str, Any]] = []
     for network in fnmatch.filter(NETWORKS, only):
@@ -84,13 +87,15 @@ def accuracy(seeds: int = 3, only: str = "*", tuning: int = TUNING, **_: Any) ->
             rows.append({**base, "method": "dense", "share": 0.0, "accuracy": right_share(dense, data), "left": 1.0})
             for share in SHARES:
                 for name, make_smaller in methods().items():
+                    if by is not None and name not in by:
+                        continue
                     smaller = make_smaller(copy.deepcopy(dense), data, share)
                     at_once = right_share(smaller.eval(), data)
                     train(smaller, data, kind, tuning, seed)
                     rows.append(_row(base, name, share, smaller, data, whole, at_once))
-                if peers.tp is not None:
+                if peers.tp is not None and (by is None or REGULARIZED in by):
                     smaller = peers.regularized(dense, data, kind, share, seed)
-                    rows.append(_row(base, "tp GroupNormPruner", share, smaller, data, whole, None))
+                    rows.append(_row(base, REGULARIZED, share, smaller, data, whole, None))
             print_accuracy(rows)
     return {"rows": rows}
 

@@ -60,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         one.add_argument("--seeds", type=int, default=3)
         one.add_argument("--only", default="*", help="a glob over the zoo's names, or over the networks of accuracy")
         one.add_argument("--json", type=Path)
+        one.add_argument("--methods", help="of accuracy, separated by ;, such as 'shrink, data;shrink'")
         one.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     _declare_real(commands)
     given = parser.parse_args(arguments)
@@ -141,7 +142,8 @@ def _beside_torch_pruning(given: argparse.Namespace) -> None:
     print(*(f"{key}: {value}" for key, value in about.items()), sep="\n")
     if peers.tp is None:
         print(peers.MISSING)
-    results = COMMANDS[given.what](seeds=given.seeds, only=given.only)
+    by = None if given.methods is None else given.methods.split(";")
+    results = COMMANDS[given.what](seeds=given.seeds, only=given.only, by=by)
     if given.json:
         given.json.write_text(json.dumps({**about, **results}, indent=1))
 

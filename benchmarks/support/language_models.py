@@ -193,7 +193,7 @@ class GPT:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         texts = corpora.of_packages()[0]
-        tokenizer = _tokenizer(texts)
+        tokenizer = byte_pairs(texts, 4096)
         data = corpora.packed(tokenizer, texts, self.length)
         torch.manual_seed(0)
         model = LlamaForCausalLM(
@@ -221,12 +221,13 @@ class WideGPT(GPT):
     own_draw = True
 
 
-def _tokenizer(texts: list[str]) -> Any:
+def byte_pairs(texts: list[str], vocabulary: int) -> Any:
+    """A tokenizer of so many tokens, the first an end, learned from the texts."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=["<end>"], show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, special_tokens=["<end>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer

@@ -16,14 +16,17 @@ def in_a_process(
     *arguments: str,
     environment: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    python: str | None = None,
 ) -> Any:
     """What ``file``, run with the arguments, says in the last line that it prints, which is JSON.
+
+    ``python`` is another environment's.
 
     Raises:
         RuntimeError: it failed; the message begins with what was ``told`` and ends with what the process said.
     """
     done = subprocess.run(
-        [sys.executable, file, *arguments],
+        [python or sys.executable, file, *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, **(environment or {})},

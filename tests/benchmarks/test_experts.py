@@ -1,9 +1,11 @@
 """The benchmark of mixtures: its oracle tells right from wrong, and its rows say what they are to say."""
 
+import itertools
+
 import pytest
 import torch
 
-from benchmarks.experts import coverage
+from benchmarks.experts import choosing, coverage, quality, training
 from benchmarks.support.models import zoo
 
 NAME = "mixture_granite"
@@ -38,3 +40,76 @@ def test_another_expert_that_leaves_is_told(monkeypatch, wrong):
     row = coverage.judged_experts(NAME)
     assert row["experts"] == "WRONG"
     assert row["why"].startswith("differs by")
+
+
+@pytest.fixture
+def mixture(monkeypatch):
+    """Two mixtures of four experts, the second in the last block, and sequences."""
+    sizes = {"num_experts": 4, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
+    monkeypatch.setitem(training.SIZES, "tiny", sizes)
+    return training.mixture("tiny").eval(), torch.randint(training.VOCABULARY, (3, 16))
+
+
+def test_what_a_mixture_adds_is_told_of_all_choices(mixture):
+    model, ids = mixture
+    for at, each in enumerate(choosing.mixtures_of(model)):
+        seen = []
+        hook = each.register_forward_hook(lambda _, args, out: seen.append(out))  # noqa: B023
+        given = choosing.given_to(model, at, ids)
+        hook.remove()
+        assert torch.allclose(given.added(range(4)), seen[0].flatten(0, 1), atol=1e-6)
+
+
+def test_the_enumerated_choice_is_the_best_of_the_models_without_others(mixture):
+    model, ids = mixture
+    kept, found, tried = choosing.enumerated(model, 3, ids)
+    every = choosing.subsets(model, 3)
+    costs = {
+        pair: quality.perplexity(choosing.without_others(model, pair), ids) for pair in itertools.product(every, every)
+    }
+    assert tried == len(costs) == 16
+    assert kept == min(costs, key=costs.get)
+    assert found == pytest.approx(costs[kept])
+
+
+def test_by_its_outputs_is_the_choice_that_moves_them_least(mixture):
+    model, ids = mixture
+    kept = choosing.by_outputs(model, 3, ids)
+    given = choosing.given_to(model, 1, ids)
+    moved = {stay: (given.added(stay) - given.added(range(4))).norm() for stay in choosing.subsets(model, 3)}
+    assert kept[1] == min(moved, key=moved.get)
+
+
+def test_training_runs_experts_as_their_class_does(mixture):
+    model, _ = mixture
+    experts = choosing.mixtures_of(model)[0].experts
+    rows, places = torch.randn(9, 192), torch.stack([torch.randperm(4)[:2] for _ in range(9)])
+    weights = torch.rand(9, 2)
+    found = []
+    for forward in (type(experts).forward, training._at_once):
+        experts.zero_grad()
+        out = forward(experts, rows, places, weights)
+        out.square().sum().backward()
+        found.append((out, experts.gate_up_proj.grad, experts.down_proj.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_no_file_is_in_two_parts():
+    files = [f"{number} " * 50 for number in range(50)]
+    train, choose, judge = training._parts(files)
+    assert len({*train, *choose, *judge}) == len(train) + len(choose) + len(judge) == 50
+
+
+def test_rows_that_the_file_has_are_not_measured_again(mixture, monkeypatch, tmp_path):
+    model, ids = mixture
+    each = dict.fromkeys(training.KINDS, ids)
+    monkeypatch.setattr(quality, "data", lambda scratch: (training.Data({}, each, each), scratch))
+    monkeypatch.setattr(quality, "trained", lambda *told: model)
+    options = quality.Options(tmp_path, "tiny", 1, (0,), ("reap", quality.OURS), tmp_path / "rows", None)
+    first = list(quality.rows(options))
+    monkeypatch.setattr(quality, "judged", None)
+    assert list(quality.rows(options)) == first
+    assert [row["method"] for row in first] == ["dense", "reap", quality.OURS, "reap", quality.OURS]
+    assert first[1]["parameters"] < first[0]["parameters"]
+    assert "| 25% | reap |" in quality.table(first)
