@@ -7,7 +7,7 @@ from torch import nn
 import zoo
 from secateur.coupling import find_coupling
 
-MIXTURES = ["mixture_in_turn", "mixture_of_copies", "mixture_of_all", "mixture_in_groups"]
+MIXTURES = ["mixture_in_turn", "mixture_of_copies", "mixture_of_all", "mixture_in_groups", "mixture_by_count"]
 
 
 @pytest.mark.parametrize("name", MIXTURES)

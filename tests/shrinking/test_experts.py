@@ -91,3 +91,17 @@ def test_what_no_pass_used_follows_too(tmp_path):
     with torch.no_grad():
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
     assert [set(plan.tensors) for plan in model.shrink_plans] == [set(plan.tensors) for plan in loaded.shrink_plans]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("doge", {"num_experts": 4}), ("jetmoe", {"num_local_experts": 4}), ("longcat", {"n_routed_experts": 4})],
+)
+def test_experts_that_python_counts_leave_with_what_the_configuration_says(name, said):
+    """Half of the keys of pairs, of which the configuration says the square; a list of counts; a number of a place."""
+    model, inputs = zoo.ZOO[f"mixture_{name}"]()
+    dense = model.config.to_dict()
+    shrink(model, inputs, experts=1 / 3, uniform=True)
+    found = model.config.to_dict()
+    assert {key: found[key] for key in said} == said != {key: dense[key] for key in said}
+    zoo.run(model.train(), inputs)

@@ -15,7 +15,15 @@ from secateur.shrinking.oracle import kept_by, oracles, without_chosen
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.proof import differs, outputs, wrong_groups
 
-MIXTURES = ["mixture_in_turn", "mixture_of_copies", "mixture_of_all", "mixture_in_groups"]
+MIXTURES = [
+    "mixture_in_turn",
+    "mixture_of_copies",
+    "mixture_of_all",
+    "mixture_in_groups",
+    "mixture_by_place",
+    "mixture_by_count",
+    "mixture_of_pairs",
+]
 
 
 def found(name, *, gone=(0,)):
@@ -55,7 +63,7 @@ def test_the_oracle_says_the_same(name):
     assert not torch.allclose(before[0], before[1])  # others were chosen
 
 
-@pytest.mark.parametrize("name", ["mixture_in_turn", "mixture_of_copies", "mixture_of_all"])
+@pytest.mark.parametrize("name", ["mixture_in_turn", "mixture_of_copies", "mixture_of_all", "mixture_by_count"])
 def test_a_wrong_slice_of_any_of_their_tensors_is_found(name, monkeypatch):
     model, inputs, coupling, experts, kept = found(name, gone=(1, 4))
     right = plan_of(model, coupling, kept)

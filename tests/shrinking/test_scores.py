@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+import zoo
 from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
 from secateur.shrinking.request import request
@@ -78,3 +79,12 @@ def test_evidence_goes_to_the_weight_of_its_name():
 def test_a_score_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match=r"a score of 0\.weight is NaN; mend the weights first"):
         scored(subject(), criterion=lambda weight: weight * torch.nan)
+
+
+def test_a_key_of_pairs_is_worth_what_leaves_with_it():
+    model, x = zoo.ZOO["mixture_of_pairs"]()
+    it = subject_of(model, find_coupling(model, x), [x])
+    (keys,) = [group for group in it.coupling.groups if group.chosen]
+    held = sum(each.detach().abs().sum((1, 2)).double() for each in (model.held.up, model.held.down)).view(4, 4)
+    by_hand = held.sum(0) + held.sum(1) + model.router.weight.detach().abs().sum(1).double().view(2, 4).sum(0)
+    torch.testing.assert_close(scores_of(it, [keys], request())[keys.axis], by_hand / by_hand.mean())

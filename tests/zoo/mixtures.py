@@ -120,3 +120,52 @@ class MixtureInGroups(MixtureInTurn):
         chosen = scores.masked_fill(mask.reshape_as(scores) == 0, -torch.inf).topk(self.k, -1)[1]
         weights = shares.gather(1, chosen)
         return weights / weights.sum(-1, keepdim=True), chosen
+
+
+@hand(sequence(16))
+class MixtureByPlace(Mixture):
+    """LongCat: the place of an expert becomes a number of Python's; the last ones give back what they get."""
+
+    def prepare(self, experts, idle=2):
+        self.every = experts + idle
+        self.router = nn.Linear(WIDTH, self.every, bias=False)
+
+    def mixed(self, x, weights, chosen):
+        made = torch.zeros_like(x)
+        mask = F.one_hot(chosen, num_classes=self.every).permute(2, 1, 0)
+        for each in mask.sum((-1, -2)).nonzero():
+            number = int(each.item())
+            rank, token = torch.where(mask[number])
+            found = x[token] if number >= self.held.experts else self.held.expert(x[token], number)
+            made.index_add_(0, token, found * weights[token, rank, None])
+        return made
+
+
+@hand(sequence(16))
+class MixtureByCount(Mixture):
+    """JetMoE: tokens in the order of their experts, split by a list of how many each has; every expert in turn."""
+
+    def mixed(self, x, weights, chosen):
+        sent = torch.zeros(x.shape[0], self.held.experts, dtype=torch.long).scatter(1, chosen, 1)
+        _, order = chosen.flatten().sort(0)
+        token = order.div(self.k, rounding_mode="trunc")
+        parts = x[token].split(sent.sum(0).tolist(), dim=0)
+        found = torch.cat([self.held.expert(parts[number], number) for number in range(self.held.experts)])
+        return torch.zeros_like(x).index_add(0, token, found * weights.flatten()[order, None])
+
+
+@hand(sequence(16))
+class MixtureOfPairs(MixtureOfCopies):
+    """Doge: an expert for each pair of two keys, whose scores are added; a key is one in both halves of the scores."""
+
+    def prepare(self, experts, keys=4):
+        self.keys = keys
+        self.router = nn.Linear(WIDTH, 2 * keys, bias=False)
+        self.held = Experts(keys * keys)
+
+    def route(self, x):
+        scores, places = self.router(x).view(x.shape[0], 2, -1).topk(self.keys, -1)
+        pairs = (scores[:, 0].unsqueeze(-1) + scores[:, 1].unsqueeze(-2)).flatten(1)
+        numbers = (places[:, 0].unsqueeze(-1) * self.keys + places[:, 1].unsqueeze(-2)).flatten(1)
+        best, at = pairs.topk(self.k, -1)
+        return best.softmax(-1), numbers.gather(-1, at)

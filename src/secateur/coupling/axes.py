@@ -33,6 +33,7 @@ __all__ = [
     "leaves",
     "look",
     "multiplied",
+    "occurrences_of",
     "resolved",
     "size_of",
     "tie",
@@ -327,6 +328,26 @@ def indices_of(axis: Axis, expression: Expression) -> npt.NDArray[np.int64]:
     for factor in whole.factors:
         its = indices_of(axis, factor)
         found = np.where(its[None, :] >= 0, its[None, :], found[:, None]).reshape(-1)
+    return found
+
+
+def occurrences_of(axis: Axis, expression: Expression) -> list[npt.NDArray[np.int64]]:
+    """`indices_of` for each time that an axis is a factor: pairs of its things belong to two of them.
+
+    >>> a = Axis(2)
+    >>> [each.tolist() for each in occurrences_of(a, Product((a, a)))]
+    [[0, 0, 1, 1], [0, 1, 0, 1]]
+    """
+    whole = resolved(expression)
+    factors = whole.factors if isinstance(whole, Product) else (whole,)
+    if sum(axis in leaves(factor) for factor in factors) < 2:
+        return [indices_of(axis, whole)]
+    found = []
+    for number, factor in enumerate(factors):
+        if axis in leaves(factor):
+            others = [Axis(size_of(each)) for each in factors]
+            others[number : number + 1] = [factor]
+            found.append(indices_of(axis, Product(tuple(others))))
     return found
 
 

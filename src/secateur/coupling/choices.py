@@ -22,11 +22,14 @@ def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
     """
     chosen = {axis for dim in trace.chosen for axis in leaves(dim)}
     made = {axis for look in trace.looks if look.made for axis in leaves(look.dim)}
+    ordered = [(rank, axis) for rank, axis in trace.ranked.items() if made.issuperset(leaves(axis))]
+    ranks = {axis for rank, _ in ordered for axis in leaves(rank)}
     for look in trace.looks:
         whole = resolved(look.dim)
         if isinstance(whole, Product) and chosen.issuperset(leaves(whole)):
             for factor in whole.factors[:-1]:
-                freeze(factor, "groups of what is chosen between, which have equally many")
+                if ranks.isdisjoint(leaves(factor)):
+                    freeze(factor, "groups of what is chosen between, which have equally many")
     matrices = Counter(
         axis
         for dims in weights
@@ -34,6 +37,8 @@ def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
         for axis in {axis for dim in dims for axis in leaves(dim) if axis.looks}
     )
     for axis in {axis for dims in trace.everything() for dim in dims for axis in leaves(dim) if axis.looks}:
+        if axis in ranks:
+            continue  # as many as of what is in order
         if not axis.reasons and axis in chosen and axis in made and matrices[axis] < 2:
             freeze(axis, "what is chosen does not lie along it")  # but in modules of their own, perhaps
         if axis.reasons or axis not in chosen or axis not in made:

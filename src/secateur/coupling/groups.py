@@ -25,6 +25,7 @@ from secateur.coupling.axes import (
     indices_of,
     kept_positions,
     leaves,
+    occurrences_of,
     resolved,
     size_of,
 )
@@ -149,6 +150,10 @@ class Coupling:
     def indices(self, group: Group, name: str, dim: int) -> npt.NDArray[np.int64]:
         """For each position of a dimension of a tensor the unit of the group that it belongs to, or -1."""
         return indices_of(group.axis, self._dims[name][dim])
+
+    def occurrences(self, group: Group, name: str, dim: int) -> list[npt.NDArray[np.int64]]:
+        """The same for each time that the group's axis is a factor of the dimension, as of pairs of its units."""
+        return occurrences_of(group.axis, self._dims[name][dim])
 
     def attributes(self, counts: Mapping[Axis, int]) -> dict[Attribute, int]:
         """The integers of modules that change when so many stay of each axis, and what they become."""

@@ -72,7 +72,10 @@ class Outcome:
     result: bool
 
 
-Log = list[Equation | Outcome]
+class Log(list[Equation | Outcome]):
+    """What the use of numbers asks for; ``tells`` says of a comparison with a plain number whether that says more."""
+
+    tells: Callable[[Any, int], bool] | None = None
 
 
 class Known(int):
@@ -86,9 +89,9 @@ class Known(int):
     """
 
     formula: Formula
-    log: Log
+    log: list[Equation | Outcome]
 
-    def __new__(cls, value: int, formula: Formula, log: Log) -> Self:
+    def __new__(cls, value: int, formula: Formula, log: list[Equation | Outcome]) -> Self:
         made = super().__new__(cls, value)
         made.formula = formula
         made.log = log
@@ -218,6 +221,9 @@ class Known(int):
         if not isinstance(other, int):
             return NotImplemented
         outcome = compare(int.__index__(self), int.__index__(other))
+        tells = getattr(self.log, "tells", None)
+        if type(other) is int and tells is not None and tells(self, other):
+            return outcome
         self.log.append(Outcome(self.formula, formula_of(other), compare, outcome))
         return outcome
 
@@ -239,7 +245,7 @@ def parts_of(equation: Equation | Outcome) -> Iterator[Attribute | Expression]:
 
 
 @contextlib.contextmanager
-def numbers_that_remember(model: nn.Module, log: Log) -> Iterator[None]:
+def numbers_that_remember(model: nn.Module, log: list[Equation | Outcome]) -> Iterator[None]:
     """Within, the integers that the modules of a model hold are `Known`, with an `Attribute` as their formula.
 
     Integers held directly, in tuples, lists and dicts, and in the fields of objects such as configurations.

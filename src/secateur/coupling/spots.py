@@ -46,6 +46,16 @@ class Whereabouts:
         calls[name] += 1
         return Spot(path, name, calls[name])
 
+    @property
+    def module(self) -> nn.Module:
+        """The module that runs."""
+        return self._model.get_submodule(self._running[-1][0])
+
+    @property
+    def visits(self) -> list[object]:
+        """For each module that runs, the outer first, what is another for each of its calls."""
+        return [calls for _, calls in self._running]
+
     def __enter__(self) -> Self:
         for module in self._model.modules():
             if not isinstance(module, torch.jit.ScriptModule):

@@ -12,7 +12,7 @@ the code freeze what they fix.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from secateur.coupling.axes import Axis, Expression, cut, freeze, leaves, look, size_of, unify
+from secateur.coupling.axes import Axis, Expression, cut, freeze, leaves, look, multiplied, size_of, tie, unify
+from secateur.coupling.numbered import Along, Numbered
 from secateur.coupling.numbers import Equation, Known, Log, formula_of
 from secateur.coupling.operations import name_of, operation, written_in_others
 from secateur.coupling.origins import Origin, Rows, depends_on, overlap, rows_of, same
@@ -33,9 +34,9 @@ __all__ = ["Call", "Dims", "Look", "Trace", "Unseen", "tensors_of_tree", "withou
 Dims = list[Expression]
 
 _WORDS = """
-    bfloat16 clamp clamp_max clamp_min clone contiguous cpu cuda detach double expand expand_as flatten float getitem
-    half index_select int long masked_select permute ravel repeat repeat_interleave reshape select sort split squeeze t
-    to transpose type type_as unbind unflatten unique unsqueeze view view_as
+    bfloat16 clamp clamp_max clamp_min clone contiguous cpu cuda detach double expand expand_as flatten float gather
+    getitem half index_select int long masked_select permute ravel repeat repeat_interleave reshape select sort split
+    squeeze t to transpose type type_as unbind unflatten unique unsqueeze view view_as
 """
 _ARITHMETIC = frozenset(
     [
@@ -94,7 +95,7 @@ class Trace(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.equations: Log = []  # between sizes, which have to hold
+        self.equations = Log()  # between sizes, which have to hold
         self.flagged: list[Flag] = []  # statistics over axes, which change when some of them leave
         self.in_pass: Any = None  # which pass is being watched
         self.reached: set[Axis] = set()  # what some function did more with than to move or cut it
@@ -108,6 +109,8 @@ class Trace(TorchFunctionMode):
         self.origins: dict[int, Origin] = {}  # ids of tensors -> the call that made them
         self.scaled: list[tuple[Rows, Expression]] = []  # what to multiply by the root of a share that stays
         self.where: Whereabouts | None = None
+        self.numbered = Numbered(self)  # what numbers of Python's mean
+        self.equations.tells = self.numbered.compared
         self.turn: int | None = None  # which choices are made; None: those of the values
         self.own: set[Axis] = set()  # of the model's tensors, when other choices are made
         self.looks: list[Look] = []  # along dimensions whose things may be chosen between
@@ -116,6 +119,8 @@ class Trace(TorchFunctionMode):
         self.spots: dict[int, Spot] = {}  # ids of products -> the call that made them
         self.places: dict[int, Expression] = {}  # ids of tensors of integers -> the dimension whose places they say
         self.computed: dict[int, Expression] = {}  # ids of tensors that were computed of such
+        self.rows_of_places: dict[int, tuple[Expression, int]] = {}  # ids of places times how many lie in a row
+        self.ranked: dict[Axis, Axis] = {}  # the places in an order -> what is in it
         self._dims: dict[int, Dims] = {}
         self._alive: list[Tensor] = []  # an id is not used twice while its tensor lives
         self.inside = 0  # calls of functions of torch that are running
@@ -136,6 +141,8 @@ class Trace(TorchFunctionMode):
         self.spots.clear()
         self.places.clear()
         self.computed.clear()
+        self.rows_of_places.clear()
+        self.numbered.settle()
         self._dims = {key: dims for key, dims in self._dims.items() if key in kept}
         self._alive = [kept[key] for key in self._dims]
 
@@ -193,7 +200,8 @@ class Trace(TorchFunctionMode):
         if scores and tensor.is_floating_point():
             self.looks.append(Look(call.spot, made=False, at=at, dim=dim))
             self.looks += [
-                Look(self.spots[id(each)], made=True, at=its, dim=dim) for each, its in self._makers(tensor, dim)
+                Look(self.spots[id(each)], made=True, at=its, dim=self.dims(each)[its])
+                for each, its in self._makers(tensor, dim)
             ]
         return True
 
@@ -228,6 +236,13 @@ class Trace(TorchFunctionMode):
         self.chosen.append(dim)
         return True
 
+    def ranks(self, ordered: Axis) -> Axis:
+        """The places in an order of the things of an axis, the best first: as many as there are things."""
+        made = Axis(ordered.size)
+        tie(ordered, made, "as many as were ordered")
+        self.ranked[made] = ordered
+        return made
+
     def agree(self, number: int, dim: Expression, why: str) -> None:
         """A size that the code asks for is that of a dimension, whatever leaves."""
         self.equations.append(Equation(formula_of(number), dim, why))
@@ -254,6 +269,7 @@ class Trace(TorchFunctionMode):
         self.calls[name] += 1
         spot = Spot("", name, self.calls[name]) if self.where is None else self.where.spot(name)
         plain_args, plain_kwargs = private.tree_map_only(Known, int.__index__, (args, kwargs))
+        plain_args, plain_kwargs = private.tree_map_only(Along, Along.plain, (plain_args, plain_kwargs))
         given = {private.memory_of(each) for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
         self.inside += 1
         if self.turn is not None and name in _CHOOSING:
@@ -274,6 +290,7 @@ class Trace(TorchFunctionMode):
             self.spots[id(out)] = spot
         self._follow_statistics(call)
         self._follow_places(call)
+        self.numbered.meet(call.tensors(), tensors_of_tree(out))
         self.made += [
             (self.dims(each), each.element_size())
             for each in tensors_of_tree(out)
@@ -349,7 +366,11 @@ class Trace(TorchFunctionMode):
         if source is None:
             return
         if not outs and operation(call.name).asks is None and call.name not in ("iter", "setitem"):
-            freeze(source, f"{call.name} takes it out of torch")
+            numbers = private.tree_leaves(call.out)
+            if places is not None and all(type(each) is int for each in numbers):
+                self.numbered.leaves(places, numbers)
+            else:
+                freeze(source, f"{call.name} takes it out of torch")
         same = call.name in _SAME_NUMBERS
         if call.name in ("cat", "concat", "concatenate", "stack"):
             others = [self.places.get(id(each)) for each in given]
@@ -360,6 +381,10 @@ class Trace(TorchFunctionMode):
         elif call.name == "masked_fill" and places is not None:  # by the number of a place
             value = call.get(2, "value")
             same = type(value) is int and 0 <= value < size_of(places)
+        if call.name in ("mul", "rmul") and places is not None and isinstance(number := call.get(1, "other"), Known):
+            self.rows_of_places[id(outs[0])] = places, number
+        elif call.name == "add" and len(given) == 2 and outs and self._follow_grid(given, outs[0]):
+            return
         for out in outs:
             if same and places is not None and (call.name not in ("sort", "unique") or out is outs[0]):
                 self.places.setdefault(id(out), places)
@@ -368,6 +393,16 @@ class Trace(TorchFunctionMode):
                 self.places.pop(id(out), None)  # written over
             if id(out) not in self.places and call.name in _ARITHMETIC | _SAME_NUMBERS:
                 self.computed[id(out)] = source
+
+    def _follow_grid(self, given: Sequence[Tensor], out: Tensor) -> bool:
+        """Places times the length of a row, and places in it, are places of both together."""
+        for one, other in (given, given[::-1]):
+            rows, inner = self.rows_of_places.get(id(one)), self.places.get(id(other))
+            if rows is not None and inner is not None and int.__index__(rows[1]) == size_of(inner):
+                self.agree(rows[1], inner, f"rows of {size_of(inner)}")
+                self.places[id(out)] = multiplied([rows[0], inner])
+                return True
+        return False
 
     def _freeze_wrapped(self, tensor: Tensor) -> None:
         """A tensor inside torch.func.vmap or grad: it has other dimensions there than outside."""

@@ -284,7 +284,7 @@ class Configured:
     def _powers_of(self, place: Place, value: int) -> dict[_Key, Fraction | None]:
         """Of which power of a field each size is that changes with it; None where of none."""
         best: dict[_Key, Fraction | None] | None = None
-        for other in dict.fromkeys((2 * value, 3 * value, value // 2, value // 3, value + 1, value - 1)):
+        for other in dict.fromkeys((2 * value, 3 * value, 4 * value, value // 2, value // 3, value + 1, value - 1)):
             if other < 1 or other == value:
                 continue
             sizes = self._tried({place: other})

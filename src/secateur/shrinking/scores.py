@@ -42,8 +42,8 @@ def scores_of(subject: Subject, groups: Sequence[Group], asked: Request) -> dict
         else:
             along = _sums(subject.blocks(name), shape, [at for _, at in places[name]], criterion)
         for group, at in places[name]:
-            index = coupling.indices(group, name, at)
-            np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
+            for index in coupling.occurrences(group, name, at):
+                np.add.at(units[group.axis], index[index >= 0], along[at][index >= 0])
     for group in groups:
         if np.isnan(units[group.axis]).any():
             raise ValueError(f"a score of {group.name} is NaN; mend the weights first.")

@@ -50,6 +50,7 @@ FOLLOWED = {
     "rows by places": lambda self, scores: self.table[scores.topk(2).indices].sum(1),
     "rows by the largest": lambda self, scores: self.table[scores.argmax(-1)],
     "the largest, with its place": lambda self, scores: self.table[scores.max(-1)[1]],
+    "looked up": lambda self, scores: F.embedding(scores.topk(2).indices, self.table).sum(1),
     "selected": lambda self, scores: self.table.index_select(0, scores.argmax(-1)),
     "one_hot": lambda self, scores: weighed(self, F.one_hot(scores.argmax(-1), self.rows)),
     "one_hot with one more": lambda self, scores: weighed(

@@ -15,6 +15,7 @@ CALLS = {
     "view that joins": (lambda a: a.view(a.size(0), -1), "a,b,c", 3),
     "view by number": (lambda a: a.view(3, 6), "3,2,3", 0),
     "view that cuts across": (lambda a: a.view(4, 9), "6,6", 0),
+    "view that cuts across what is before": (lambda a: a.view(2, 15, -1), "3,5,2b", 1),
     "heads": (lambda a: a.view(a.shape[0], 3, -1).transpose(0, 1).reshape(-1, a.shape[1] // 3), "a,3b", 2),
     "flatten": (lambda a: a.flatten(1), "a,b,c", 3),
     "unflatten": (lambda a: a.unflatten(1, (2, -1)), "a,2b", 2),

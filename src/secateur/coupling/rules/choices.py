@@ -10,7 +10,7 @@ import operator
 
 from torch import Tensor
 
-from secateur.coupling.axes import Axis, Expression, concatenated, cut, freeze, size_of
+from secateur.coupling.axes import Axis, Expression, concatenated, cut, freeze, resolved, size_of
 from secateur.coupling.numbers import Known, Outcome, formula_of
 from secateur.coupling.operations import rule
 from secateur.coupling.trace import Call, tensors_of_tree, without_rule
@@ -42,6 +42,10 @@ def _topk(call: Call) -> None:
         call.trace.equations.append(Outcome(formula_of(count), x[at], operator.le, result=True))
     values, indices = call.out
     taken = call.fresh(int.__index__(count), "topk along it")
+    whole = resolved(x[at])
+    if isinstance(whole, Axis) and not whole.reasons and whole.size == taken.size > 1 and isinstance(count, Known):
+        call.trace.agree(count, whole, f"all {whole.size} in order")  # what is not there comes last
+        taken = call.trace.ranks(whole)
     for out in (values, indices):
         call.returns((taken if other == at else dim for other, dim in enumerate(x)), out)
     call.trace.places[id(indices)] = x[at]

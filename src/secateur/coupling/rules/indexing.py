@@ -86,7 +86,7 @@ def _indexed(call: Call, x: Dims, index: Any) -> Dims | None:
         elif isinstance(each, int):
             if isinstance(each, Known):
                 each.stays("an index")
-            freeze(x[at], "one of it is taken by its number")
+            _one_of(call, x[at], each, alone=len(indices) == 2)  # and the dots
             at += 1
         else:
             return None
@@ -94,6 +94,13 @@ def _indexed(call: Call, x: Dims, index: Any) -> Dims | None:
         assert first_chosen is not None
         made[first_chosen:first_chosen] = broadcast(call, chosen, max(each.dim() for each in chosen))
     return made
+
+
+def _one_of(call: Call, dim: Expression, number: int, *, alone: bool) -> None:
+    """One thing of a dimension is taken by its number."""
+    tensor, out = call.args[0], call.out if call.name != "setitem" else None
+    if type(number) is not int or not call.trace.numbered.takes(dim, number, tensor, out, alone=alone):
+        freeze(dim, "one of it is taken by its number")
 
 
 def sliced(call: Call, dim: Expression, asked: slice) -> Expression:
@@ -138,7 +145,7 @@ def sliced(call: Call, dim: Expression, asked: slice) -> Expression:
 @rule("select", values="cut", rows="moved")
 def _select(call: Call) -> None:
     x, at = call.dims(call.args[0]), int(call.get(1, "dim")) % call.args[0].dim()
-    freeze(x[at], "one of it is taken by its number")
+    _one_of(call, x[at], call.get(2, "index"), alone=at == 0)
     call.returns([*x[:at], *x[at + 1 :]])
 
 
@@ -208,7 +215,7 @@ def _embedding(call: Call) -> None:
     first, second = call.get(0, "input"), call.get(1, "weight")
     tokens, weight = (second, first) if first.is_floating_point() else (first, second)
     table = call.dims(weight)
-    freeze(table[0], "a vocabulary")
+    call.trace.choose(table[0], tokens, "a vocabulary")  # of the inputs', unless the model itself says which
     if call.name == "embedding":
         call.returns([*call.dims(tokens), table[1]])
         return

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from secateur.coupling.axes import Expression, concatenated, cut, freeze, unify
+from secateur.coupling.numbered import Along
 from secateur.coupling.numbers import Known
 from secateur.coupling.operations import declare, rule
 from secateur.coupling.rules.creation import sized
@@ -84,12 +85,16 @@ def _split(call: Call) -> None:
     at = int(call.get(2, "dim", 0)) % call.args[0].dim()
     lengths = [int(out.shape[at]) for out in call.out]
     given = call.get(1, "split_size_or_sections", call.kwargs.get("split_size", call.kwargs.get("split_sizes")))
+    along = given.dim if isinstance(given, Along) else None  # how many of each thing of a dimension
+    given = given.plain() if isinstance(given, Along) else given
     asked = list(given) if isinstance(given, tuple | list) else [given] * len(call.out)
     for number, piece, length in zip(asked, _parts(call, at, lengths), lengths, strict=True):
         if int.__index__(number) == length:
             call.trace.agree(number, piece, f"split by {length}")
         else:
             freeze(piece, "the rest of a split")
+    if along is not None:
+        call.trace.numbered.split(along, call.out)
 
 
 @rule("narrow", values="cut", rows="moved")

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from secateur.coupling.axes import Axis, freeze, multiplied
+from secateur.coupling.axes import Axis, freeze, leaves, multiplied
+from secateur.coupling.numbered import Along
 from secateur.coupling.operations import declare, rule
 from secateur.coupling.trace import Call
 
@@ -45,7 +46,18 @@ def _iter(call: Call) -> Any:
     return iter(parts)
 
 
-@rule("tolist", "numpy", "array")
+@rule("tolist")
+def _to_list(call: Call) -> Any:
+    """Numbers along what is compared: a split into parts of so many is followed."""
+    tensor, dims = call.args[0], call.dims(call.args[0])
+    axes = [axis for dim in dims for axis in leaves(dim) if axis.size > 1]
+    if len(dims) == 1 and not tensor.is_floating_point() and axes and all(each.looks for each in axes):
+        return Along(call.out, dims[0])
+    _leaves_torch(call)
+    return None
+
+
+@rule("numpy", "array")
 @rule("len", "stride", asks="sizes")
 def _leaves_torch(call: Call) -> None:
     """Values or sizes that leave torch: what becomes of them is not seen."""

@@ -82,9 +82,10 @@ def _reshaped(call: Call, asked: Sequence[int]) -> None:
         parts: Dims = []
         for size in reversed(sizes[begin + 1 : ends]):
             split = factored(whole, size)
-            if split is None:
-                freeze(multiplied(block), "a view that cuts through it")
-                parts = [call.fresh(each, "a view") for each in reversed(sizes[begin + 1 : ends])]
+            if split is None:  # the parts behind it are what they are
+                freeze(whole, "a view that cuts through it")
+                before = sizes[begin + 1 : ends - len(parts)]
+                parts += [call.fresh(each, "a view") for each in reversed(before)]
                 whole = call.fresh(sizes[begin], "a view")
                 break
             whole, inner = split
