@@ -15,7 +15,8 @@ from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta
 from secateur.blockwise.slopes import divergence, slopes
-from secateur.blockwise.targets import full_name
+from secateur.blockwise.solving import MatrixJob, Solve
+from secateur.blockwise.targets import choose_targets, full_name
 from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Inputs",
     "Job",
     "Layer",
+    "MatrixJob",
     "Meeting",
     "Met",
     "OneShot",
@@ -31,6 +33,7 @@ __all__ = [
     "Piece",
     "Pruned",
     "Rows",
+    "Solve",
     "Solved",
     "Tokens",
     "Unfinished",
@@ -38,6 +41,7 @@ __all__ = [
     "blaming_config",
     "build_on_meta",
     "check_new",
+    "choose_targets",
     "digest",
     "divergence",
     "family_of",

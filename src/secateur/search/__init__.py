@@ -1,3 +1,6 @@
-"""What a budget buys: levels of each group, and which of them together cost so much and lose least; `fit`."""
+"""What a model may spend, and what it gives up for it: levels of every group, and what each costs; `sensitivity`."""
 
-__all__: list[str] = []
+from secateur.search.levels import Level, Levels
+from secateur.search.making import make_levels
+
+__all__ = ["Level", "Levels", "make_levels"]
