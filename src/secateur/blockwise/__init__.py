@@ -16,7 +16,8 @@ from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.request import RunAlong, digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
 from secateur.blockwise.slopes import RunAgain, divergence, slopes
-from secateur.blockwise.targets import full_name
+from secateur.blockwise.solving import MatrixJob, Solve
+from secateur.blockwise.targets import choose_targets, full_name
 from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Inputs",
     "Job",
     "Layer",
+    "MatrixJob",
     "Meeting",
     "Met",
     "OneShot",
@@ -34,6 +36,7 @@ __all__ = [
     "Rows",
     "RunAgain",
     "RunAlong",
+    "Solve",
     "Solved",
     "Tokens",
     "Unfinished",
@@ -41,6 +44,7 @@ __all__ = [
     "blaming_config",
     "build_on_meta",
     "check_new",
+    "choose_targets",
     "digest",
     "divergence",
     "family_of",

@@ -14,18 +14,21 @@ import numpy.typing as npt
 from secateur.coupling import Axis, Expression, Product, resolved
 from secateur.shrinking.ties import Tied
 
-__all__ = ["Amount", "Amounts", "Parts", "Term"]
+__all__ = ["Amount", "Amounts", "Factor", "Parts", "Term"]
 
 Amounts = npt.NDArray[np.float64]
 Parts = npt.NDArray[np.int64] | npt.NDArray[np.float64]  # of how many parts each tie keeps
 Term = tuple[Sequence[Expression], int]  # dimensions whose sizes multiply, and how often that counts
 
-_Factor = tuple[tuple[tuple[int, ...], int], ...]  # a sum of products of ties, each so many times
+Factor = tuple[tuple[tuple[int, ...], int], ...]  # a sum of products of ties, each so many times
 _AT_ONCE = 256  # numbers of parts, for which all terms are held
 
 
 class Amount:
     """``sum(times * product(dims))``, where the parts that the ties keep say how large each dimension is.
+
+    Attributes:
+        terms: ``{factors: times}``; a factor is a sum of ``(ties, number)``: the number times what these ties keep.
 
     >>> from secateur.coupling import Group
     >>> rows, columns = Axis(6), Axis(4)
@@ -37,10 +40,10 @@ class Amount:
 
     def __init__(self, terms: Iterable[Term], tied: Sequence[Tied]) -> None:
         units = {group.axis: (at, group.size // each.parts) for at, each in enumerate(tied) for group in each.groups}
-        known: dict[int, tuple[Expression, _Factor]] = {}
-        merged = Counter[tuple[_Factor, ...]]()
+        known: dict[int, tuple[Expression, Factor]] = {}
+        merged = Counter[tuple[Factor, ...]]()
         for dims, times in terms:
-            factors: list[_Factor] = []
+            factors: list[Factor] = []
             for dim in dims:
                 whole = resolved(dim)
                 if id(whole) not in known:  # and held, or another would get its id
@@ -53,9 +56,20 @@ class Amount:
                 if factor:
                     factors.append(factor)
             merged[tuple(sorted(factors))] += times
-        self._ties = len(tied)
-        self._all, self._sums = _Sum(merged, len(tied)), dict[int, _Sum]()
-        self._having: dict[int, dict[tuple[_Factor, ...], int]] = {}
+        self._settle(merged, len(tied))
+
+    @classmethod
+    def of(cls, terms: Mapping[tuple[Factor, ...], int], ties: int) -> Amount:
+        """The one that has these `terms`, of so many ties."""
+        found = cls.__new__(cls)
+        found._settle(terms, ties)
+        return found
+
+    def _settle(self, merged: Mapping[tuple[Factor, ...], int], ties: int) -> None:
+        self.terms = dict(merged)
+        self._ties = ties
+        self._all, self._sums = _Sum(merged, ties), dict[int, _Sum]()
+        self._having: dict[int, dict[tuple[Factor, ...], int]] = {}
         for term, times in merged.items():
             for at in {at for factor in term for product, _ in factor for at in product}:
                 self._having.setdefault(at, {})[term] = times
@@ -86,7 +100,7 @@ class Amount:
 class _Sum:
     """Terms as tables of indices: for many numbers of parts at a time."""
 
-    def __init__(self, terms: Mapping[tuple[_Factor, ...], int], ties: int) -> None:
+    def __init__(self, terms: Mapping[tuple[Factor, ...], int], ties: int) -> None:
         places = {factor: at for at, factor in enumerate(dict.fromkeys(each for term in terms for each in term))}
         products = [product for factor in places for product in factor]
         self._starts = np.cumsum([0, *map(len, places)])[:-1].astype(np.int64)
@@ -121,7 +135,7 @@ def _padded(rows: Sequence[Sequence[int]], padding: int) -> npt.NDArray[np.int64
     return found
 
 
-def _factor(expression: Expression, units: Mapping[Axis, tuple[int, int]]) -> _Factor:
+def _factor(expression: Expression, units: Mapping[Axis, tuple[int, int]]) -> Factor:
     """The size of a dimension; of a sum of a hundred segments it stays one factor, or two would make ten thousand."""
     whole = resolved(expression)
     if isinstance(whole, Axis):

@@ -14,7 +14,7 @@ from secateur.coupling import Axis, Coupling, Expression, Group, Product, resolv
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.ties import Tied
 
-__all__ = ["Loss", "even", "late"]
+__all__ = ["Loss", "even", "late", "ties_around"]
 
 Loss = Callable[[Tied, int], float]  # when so many of the parts stay that it can keep: 0 of all, of fewer no less
 
@@ -42,10 +42,10 @@ def even(amount: Amount, tied: Sequence[Tied], behind: Mapping[int, float] | Non
 
 def late(coupling: Coupling, groups: Sequence[Group]) -> dict[int, float]:
     """By how much ties are behind: ``{number of the tie: by how much}``."""
-    return dict.fromkeys(_streams(coupling, groups), STREAM) | dict.fromkeys(_around(coupling, groups), AROUND)
+    return dict.fromkeys(_streams(coupling, groups), STREAM) | dict.fromkeys(ties_around(coupling, groups), AROUND)
 
 
-def _around(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
+def ties_around(coupling: Coupling, groups: Sequence[Group]) -> set[int]:
     """Which groups have, wherever they are rows, others within them: heads around the widths of heads.
 
     Both at one share would take its square; and of a small vision transformer at equal multiply-adds, what is left

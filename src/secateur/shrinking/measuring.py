@@ -36,6 +36,7 @@ __all__ = [
     "elimination_of",
     "for_slopes",
     "not_finite",
+    "output_squares",
     "with_constant",
 ]
 
@@ -125,7 +126,7 @@ class Measuring:
                 continue
             if slopes is not None:
                 for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
-                    energy = (_squares(matrix, met) * counts_of(matrix, met, slopes)).cpu().numpy()
+                    energy = (output_squares(matrix, met) * counts_of(matrix, met, slopes)).cpu().numpy()
                     costs = np.array([energy[its].sum() for its in rows])
                     given[axis] = np.maximum(given.get(axis, 0.0), costs)
             if not columns:
@@ -273,7 +274,7 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     mean = sums.totals.double() / int(sums.tokens)
     if met.around is None:
         weight = matrix.double()
-        squares, mean = _squares(matrix, met), weight @ mean
+        squares, mean = output_squares(matrix, met), weight @ mean
     else:
         assert sums.squares is not None
         squares = sums.squares
@@ -283,7 +284,7 @@ def counts_of(matrix: Tensor, met: Met, slopes: Tensor | None = None) -> Tensor:
     return 1 / (spread.clamp_min(least) * len(spread) * int(sums.tokens))
 
 
-def _squares(matrix: Tensor, met: Met) -> Tensor:
+def output_squares(matrix: Tensor, met: Met) -> Tensor:
     """The summed squares of each of a matrix' outputs, but for biases: (outputs,), float64."""
     assert met.sums.gram is not None  # one of the words
     weight = matrix.double()

@@ -28,7 +28,7 @@ from secateur.shrinking.measuring import (
 )
 from secateur.solvers import Elimination, eliminated
 
-__all__ = ["AIM", "Repairing", "free_in"]
+__all__ = ["AIM", "DAMPING", "Repairing", "free_in", "repaired"]
 
 DAMPING = 0.1  # of the mean diagonal: SmolLM2 without 20 % has perplexity 18.2, and 18.8 at 0.01
 AIM = 0.5  # of the way to the dense stream: MiniLM without half of its MLPs' units .940; .938 at 0, .937 at 1
@@ -119,7 +119,8 @@ class Repairing:
             matrix, met = piece.of(parameter), found[piece]
             bias = None if met.bias is None else met.bias.of(module.get_parameter(met.bias.name))
             name = full_name(block, piece.name)
-            values, moved = self._better(matrix, bias, layer, met, mask, moves=self.repair and name in self.free)
+            moves = self.repair and name in self.free
+            values, moved = repaired(matrix, bias, layer, met, mask, moves=moves, aim=self.aim)
             piece.of(solved.values).copy_(values[:, : piece.shape[1]])
             if met.bias is not None and moved is not None:
                 self.biases.add(full_name(block, met.bias.name))
@@ -145,31 +146,49 @@ class Repairing:
         for layer, units in layers:
             layer.remove([column for at in np.flatnonzero(~self.kept[group.axis]) for column in units[at]])
 
-    def _better(
-        self, matrix: Tensor, bias: Tensor | None, layer: Elimination, met: Met, mask: Tensor, *, moves: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to what
-        is aimed at; the weight with a column for the constant where it has a bias."""
-        given = with_constant(matrix, met)
-        plain = given.matrix.clone()
-        plain[:, : len(mask)] *= mask.to(matrix.dtype)
-        if not moves:
-            return plain, None
-        wide = layer.settled(met.tokens)
-        repaired, moved = wide.to(matrix.dtype).to(wide), None
-        if bias is not None and given.constant is not None:
-            moved = (bias.double() + given.constant * wide[:, -1]).to(bias.dtype)
-            repaired[:, -1] = (moved.double() - bias.double()) / given.constant
-        gram = given.gram.double()
-        towards = given.matrix.double() @ gram
-        if given.lacking is not None:
-            towards += self.aim * given.lacking.double()
 
-        def distance(values: Tensor) -> float:  # but for what does not depend on the values
-            wide = values.double()
-            return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
+def repaired(
+    matrix: Tensor,
+    bias: Tensor | None,
+    layer: Elimination,
+    met: Met,
+    mask: Tensor,
+    *,
+    moves: bool = True,
+    aim: float = 0.0,
+) -> tuple[Tensor, Tensor | None]:
+    """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to what
+    is aimed at; the weight with a column for the constant where it has a bias.
 
-        return (repaired, moved) if distance(repaired) <= distance(plain) else (plain, None)
+    Args:
+        matrix: (outputs, inputs), dense.
+        bias: (outputs,), what is added to this product's outputs and no other's.
+        layer: from which the columns left.
+        met: what met the matrix.
+        mask: (inputs,), False where a column left.
+        moves: whether anything may move; else columns are zeroed.
+        aim: how much of what is lacking is made up for; the layer's own.
+    """
+    given = with_constant(matrix, met)
+    plain = given.matrix.clone()
+    plain[:, : len(mask)] *= mask.to(matrix.dtype)
+    if not moves:
+        return plain, None
+    wide = layer.settled(met.tokens)
+    found, moved = wide.to(matrix.dtype).to(wide), None
+    if bias is not None and given.constant is not None:
+        moved = (bias.double() + given.constant * wide[:, -1]).to(bias.dtype)
+        found[:, -1] = (moved.double() - bias.double()) / given.constant
+    gram = given.gram.double()
+    towards = given.matrix.double() @ gram
+    if given.lacking is not None:
+        towards += aim * given.lacking.double()
+
+    def distance(values: Tensor) -> float:  # but for what does not depend on the values
+        wide = values.double()
+        return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
+
+    return (found, moved) if distance(found) <= distance(plain) else (plain, None)
 
 
 def free_in(model: nn.Module, parts: Mapping[str, nn.Module]) -> frozenset[str]:

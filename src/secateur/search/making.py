@@ -1,0 +1,437 @@
+"""Levels are made: one walk over the dense model gathers what all levels of all groups need.
+
+Law: the model does not change; what is asked for is checked before it is run; a run that was killed goes on with the
+groups that are on disk, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from secateur import patterns, solvers
+from secateur.blockwise import (
+    MatrixJob,
+    Met,
+    Piece,
+    Pruned,
+    Solve,
+    Solved,
+    choose_targets,
+    digest,
+    full_name,
+    parts_of,
+    slopes,
+    walk_model,
+)
+from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.evidence import needs
+from secateur.search.costs import TARGETS, bill_of, stored
+from secateur.search.files import Kept, Stored, read_entry, rising, tensor_of, write_entry
+from secateur.search.levels import FILE, Levels, Made, digest_of
+from secateur.shrinking import (
+    OVERFLOWING,
+    Grade,
+    Grading,
+    Request,
+    Tied,
+    check_finite,
+    check_globs,
+    counts_at,
+    for_slopes,
+    free_in,
+    gradable,
+    names_of,
+    not_finite,
+    subject_of,
+    ties_around,
+)
+from secateur.solvers import admm
+from secateur.support import Forward, check_batches, described, mapped, run_batch, tensors_in, tensors_of, unwrapped
+
+__all__ = ["OVER", "SHARES", "make_levels"]
+
+SHARES = (0.1, 0.3, 0.5, 0.7)
+OVER = ("shrink", "oneshot")
+_ROWS = 2  # of the first batch, that are watched to find what leaves together: sizes say nothing of it
+
+
+def make_levels(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    over: str | Sequence[str] = ("shrink",),
+    shares: Sequence[float] = SHARES,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    solver: str | Solve = admm,
+    round_to: int | None = None,
+    verify: bool = True,
+    example_inputs: Any = None,
+    forward: Forward | None = None,
+    store: str | Path | None = None,
+) -> Levels:
+    """Of every group a few choices of how much of it leaves, repaired, with error and cost. The model stays as it is.
+
+    One walk over the dense model sums the Gram matrix of the inputs of everything that has levels, and all shares are
+    made of that: of a group's units the elimination goes on from 10 % to 70 %, and a layer is solved for each share. It
+    costs two passes over the batches and a backward pass of the first of them, however many groups and shares there
+    are; the rest is linear algebra.
+
+    - ``"shrink"``: units of coupled groups leave, MLP units, heads, channels, as `secateur.shrink` with batches
+      chooses and repairs them where this group alone leaves. The width of a residual stream that runs through several
+      blocks, and groups that a normalization counts, have no levels.
+    - ``"oneshot"``: entries of each matrix leave, as `secateur.oneshot` solves them on the dense model's inputs. Their
+      names end in ``":layer"``.
+
+    Args:
+        model: any module, with its weights.
+        batches: what a DataLoader yields.
+        over: which kinds of levels.
+        shares: how much leaves, each in (0, 1); of units the nearest count that there is.
+        include, exclude: globs over the names of groups and tensors.
+        solver: for "oneshot"; see `secateur.solvers`.
+        round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more.
+        verify: prove that units may leave, on random weights in float64.
+        example_inputs: what the model is called with, to find what leaves together; by default the first rows of the
+            first batch, of which multiply-adds are counted.
+        forward: ``(model, batch) -> outputs``, how a batch is run; then example_inputs are needed.
+        store: a folder, in which each group is written once it is made. A run that was killed goes on there; levels of
+            the same model, batches and arguments that are there already are loaded.
+
+    Raises:
+        ValueError: nothing has levels, a share is none, there are no batches, a glob matches nothing, the model runs a
+            block twice, a weight is not finite, or the store is of something else.
+
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)))
+    >>> levels = make_levels(model, [torch.randn(64, 4)], over=("shrink", "oneshot"), shares=(0.25, 0.5))
+    >>> [each for each in levels if each.startswith("1.")]
+    ['1.0.weight', '1.0.weight:layer', '1.2.weight:layer']
+    >>> errors = [level.error for level in levels["1.0.weight"]]
+    >>> errors == sorted(errors) and errors[0] == 0
+    True
+    """
+    kinds = (over,) if isinstance(over, str) else tuple(over)
+    shares = _checked(kinds, shares)
+    solver = solvers.parse(solver)
+    include, exclude = _globs(include), _globs(exclude)
+    check_batches(batches)
+    held = list(batches)
+    if not held:
+        raise ValueError("there are no batches: what a level loses is learned from running the model.")
+    if forward is not None and example_inputs is None:
+        raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
+    inner = unwrapped(model)
+    asked = {
+        "over": sorted(kinds),
+        "shares": list(shares),
+        "include": include,
+        "exclude": exclude,
+        "solver": described(solver) if "oneshot" in kinds else None,
+        "round_to": round_to,
+        "verify": verify,
+    }
+    made = Made(digest_of(inner), digest(held), asked)
+    folder = None if store is None else Path(store)
+    if folder is not None and (folder / FILE).exists():
+        found = Levels.load(folder)
+        if found.made.digest != made.digest:
+            raise ValueError(
+                f"{folder}: holds levels of another model, other batches or other arguments; name another folder."
+            )
+        return found
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    example = _example(inner, held[0]) if example_inputs is None else example_inputs
+    coupling = find_coupling(inner, example)
+    request = Request(include=include, exclude=exclude or (), round_to=round_to, verify=verify)
+    parts = parts_of(inner)
+    tied: list[Tied] = []
+    left_alone: dict[str, str] = {}
+    if "shrink" in kinds:
+        check_globs(names_of(coupling), request.globs)
+        subject = subject_of(inner, coupling, [example], proved_on=inner if verify else None)
+        tied, left_alone = gradable(subject, request, parts, shares)
+    layers: dict[str, nn.Parameter] = {}
+    if "oneshot" in kinds:
+        layers, reasons = choose_targets(inner, parts, include, exclude)
+        left_alone |= {f"{name}:layer": why for why, names in reasons.items() for name in names}
+    making = _Making(inner, coupling, tied, layers, shares, solver, made.digest, folder)
+    making.walk(held, forward)
+    left_alone |= making.missing()
+    entries, variables = making.entries()
+    if not entries:
+        why = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
+        raise ValueError(f"nothing of the model has levels.{why}")
+    levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone)
+    if folder is not None:
+        levels.save(folder)
+        return Levels.load(folder)  # whose weights are in the files
+    return levels
+
+
+def _checked(kinds: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]:
+    if not kinds or not set(kinds) <= set(OVER):
+        raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, OVER))}; got {kinds!r}.")
+    found = tuple(sorted({float(share) for share in shares}))
+    if not found or not all(0 < share < 1 for share in found):
+        raise ValueError(f"shares are how much leaves, each in (0, 1); got {shares!r}.")
+    return found
+
+
+def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def _example(model: nn.Module, batch: Any) -> Any:
+    """What the model is called with, as `run_batch` calls it: the first rows of a batch, and no cache, which would be
+    an output of the model."""
+    given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
+    if len(sizes) == 1 and min(sizes) > _ROWS:
+        given = mapped(given, lambda tensor: tensor[:_ROWS])
+    main = getattr(model, "main_input_name", None)
+    if isinstance(given, Tensor) and isinstance(main, str):
+        given = {main: given}
+    if not isinstance(given, Mapping):
+        return given
+    caches = "use_cache" in inspect.signature(model.forward).parameters
+    return {**given, **({"use_cache": False} if caches else {})}
+
+
+@dataclass(eq=False)
+class _Making:
+    """What is to be made of one model, and what is made already."""
+
+    model: nn.Module
+    coupling: Coupling
+    tied: Sequence[Tied]
+    layers: Mapping[str, nn.Parameter]
+    shares: Sequence[float]
+    solver: Solve
+    digest: str
+    folder: Path | None
+    grades: dict[Axis, Sequence[Grade]] = field(default_factory=dict)
+    done: dict[str, Stored] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.around = ties_around(self.coupling, [group for each in self.tied for group in each.groups])
+        self.by_axis = {group.axis: each for each in self.tied for group in each.groups}
+        if self.folder is not None:
+            for name in [*map(_name_of, self.tied), *(f"{name}:layer" for name in self.layers)]:
+                try:
+                    self.done[name] = read_entry(self.folder, name, self.digest)
+                except (FileNotFoundError, ValueError):
+                    continue  # it is not made yet, or by somebody else: it is made anew, in its place
+
+    def walk(self, batches: Sequence[Any], forward: Forward | None) -> None:
+        """One walk over the dense model, for what is not made yet."""
+        tied = [each for each in self.tied if _name_of(each) not in self.done]
+        layers = {name: each for name, each in self.layers.items() if f"{name}:layer" not in self.done}
+        groups = [group for each in tied for group in each.groups]
+        if not groups and not layers:
+            return
+        counts = {
+            group.axis: [each.counts(parts)[group.axis] for _, parts in counts_at(each, self.shares)]
+            for each in tied
+            for group in each.groups
+        }
+        parts = parts_of(self.model)
+        grading = Grading(self.coupling, groups, counts, {}, free_in(self.model, parts), self._graded)
+        names = {*grading.targets, *layers}
+        found = slopes(self.model, for_slopes(batches), names, forward=functools.partial(_of_rows, forward))
+        if (wrong := not_finite(found)) is not None:
+            check_finite(self.model)
+            warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
+            found = {}
+        grading.slopes = found
+        job = _Both(grading, layers, self.shares, self.solver, found, self._solved)
+        walk_model(self.model, batches, job, forward=forward)
+        self.reasons |= grading.ungraded
+
+    def entries(self) -> tuple[list[Stored], list[Tied | str]]:
+        """In the order of the model; and what the bill counts of each."""
+        entries: list[Stored] = []
+        variables: list[Tied | str] = []
+        order = {name: at for at, name in enumerate(tensors_of(self.model))}
+        found: list[tuple[int, Tied | str]] = [
+            (min(order[member] for group in each.groups for member, _ in group.members), each) for each in self.tied
+        ]
+        found += [(order[name], name) for name in self.layers]
+        for _, each in sorted(found, key=lambda pair: pair[0]):
+            name = _name_of(each) if isinstance(each, Tied) else f"{each}:layer"
+            if name in self.done:
+                entries.append(self.done[name])
+                variables.append(each)
+        return entries, variables
+
+    def missing(self) -> dict[str, str]:
+        """Why what was to have levels has none."""
+        names = [*map(_name_of, self.tied), *(f"{name}:layer" for name in self.layers)]
+        never = "the batches never ran it"
+        return {name: self.reasons.get(name, never) for name in names if name not in self.done}
+
+    def _add(self, entry: Stored) -> None:
+        if self.folder is None:
+            self.done[entry.name] = entry
+        else:
+            write_entry(self.folder, entry, self.digest)
+            self.done[entry.name] = read_entry(self.folder, entry.name, self.digest)
+
+    def _graded(self, group: Group, grades: Sequence[Grade]) -> None:
+        """Once all groups of a tie are there, it is made."""
+        tied = self.by_axis[group.axis]
+        self.grades[group.axis] = grades
+        if all(each.axis in self.grades for each in tied.groups):
+            self._add(self._of_tie(tied, [self.grades.pop(each.axis) for each in tied.groups]))
+
+    def _of_tie(self, tied: Tied, grades: Sequence[Sequence[Grade]]) -> Stored:
+        tensors: dict[str, Tensor] = {}
+        members: list[tuple[str, int, int]] = []
+        parameters = dict(self.model.named_parameters())
+        for number, group in enumerate(tied.groups):
+            for name, dim in group.members:
+                if name in parameters:  # where a weight is zero, statistics and constants have no effect
+                    units = self.coupling.indices(group, name, dim).astype(np.int32)
+                    tensors[f"units.{len(members)}"] = torch.from_numpy(units)
+                    members.append((name, dim, number))
+        at_shares = counts_at(tied, self.shares)
+        errors = rising(
+            [_error(sum(each.lost for each in at), sum(each.whole for each in at)) for at in _across(grades)]
+        )
+        known = all(each.loss is not None for at in grades for each in at)
+        losses = rising([sum(each.loss or 0.0 for each in at) for at in _across(grades)])
+        levels = []
+        for number, ((share, parts), at) in enumerate(zip(at_shares, _across(grades), strict=True), 1):
+            values: dict[str, list[Tensor]] = {}
+            for group, grade in enumerate(at):
+                tensors[f"kept.{number}.{group}"] = tensor_of(grade.kept)
+                for name, value in grade.values.items():
+                    values.setdefault(name, []).append(value)
+            for name, several in values.items():
+                tensors[f"value.{number}.{name}"] = _together(parameters[name].detach(), several)
+            kept = sum(int(each.kept.sum()) for each in at)
+            loss = losses[number - 1] if known else None
+            left = dict.fromkeys(TARGETS, float(parts))
+            levels.append(Kept(share, kept, errors[number - 1], loss, left, tuple(values)))
+        sizes = tuple(group.size for group in tied.groups)
+        kind = "heads" if tied.groups[0].tied in self.around else "width"
+        names = tuple(group.name for group in tied.groups)
+        return Stored(_name_of(tied), kind, sum(sizes), names, sizes, tuple(members), tuple(levels), tensors)
+
+    def _solved(self, name: str, new: Sequence[tuple[float, Tensor, float | None, float | None]]) -> None:
+        """``new``: share, values, error and loss of each level."""
+        tensors: dict[str, Tensor] = {}
+        levels = []
+        if any(error is None for _, _, error, _ in new):
+            self.reasons[f"{name}:layer"] = "no token met it"
+            return
+        errors = rising([error or 0.0 for _, _, error, _ in new])
+        losses = rising([loss or 0.0 for *_, loss in new])
+        known = all(loss is not None for *_, loss in new)
+        whole, itemsize = self.layers[name].numel(), self.layers[name].element_size()
+        for at, (share, values, _, _) in enumerate(new, 1):
+            tensors[f"value.{at}.{name}"] = values
+            kept = int(values.count_nonzero())
+            density = kept / whole
+            left = {"params": density, "macs": density, "bytes": stored(density, itemsize)}
+            levels.append(Kept(share, kept, errors[at - 1], losses[at - 1] if known else None, left, (name,)))
+        self._add(Stored(f"{name}:layer", "layer", whole, (name,), (whole,), (), tuple(levels), tensors))
+
+
+def _of_rows(forward: Forward | None, model: nn.Module, batch: Any) -> Any:
+    """The outputs of a batch without those of which it has one row only, such as the pooled state of one text: that has
+    no variance, and what it is divided by would make its slopes as large as all others' together."""
+    outputs = run_batch(model, batch, forward)
+    if getattr(outputs, "logits", None) is not None:
+        return outputs
+    found = list(tensors_in(dict(outputs) if isinstance(outputs, Mapping) else outputs))
+    many = [each for each in found if each.is_floating_point() and each[..., :1].numel() > 1]
+    return many or outputs
+
+
+def _name_of(tied: Tied) -> str:
+    return tied.groups[0].name
+
+
+def _across(grades: Sequence[Sequence[Grade]]) -> list[tuple[Grade, ...]]:
+    """Of each level the grades of all groups."""
+    return list(zip(*grades, strict=True))
+
+
+def _error(lost: float, whole: float) -> float:
+    return lost / whole if whole > 0 else 0.0 if lost <= 0 else 1.0
+
+
+def _together(dense: Tensor, several: Sequence[Tensor]) -> Tensor:
+    """Of several groups that leave together the changes of a parameter that each consumes."""
+    if len(several) == 1:
+        return several[0]
+    wide = dense.double()
+    return torch.stack([each.double() - wide for each in several]).sum(0).add_(wide).to(dense.dtype)
+
+
+@dataclass(eq=False)
+class _Both:
+    """The job of the one walk: units are graded, and layers solved, of what one run of the dense block gives."""
+
+    grading: Grading
+    layers: Mapping[str, nn.Parameter]
+    shares: Sequence[float]
+    solver: Solve
+    slopes: Mapping[Piece, Tensor]
+    on_layer: Callable[[str, Sequence[tuple[float, Tensor, float | None, float | None]]], None]
+    in_stages: bool = False
+    beside_dense: bool = False
+    around: bool = True
+
+    @property
+    def targets(self) -> Collection[str]:
+        return {*self.grading.targets, *self.layers}
+
+    @property
+    def words(self) -> Collection[str]:
+        return {*self.grading.words, *(needs(self.solver) if self.layers else ())}
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        self.grading.solve_stage(block, module, stage, found)
+        wanted = {name: each for name, each in stage.items() if full_name(block, name) in self.layers}
+        solved: dict[str, list[tuple[float, Tensor, float | None, float | None]]] = {}
+        for share in self.shares if wanted else ():
+            sparsities = dict.fromkeys((full_name(block, name) for name in wanted), share)
+            job = MatrixJob(self.solver, patterns.Unstructured(), sparsities, tuple(needs(self.solver)))
+            new, said = job.solve_stage(block, module, wanted, found)
+            errors = {layer.name: layer.error for layer in said.layers}
+            for name, each in new.items():
+                full = full_name(block, name)
+                loss = self._loss(block, name, stage[name], each.values, found)
+                solved.setdefault(full, []).append((share, each.values, errors[full], loss))
+        for full, levels in solved.items():
+            self.on_layer(full, levels)
+        return {}, Pruned(block)
+
+    def _loss(self, block: str, name: str, dense: Tensor, new: Tensor, found: Mapping[Piece, Met]) -> float | None:
+        """What the model's outputs lose by these values, to second order."""
+        total = 0.0
+        for piece, met in found.items():
+            if piece.name != name or not met.tokens:
+                continue
+            slopes = self.slopes.get(piece.named(full_name(block, name)))
+            if slopes is None or met.sums.gram is None:
+                return None
+            change = piece.of(new).double() - piece.of(dense).double()
+            squares = (change @ met.sums.gram.double() * change).sum(1).clamp_min(0)
+            total += float((squares * slopes.double()).sum()) / (2 * met.tokens)
+        return total

@@ -1,0 +1,264 @@
+"""Units of each group leave at several counts, each with what stays repaired, from one gathering on the dense model.
+
+Law: nothing changes; of each group the units leave in one order, so that what left at a smaller share left at a larger
+one, and each count is what `shrink` with data comes to where this group alone leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
+from secateur.coupling import Axis, Coupling, Group
+from secateur.shrinking.consumers import Columns, columns_of, rows_of
+from secateur.shrinking.measuring import WORDS, chunk_of, counts_of, elimination_of, output_squares
+from secateur.shrinking.repairing import DAMPING, repaired
+from secateur.shrinking.request import Request
+from secateur.shrinking.scope import groups_in_scope
+from secateur.shrinking.subject import Subject
+from secateur.shrinking.ties import Tied, by_tie
+from secateur.solvers import Elimination, eliminated
+
+__all__ = ["Grade", "Grading", "counts_at", "gradable"]
+
+SCATTERED = "its units are multiplied in several blocks, such as the width of a residual stream"
+
+
+@dataclass(frozen=True)
+class Grade:
+    """One count of one group.
+
+    Attributes:
+        kept: which units stay.
+        values: of the parameters that were repaired, whole: ``{name: tensor}``; columns that left are zeros.
+        lost, whole: the squares of what the outputs of the group's consumers lost, and of what they were, but for
+            biases.
+        loss: what the model's outputs lose by it to second order, a divergence for each token; None where no slopes are
+            known.
+    """
+
+    kept: npt.NDArray[np.bool_]
+    values: Mapping[str, Tensor]
+    lost: float
+    whole: float
+    loss: float | None
+
+
+def counts_at(tied: Tied, shares: Sequence[float]) -> list[tuple[float, int]]:
+    """``(share, parts that stay)``, the nearest that there is to each share that leaves; those that come to nothing, or
+    to the same as a smaller share, are left out.
+
+    >>> axis = Axis(8)
+    >>> counts_at(Tied([Group("", axis, 8, (), 0, ())], None, {}), [0.01, 0.25, 0.5, 0.99])
+    [(0.25, 6), (0.5, 4), (0.99, 1)]
+    """
+    choices = tied.choices()
+    found: dict[int, float] = {}
+    for share in sorted(shares):
+        parts = int(choices[np.abs(choices - tied.parts * (1 - share)).argmin()])
+        if parts < tied.parts:
+            found.setdefault(parts, share)
+    return [(share, parts) for parts, share in found.items()]
+
+
+def gradable(
+    subject: Subject, asked: Request, parts: Mapping[str, nn.Module], shares: Sequence[float]
+) -> tuple[list[Tied], dict[str, str]]:
+    """The ties whose units may leave so far, proved at the largest share; and ``{group: why}`` of those that stay.
+
+    What there are objections to is frozen in the coupling.
+    """
+    coupling, minimum = subject.coupling, dict[Axis, int]()
+    part_of = {full_name(part, name): part for part, module in parts.items() for name in _tensors(module)}
+    stays: dict[str, str] = {}
+    while True:
+        groups = groups_in_scope(coupling, asked)
+        tied: list[Tied] = []
+        for each in by_tie(groups):
+            homes = [{part_of.get(name) for name, _ in group.members} for group in each]
+            noted = next((group.notes[0] for group in each if group.notes), None)
+            if any(len(home) > 1 or None in home for home in homes):
+                stays |= {group.name: SCATTERED for group in each}
+            elif noted is not None:
+                stays |= {group.name: f"a statistic counts its units: {noted}" for group in each}
+            else:
+                tied.append(Tied(each, asked.round_to, minimum))
+        found = {each: counts_at(each, shares) for each in tied}
+        for each in [each for each in tied if not found[each]]:
+            stays |= {group.name: "it has too few units for any of the shares" for group in each.groups}
+            tied.remove(each)
+        counts = {axis: count for each in tied for axis, count in each.counts(found[each][-1][1]).items()}
+        kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
+        chosen = [group for each in tied for group in each.groups]
+        if turned := [group for group in coupling.contradicted(counts) if group.axis in counts]:
+            minimum |= {group.axis: counts[group.axis] + 1 for group in turned}
+            whole = [group for group in turned if minimum[group.axis] >= group.size]
+            why = "a comparison in the code would come out otherwise"
+            coupling.freeze(whole, why)
+            stays |= {group.name: why for group in whole}
+            continue
+        wrong, why = subject.objections(chosen, kept) if chosen else ([], "")
+        if not wrong:
+            return tied, stays
+        coupling.freeze(wrong, why)
+        stays |= {group.name: why for group in wrong}
+        if not coupling.groups:
+            return [], stays
+
+
+def _tensors(module: nn.Module) -> Collection[str]:
+    return {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+
+
+@dataclass(eq=False)
+class _Consumer:
+    """A matrix that multiplies a group's units, and what is known of it."""
+
+    name: str
+    parameter: Tensor
+    piece: Piece
+    bias: tuple[str, Tensor] | None  # its name in the model, and what is added to this product's outputs
+    met: Met
+    layer: Elimination
+    units: Columns
+    slopes: Tensor | None
+    moves: bool
+
+
+@dataclass(eq=False)
+class Grading:
+    """The job of a walk over the dense model; see `secateur.blockwise`.
+
+    Attributes:
+        groups: those that are graded.
+        counts: how many units of each stay, descending.
+        slopes: of the model's outputs along those of the consumers, as `slopes` gives them; where they are not known,
+            ranks are by shares of variances.
+        free: the matrices and biases that may move: `free_in`.
+        on_group: called with each group once its block is done, and its grades.
+        ungraded: ``{group: why}``.
+    """
+
+    coupling: Coupling
+    groups: Sequence[Group]
+    counts: Mapping[Axis, Sequence[int]]
+    slopes: Mapping[Piece, Tensor]
+    free: Collection[str]
+    on_group: Callable[[Group, Sequence[Grade]], None]
+    damping: float = DAMPING
+    in_stages: bool = False
+    beside_dense: bool = False
+    around: bool = True
+    words: tuple[str, ...] = WORDS
+    ungraded: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def targets(self) -> Collection[str]:
+        return {name for group in self.groups for name, _ in group.members if len(self.coupling.dims(name)) > 1}
+
+    def solve_stage(
+        self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
+    ) -> tuple[Mapping[str, Solved], Pruned]:
+        inside = {full_name(block, name) for name in _tensors(module)}
+        groups = [group for group in self.groups if all(name in inside for name, _ in group.members)]
+        consumers: dict[Axis, list[_Consumer]] = {}
+        producers: dict[Axis, list[tuple[Columns, Tensor, Tensor | None, int]]] = {}
+        for piece, each in found.items():
+            name = full_name(block, piece.name)
+            if name not in self.targets or not each.tokens:
+                continue
+            parameter, slopes = stage[piece.name], self.slopes.get(piece.named(name))
+            met = each
+            if met.bias is not None and full_name(block, met.bias.name) not in self.free:
+                met = replace(met, bias=None)  # something else holds it
+            matrix = piece.of(parameter)
+            for axis, rows in rows_of(self.coupling, groups, name, piece, parameter).items():
+                energy = output_squares(matrix, met)
+                producers.setdefault(axis, []).append((rows, energy, slopes, met.tokens))
+            columns = columns_of(self.coupling, groups, name, piece, parameter)
+            if not columns:
+                continue
+            layer = elimination_of(name, matrix, met, slopes, damping=self.damping)
+            bias = None
+            if met.bias is not None:
+                bias = full_name(block, met.bias.name), module.get_parameter(met.bias.name)
+            for axis, units in columns.items():
+                consumers.setdefault(axis, []).append(
+                    _Consumer(name, parameter, piece, bias, met, layer, units, slopes, name in self.free)
+                )
+        for group in groups:
+            if group.axis in consumers:
+                self.on_group(group, self._grades(group, consumers[group.axis]))
+            elif group.axis in producers:
+                self.on_group(group, self._by_producers(group, producers[group.axis]))
+            else:
+                self.ungraded[group.name] = "no token met a product of its units"
+        return {}, Pruned(block)
+
+    def _grades(self, group: Group, consumers: Sequence[_Consumer]) -> list[Grade]:
+        """A copy says in which order units leave; then they leave again, and at each count what stays is repaired."""
+        counts = self.counts[group.axis]
+        order, _ = eliminated([(each.layer.copy(), each.units) for each in consumers], counts[-1], chunk_of(group.size))
+        layers = [each.layer.copy() for each in consumers]
+        kept = np.ones(group.size, dtype=bool)
+        found: list[Grade] = []
+        for count in counts:
+            leaving = [unit for unit in order[: group.size - count] if kept[unit]]
+            kept[leaving] = False
+            values: dict[str, Tensor] = {}
+            lost, whole, loss = 0.0, 0.0, 0.0
+            for each, layer in zip(consumers, layers, strict=True):
+                layer.remove([column for unit in leaving for column in each.units[unit]])
+                more = _repair(each, layer, kept, values)
+                lost, whole, loss = lost + more[0], whole + more[1], loss + more[2]
+            known = all(each.slopes is not None for each in consumers)
+            found.append(Grade(kept.copy(), values, lost, whole, loss if known else None))
+        return found
+
+    def _by_producers(
+        self, group: Group, producers: Sequence[tuple[Columns, Tensor, Tensor | None, int]]
+    ) -> list[Grade]:
+        """Of units that no matrix multiplies, such as the width of queries and keys: nothing makes up for them, and
+        those leave first whose own outputs count least."""
+        units, losses, whole = np.zeros(group.size), np.zeros(group.size), 0.0
+        known = all(slopes is not None for _, _, slopes, _ in producers)
+        for rows, energy, slopes, tokens in producers:
+            counts = slopes.double() / (2 * tokens) if slopes is not None else torch.ones_like(energy)
+            weighed = (energy * counts.to(energy)).cpu().numpy()
+            units += [float(energy[its].sum()) for its in rows]
+            losses += [weighed[its].sum() for its in rows]
+            whole += float(energy.sum())
+        order = np.argsort(losses if known else units, kind="stable")
+        found = []
+        for count in self.counts[group.axis]:
+            gone = order[: group.size - count]
+            kept = np.ones(group.size, dtype=bool)
+            kept[gone] = False
+            loss = float(losses[gone].sum()) if known else None
+            found.append(Grade(kept, {}, float(units[gone].sum()), whole, loss))
+        return found
+
+
+def _repair(
+    each: _Consumer, layer: Elimination, kept: npt.NDArray[np.bool_], values: dict[str, Tensor]
+) -> tuple[float, float, float]:
+    """New values of a consumer, and of its bias, into ``values``; what its outputs lost, were, and what that costs."""
+    matrix, met = each.piece.of(each.parameter), each.met
+    gone = np.zeros(each.piece.shape[1], dtype=bool)
+    gone[[column for unit in np.flatnonzero(~kept) for column in each.units[unit]]] = True
+    mask = torch.from_numpy(~gone).to(matrix.device)
+    bias = None if each.bias is None or met.bias is None else met.bias.of(each.bias[1])
+    found, moved = repaired(matrix, bias, layer, met, mask, moves=each.moves)
+    new = values.setdefault(each.name, each.parameter.detach().clone())
+    each.piece.of(new).copy_(found[:, : each.piece.shape[1]])
+    if moved is not None and each.bias is not None and met.bias is not None:
+        met.bias.of(values.setdefault(each.bias[0], each.bias[1].detach().clone())).copy_(moved)
+    ones = torch.ones(len(matrix), dtype=torch.float64)
+    loss = layer.lost(found, counts_of(matrix, met, each.slopes)) if each.slopes is not None else 0.0
+    return layer.lost(found, ones), float(output_squares(matrix, met).sum()), loss
