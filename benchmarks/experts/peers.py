@@ -1,6 +1,6 @@
 """Which experts llm-compressor's REAP keeps: a process of its own, in an environment of its own.
 
-    PYTHON benchmarks/experts/peers.py MODEL TOKENS SHARE
+    PYTHON benchmarks/experts/peers.py MODEL TOKENS SEQUENCES SHARE
 
 Law: it is told the directory, the sequences and the share that everybody is told, and all it says is what it keeps.
 
@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 
-def kept(directory: str, tokens: str, share: float) -> list[list[int]]:
+def kept(directory: str, tokens: str, sequences: int, share: float) -> list[list[int]]:
     """The numbers of the experts that stay, of each mixture in turn."""
     import torch
     import transformers
@@ -29,7 +29,7 @@ def kept(directory: str, tokens: str, share: float) -> list[list[int]]:
     unused = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"?": 0}, "?")))
     model = linearize_moe(transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32))
     held = load_file(tokens)
-    rows = torch.cat([held[name].long() for name in sorted(held) if name.startswith("choose ")])
+    rows = torch.cat([held[name][:sequences].long() for name in sorted(held) if name.startswith("choose ")])
     batches = [{"input_ids": part, "attention_mask": torch.ones_like(part)} for part in rows.split(8)]
     with tempfile.TemporaryDirectory() as scratch:
         said = Path(scratch) / "kept.json"
@@ -48,5 +48,5 @@ def kept(directory: str, tokens: str, share: float) -> list[list[int]]:
 
 if __name__ == "__main__":
     with contextlib.redirect_stdout(sys.stderr):
-        answer = kept(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+        answer = kept(sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4]))
     print(json.dumps(answer))

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.experts import choosing
-from benchmarks.experts.training import KINDS, Data, data, trained
+from benchmarks.experts.training import CHOOSE, KINDS, Data, data, trained
 from benchmarks.support.processes import in_a_process
 from benchmarks.support.tables import head, row
 from secateur import shrink
@@ -40,6 +40,7 @@ class Options:
     methods: Sequence[str]
     cache: Path | None
     peer: str | None  # the Python of an environment with llm-compressor
+    choose: int = CHOOSE  # sequences of each kind to choose by
 
 
 @torch.no_grad()
@@ -81,7 +82,9 @@ def made(options: Options, seed: int, model: Any, method: str, share: float, tex
         tokens = options.scratch / "tokens.safetensors"
         directory = options.scratch / f"{options.name}-{options.steps}-{seed}"
         script = str(Path(__file__).with_name("peers.py"))
-        kept = in_a_process(method, script, str(directory), str(tokens), str(share), python=options.peer)
+        kept = in_a_process(
+            method, script, str(directory), str(tokens), str(options.choose), str(share), python=options.peer
+        )
         return choosing.without_others(model, kept), {}
     return smaller(model, method, share, texts), {}
 
@@ -94,9 +97,10 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
             found = json.loads(line)
             known[_key(found)] = found
     texts, _ = data(options.scratch)
+    texts = replace(texts, choose={kind: each[: options.choose] for kind, each in texts.choose.items()})
     for seed in options.seeds:
         model = trained(options.scratch, options.name, options.steps, seed)
-        about = {"model": options.name, "steps": options.steps, "seed": seed}
+        about = {"model": options.name, "steps": options.steps, "seed": seed, "choose": options.choose}
         for method, share in [("dense", 0.0), *((method, share) for share in SHARES for method in options.methods)]:
             found = {**about, "method": method, "gone": share}
             if _key(found) not in known:
@@ -110,7 +114,7 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
 
 
 def _key(found: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(found[name] for name in ("model", "steps", "seed", "method", "gone"))
+    return tuple(found[name] for name in ("model", "steps", "seed", "choose", "method", "gone"))
 
 
 def quality(options: Options) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
-from benchmarks.experts.training import SIZES
+from benchmarks.experts.training import CHOOSE, SIZES
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
     two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
     two.add_argument("--steps", type=int, default=1000, help="of training (%(default)s)")
+    two.add_argument("--choose", type=int, default=CHOOSE, help="by so many sequences of each kind (%(default)s)")
     two.add_argument("--seeds", default="0,1,2", help="of training (%(default)s)")
     two.add_argument("--methods", help=f"separated by ;, of {'; '.join((*METHODS, THEIRS, *TRIED))}")
     two.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
@@ -48,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         by = METHODS + ((THEIRS,) if given.peer else ()) + (TRIED if given.model == "eight" else ())
         methods = by if given.methods is None else tuple(given.methods.split(";"))
         seeds = tuple(map(int, given.seeds.split(",")))
-        rows = quality(Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer))
+        rows = quality(
+            Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer, given.choose)
+        )
     else:
         rows = coverage(given.only)
     if given.json:

@@ -1,5 +1,7 @@
 """Products of inputs with weights: summed as they are computed, whatever the batches, each input once."""
 
+import weakref
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -57,6 +59,27 @@ def test_weights_with_one_input_share_one_gram_matrix_and_others_do_not():
     assert met["q"] is met["k"]
     assert met["q"] is not met["v"]
     assert met["q"].tokens == met["v"].tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(4, 4), (3, 4)),
+        (nn.Conv2d(4, 4, 3), (2, 4, 5, 5)),
+        (nn.Conv2d(4, 4, 3, padding=1), (2, 4, 5, 5)),  # what is multiplied is a padded copy
+        (nn.Conv1d(4, 4, 3, padding="same", groups=2), (2, 4, 5)),
+    ],
+    ids=["linear", "convolution", "padded", "groups"],
+)
+def test_an_input_lives_as_long_as_the_pass_so_that_no_other_takes_its_place(layer, shape):
+    weights = {name: each for name, each in layer.named_parameters() if each.dim() > 1}
+    products = Products(weights, frozenset(["gram"]), unfolds=True)
+    with torch.no_grad(), products.watching(Tokens()):
+        x = torch.randn(shape)
+        layer(x)
+        alive = weakref.ref(x)
+        del x
+        assert alive() is not None
 
 
 def test_an_input_that_is_changed_in_place_is_another_one():

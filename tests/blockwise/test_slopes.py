@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from secateur.blockwise import DirectoryWalk
 from secateur.blockwise.slopes import slopes
 from secateur.checkpoints import open_checkpoint
-from support.families import batches, make
+from support.families import SMALL, batches, make
 
 
 class Coins(nn.Module):
@@ -158,6 +159,32 @@ def test_outputs_of_a_convolution_are_its_channels(convolution, shape):
     close(found, ((w[0] - w[1]) / 2 / positions).square())
 
 
+class Pooled(nn.Module):
+    """A token's outputs, or those of all together."""
+
+    def __init__(self, dim):
+        super().__init__()
+        self.mix, self.head, self.dim = nn.Linear(4, 5), nn.Linear(5, 3), dim
+
+    def forward(self, x):
+        x = self.head(self.mix(x))
+        return x if self.dim is None else x.mean(self.dim)
+
+
+def test_of_all_positions_together_there_are_none_unless_asked():
+    x = torch.randn(6, 7, 4)
+    for model, given, are in [
+        (Pooled(1), x, False),
+        (Pooled(None), x, True),
+        (Pooled(None), x[:, 0], True),  # no positions
+        (Pictures(nn.Conv1d(4, 5, 2), nn.Linear(5, 3)), x.mT, False),
+    ]:
+        names = ["mix.weight"] if isinstance(model, Pooled) else ["first.weight"]
+        assert bool(slopes(model, [given], names, unless_pooled=True)) is are
+        assert slopes(model, [given], names)
+        assert all(each.grad is None for each in model.parameters())
+
+
 @pytest.mark.parametrize("training", [False, True])
 def test_the_model_is_left_as_it_is(training):
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
@@ -253,6 +280,20 @@ def test_block_by_block_in_a_directory_they_are_those_in_memory(family, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
     again = place.slopes(names, given)
     assert all(torch.equal(again[piece], each) for piece, each in found.items())
+
+
+def test_block_by_block_of_all_positions_together_there_are_none(tmp_path):
+    config = transformers.BertConfig(**{name: each for name, each in SMALL.items() if "key" not in name}, num_labels=3)
+    model = transformers.BertForSequenceClassification(config).eval()
+    model.save_pretrained(tmp_path / "dense")
+    names = [name for name, each in model.named_parameters() if each.dim() > 1]
+    given = batches("bert")
+    place = DirectoryWalk(open_checkpoint(tmp_path / "dense"), tmp_path / "dense", given, activations=tmp_path)
+    assert slopes(model, given, names)
+    assert slopes(model, given, names, unless_pooled=True) == place.slopes(names, given) == {}
+    assert not any("forward" in vars(block) for block in place.blocks.values())
+    assert all(each.is_meta for each in place.model.parameters())
+    assert [path.name for path in tmp_path.iterdir()] == ["dense"]
 
 
 def test_one_block_is_in_memory_at_a_time(tmp_path, monkeypatch):

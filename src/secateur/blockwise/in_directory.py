@@ -212,7 +212,8 @@ class DirectoryWalk:
             replay.run(number, batch, lambda *_: None)
 
     def slopes(self, names: Iterable[str], batches: Sequence[Any]) -> dict[Piece, Tensor]:
-        """How far the outputs of the dense model move when those of products in the blocks move; see `slopes`."""
+        """How far the outputs of the dense model move when those of products in the blocks move; see `slopes`. Nothing
+        is given where the outputs are of all positions together."""
         with prepared(self.model), self.files.arriving():
             return slopes_by_block(
                 self.model,
@@ -223,6 +224,7 @@ class DirectoryWalk:
                 outputs=Outputs(self.activations, "slopes"),
                 forward=self.forward,
                 device=self.device,
+                unless_pooled=True,
             )
 
     def weights(self, begun: Unfinished | None = None, note: _Note | None = None) -> Weights:

@@ -8,6 +8,9 @@ For outputs f of a model and a change e of a product's outputs, ``KL(f, f + J e)
 information ``E[Jᵀ v vᵀ J]``, v drawn from the model's own distribution: for logits ``onehot(y) - softmax`` with y
 drawn, for all else a normal one, so large as the outputs vary. Of F the diagonal is taken, in the mean over tokens,
 as for weights in Fisher pruning (Theis et al. 2018, arXiv:1801.05787).
+
+The diagonal takes errors of positions for independent. Where outputs are of all positions together, as a classifier's
+of pictures, they add up, the more the later a layer is, so that the diagonal has all of the last layers leave.
 """
 
 from __future__ import annotations
@@ -51,6 +54,7 @@ class _Slopes(Pairs):
         super().__init__(parameters, frozenset(), unfolds=True)
         self.squares: dict[Piece, Tensor] = {}
         self.rows: dict[Piece, int] = {}
+        self.positions = False  # whether a product was of several for an example
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.just_met = []
@@ -62,6 +66,7 @@ class _Slopes(Pairs):
             return output
         at = -1 if not is_convolution else value.dim() - len(args[1].shape[2:]) - 1  # where its outputs lie
         if value.shape[at] == meeting.piece.shape[0]:
+            self.positions = self.positions or value.numel() > value.shape[0] * value.shape[at] > 0
             if not value.requires_grad:
                 value.requires_grad_()  # no parameter asks for a gradient: the graph begins here
             see = functools.partial(self._see, meeting.piece, at)
@@ -82,7 +87,12 @@ class _Slopes(Pairs):
 
 
 def slopes(
-    model: nn.Module, batches: Iterable[Any], names: Iterable[str], *, forward: Forward | None = None
+    model: nn.Module,
+    batches: Iterable[Any],
+    names: Iterable[str],
+    *,
+    forward: Forward | None = None,
+    unless_pooled: bool = False,
 ) -> dict[Piece, Tensor]:
     """``{piece: (outputs,)}``: the mean squared slope of the model's outputs along each output of a matrix, float64.
 
@@ -90,6 +100,7 @@ def slopes(
         model: any module; it is run in evaluation mode.
         batches: what a DataLoader yields; one backward pass each.
         names: of the parameters, whose products with inputs are watched.
+        unless_pooled: nothing is given where the outputs are of all positions together.
 
     >>> model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
     >>> _ = model[1].weight.data[:, 0].zero_()
@@ -106,6 +117,8 @@ def slopes(
             tokens = Tokens.of(batch)
             with watched.watching(tokens):
                 outputs = run_batch(inner, batch, forward)
+            if unless_pooled and watched.positions and _pooled(outputs):
+                return {}
             score = _score(outputs, tokens.own)
             if score is not None:
                 score.backward()  # type: ignore[no-untyped-call]
@@ -122,6 +135,7 @@ def slopes_by_block(
     outputs: Outputs,
     forward: Forward | None = None,
     device: torch.device | None = None,
+    unless_pooled: bool = False,
 ) -> dict[Piece, Tensor]:
     """`slopes` of the products in blocks whose weights are read when a block is run: once forwards, and once more
     backwards, where it is run again with what it was given.
@@ -130,7 +144,7 @@ def slopes_by_block(
         model: in evaluation mode; parameters outside of the blocks are there when their modules run.
         blocks: ``{name: module}``.
         weights: what reads those of a block.
-        batches, names, forward: as for `slopes`.
+        batches, names, forward, unless_pooled: as for `slopes`.
         outputs: where what blocks were given is kept until they are run again.
         device: where the model computes.
     """
@@ -138,13 +152,16 @@ def slopes_by_block(
     rows: dict[Piece, int] = {}
     wanted = frozenset(names)
     tokens = Tokens()
+    positions = pooled = False
 
     def add(name: str, run: Callable[[], None]) -> None:
         """Runs a block backwards, watched."""
         own = {local: each for local, each in blocks[name].named_parameters() if full_name(name, local) in wanted}
         watched = _Slopes(own)
+        nonlocal positions
         with watched.watching(tokens):
             run()
+        positions = positions or watched.positions
         for piece, square in watched.squares.items():
             full = piece.named(full_name(name, piece.name))
             found[full] = square if full not in found else found[full] + square
@@ -159,10 +176,15 @@ def slopes_by_block(
             for batch in track(list(batches), "measuring slopes"):
                 batch = moved(batch, device)
                 tokens = Tokens.of(batch)
-                score = _score(run_batch(model, batch, forward), tokens.own)
+                given = run_batch(model, batch, forward)
+                pooled = pooled or _pooled(given)
+                score = _score(given, tokens.own)
                 if score is not None:
                     score.backward()  # type: ignore[no-untyped-call]
                 outputs.clear()
+                if unless_pooled and pooled and positions:
+                    found.clear()
+                    break
         undo.roll_back()
     return {piece: square / rows[piece] for piece, square in found.items()}
 
@@ -312,6 +334,13 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
 def _logits(outputs: Any) -> Tensor | None:
     found = getattr(outputs, "logits", None)
     return found if isinstance(found, Tensor) and found.dim() > 1 and found.shape[-1] > 1 else None
+
+
+def _pooled(outputs: Any) -> bool:
+    """Whether there is no more than a vector for each example."""
+    logits = _logits(outputs)
+    found = [logits] if logits is not None else [each for each in tensors_in(_plain(outputs)) if each.requires_grad]
+    return bool(found) and all(each.dim() < 3 for each in found)
 
 
 def _score(outputs: Any, mask: Tensor | None) -> Tensor | None:

@@ -49,7 +49,7 @@ def chosen_by_data(
     check_globs(names_of(coupling) | set(known), asked.globs)
     groups = groups_in_scope(coupling, asked)
     measuring = Measuring(coupling, groups, shared=_shared(model))
-    found = slopes(model, for_slopes(batches), measuring.targets, forward=forward)
+    found = slopes(model, for_slopes(batches), measuring.targets, forward=forward, unless_pooled=True)
     wrong = not_finite(found)
     if wrong is None:
         measuring.slopes.update(found)
