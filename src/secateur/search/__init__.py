@@ -1,6 +1,29 @@
-"""What a model may spend, and what it gives up for it: levels of every group, and what each costs; `sensitivity`."""
+"""What a model may spend, and what it gives up for it: levels of every group, and what each costs; `sensitivity`.
 
-from secateur.search.levels import Level, Levels
-from secateur.search.making import make_levels
+Modules and the functions in them share names; here the name is the function.
+"""
 
-__all__ = ["Level", "Levels", "make_levels"]
+from secateur.search.levels import Level, Levels, shown_name, told_share
+from secateur.search.making import OVER, SHARES, make_levels
+from secateur.search.replaying import Replayed
+from secateur.search.scoring import ROWS, SCORES, Score, Scorer, scorer
+from secateur.search.sensitivity import Sensitivity, sensitivity, told
+
+__all__ = [
+    "Level",
+    "Levels",
+    "OVER",
+    "ROWS",
+    "Replayed",
+    "SCORES",
+    "SHARES",
+    "Score",
+    "Scorer",
+    "Sensitivity",
+    "make_levels",
+    "scorer",
+    "sensitivity",
+    "shown_name",
+    "told",
+    "told_share",
+]
