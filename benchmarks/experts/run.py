@@ -1,6 +1,7 @@
 """Mixtures of experts: which widths of them leave, whether experts do, and whether what is left is right; and how good.
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
+    python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py quality [--steps N] [--seed N] [--json FILE]
 
 Law: nothing here trusts the library's own proof. Widths are judged by the comparison of benchmarks/shrinking; experts
@@ -23,6 +24,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import quality
+from benchmarks.experts.rows import rows as seen_rows
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one = commands.add_parser("coverage", help=(coverage.__doc__ or "").split("\n")[0])
     one.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     one.add_argument("--json", type=Path, help="write the rows there")
+    three = commands.add_parser("rows", help=(seen_rows.__doc__ or "").split("\n")[0])
+    three.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
+    three.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
     two.add_argument("--steps", type=int, default=600, help="of training")
     two.add_argument("--seed", type=int, default=0)
@@ -42,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row in quality(given.steps, given.seed):
             rows.append(row)
             print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
+    elif given.what == "rows":
+        rows = seen_rows(given.only)
     else:
         rows = coverage(given.only)
     if given.json:

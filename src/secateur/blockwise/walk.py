@@ -65,13 +65,30 @@ def walk(
         weights.unload(name)
 
 
-def run_through(replay: Replay, weights: Weights, batches: Sequence[Any]) -> Iterator[str]:
-    """Runs the batches through block after block, in the order in which the model runs them, each batch once."""
+def run_through(
+    replay: Replay,
+    weights: Weights,
+    batches: Sequence[Any],
+    *,
+    before: Callable[[str], None] | None = None,
+    visit: Callable[[str], None] | None = None,
+) -> Iterator[str]:
+    """Runs the batches through block after block, in the order in which the model runs them, each batch once.
+
+    Args:
+        before: called with a block's name before its weights are there.
+        visit: called with it when they are, before it is run: it may run batches up to the block, and change its
+            weights. It may be called twice, so that it changes nothing before it has run what it runs.
+    """
     for _ in track(range(len(replay.blocks)), "running blocks"):
         name = _with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
         if name is None:
             return
+        if before is not None:
+            before(name)
         weights.load(name, finished=False)
+        if visit is not None:
+            _with_all_outputs(replay, weights, batches, functools.partial(visit, name))
         _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
         weights.unload(name)
         yield name
