@@ -1,6 +1,7 @@
 """Mixtures of experts: which widths of them leave, whether experts do, and whether what is left is right; and how good.
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
+    python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
         [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
 
@@ -24,6 +25,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
+from benchmarks.experts.rows import rows as seen_rows
 from benchmarks.experts.training import CHOOSE, SIZES
 
 
@@ -33,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one = commands.add_parser("coverage", help=(coverage.__doc__ or "").split("\n")[0])
     one.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     one.add_argument("--json", type=Path, help="write the rows there")
+    three = commands.add_parser("rows", help=(seen_rows.__doc__ or "").split("\n")[0])
+    three.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
+    three.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
     two.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
     two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
@@ -52,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = quality(
             Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer, given.choose)
         )
+    elif given.what == "rows":
+        rows = seen_rows(given.only)
     else:
         rows = coverage(given.only)
     if given.json:

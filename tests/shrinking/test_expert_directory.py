@@ -58,14 +58,19 @@ def dense(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(dense):
-    shrink_experts_checkpoint(dense, dense.parent / "small", 0.25, batches=batches(), verify=False)
+    shrink_experts_checkpoint(dense, dense.parent / "small", 0.25, batches=batches(), verify=False, repair=False)
     return dense.parent / "small"
+
+
+@pytest.fixture(scope="module")
+def mended(dense):
+    return shrink_experts_checkpoint(dense, dense.parent / "mended", 0.25, batches=batches(), verify=False)
 
 
 @pytest.mark.parametrize(("kind", "how"), [("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})])
 def test_it_is_what_shrink_makes_in_memory(kind, how, tmp_path):
     model = made(tmp_path / "dense", kind, **how)
-    done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, batches=batches())
+    done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, batches=batches(), repair=False)
     assert done.proof.startswith("on ")
     assert set(done.counts.values()) == {(8, 6)}
     assert done.fields["num_local_experts"] == (8, 6)
@@ -79,6 +84,35 @@ def test_it_is_what_shrink_makes_in_memory(kind, how, tmp_path):
     found = verify_experts_checkpoint(tmp_path / "small", tmp_path / "dense")
     assert found.ok, found.problems
     assert {tensor.unchanged for tensor in found.tensors} == {True}
+
+
+@pytest.mark.parametrize(("kind", "how"), [("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})])
+def test_what_stays_is_repaired_as_in_memory(kind, how, tmp_path):
+    model = made(tmp_path / "dense", kind, **how)
+    options = {"batches": batches(), "verify": False}
+    plain = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "plain", 0.25, repair=False, **options)
+    done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, **options)
+    assert plain.kept == done.kept
+    assert (plain.mended, plain.repaired) == ({}, ())
+    assert "make up for" in str(done)
+    assert set(done.mended) == set(done.counts)
+    before, after = (open_checkpoint(tmp_path / name) for name in ("plain", "small"))
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {*done.repaired}
+    assert all(".w2." in name or "down_proj" in name for name in changed)
+    shrink(model, batches()[0], experts=0.25, batches=batches(), uniform=True)
+    loaded = type(model).from_pretrained(tmp_path / "small")
+    for name, each in loaded.state_dict().items():
+        torch.testing.assert_close(each, model.state_dict()[name], rtol=1e-3, atol=1e-5)
+
+
+def test_what_was_repaired_is_told_apart(dense, mended):
+    found = verify_experts_checkpoint(mended.out, dense)
+    assert found.ok, found.problems
+    assert {tensor.name for tensor in found.tensors if tensor.unchanged is None} == {*mended.repaired}
+    assert f"{len(mended.repaired)} tensors were repaired" in found.unchecked[0]
+    record = json.loads((mended.out / "secateur.json").read_text())
+    assert record["repair"]["made_up_for"] == dict(mended.mended)
 
 
 def test_it_is_the_original_whose_router_has_no_chance_for_those_that_left(dense, small):

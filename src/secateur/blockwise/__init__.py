@@ -4,25 +4,28 @@ from secateur.blockwise.blaming import naming_batches
 from secateur.blockwise.calibration import read_calibration
 from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
-from secateur.blockwise.in_memory import walk_model
+from secateur.blockwise.in_memory import InMemory, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
-from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
+from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
 from secateur.blockwise.observation import prepared
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, gathered, handed_out, of_the_first, rank_and_world
-from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Rows, Tokens
+from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
 from secateur.blockwise.pruning import oneshot
+from secateur.blockwise.replay import Outputs, Replay
 from secateur.blockwise.request import RunAlong, digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
 from secateur.blockwise.slopes import RunAgain, divergence, slopes
 from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.blockwise.targets import choose_targets, full_name
+from secateur.blockwise.walk import Weights, run_through
 from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
     "AllMetError",
     "DirectoryWalk",
+    "InMemory",
     "Inputs",
     "Job",
     "Layer",
@@ -30,9 +33,12 @@ __all__ = [
     "Meeting",
     "Met",
     "OneShot",
+    "Outputs",
     "Pairs",
     "Piece",
+    "Products",
     "Pruned",
+    "Replay",
     "Rows",
     "RunAgain",
     "RunAlong",
@@ -40,6 +46,7 @@ __all__ = [
     "Solved",
     "Tokens",
     "Unfinished",
+    "Weights",
     "barrier",
     "blaming_config",
     "build_on_meta",
@@ -63,7 +70,9 @@ __all__ = [
     "prepared",
     "rank_and_world",
     "read_calibration",
+    "run_through",
     "slopes",
+    "unfinished",
     "unfinished_copy",
     "walk_model",
 ]

@@ -117,9 +117,7 @@ class Unfinished:
         """Copies the source, from the beginning if an earlier copy was broken off."""
         if self.copied:
             return
-        if self.folder.exists():
-            shutil.rmtree(self.folder)
-        self.folder.mkdir()
+        self.empty()
         before = self._statuses()
         for path in track(copy_tree(self.source, self.folder), "copying"):
             with open(self.folder / path, "rb") as file:
@@ -131,6 +129,29 @@ class Unfinished:
             self.files[_key(path)].update(status)
         self.copied = True
         self._write()
+
+    def fill(self) -> None:
+        """In place of `copy`: a folder, for what the caller writes there. Of the source nothing is read, so that its
+        files are known again by what the system says of them alone."""
+        if self.copied:
+            return
+        self.folder.mkdir(exist_ok=True)
+        self.files = {_key(path): {"sha256": "", **status} for path, status in self._statuses().items()}
+        self.copied = True
+        self._write()
+
+    def empty(self) -> None:
+        """The folder of the copy, with nothing in it."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def check_room(self, nbytes: int) -> None:
+        """`CheckpointError` where the disk has not so many bytes left."""
+        if (free := shutil.disk_usage(self.place).free) < nbytes:
+            raise CheckpointError(
+                f"{self.out.parent}: {free / 1e9:.3g} GB are free, and the result takes {nbytes / 1e9:.3g} GB."
+            )
 
     def add(self, name: str, text: str) -> None:
         """A file in the copy that is not of the source; a kill leaves none of it there."""
@@ -271,7 +292,7 @@ def check_new(out: Path) -> None:
 
 @contextlib.contextmanager
 def unfinished(
-    out: Path, request: Mapping[str, Any], source: Checkpoint, *, first: bool = True
+    out: Path, request: Mapping[str, Any], source: Checkpoint, *, first: bool = True, room: int | None = None
 ) -> Iterator[Unfinished]:
     """The unfinished directory beside ``out``, new or found; it stays where it is if the body fails after a block.
 
@@ -281,6 +302,7 @@ def unfinished(
         source: what is copied; fails before the copy where the disk has no room for it. Its files are known again by
             size, times and inode; one of which these differ is read, and must have the bytes that were copied.
         first: whether this process is the one that writes; others only read what it wrote.
+        room: bytes that have to be free; by default as many as the source has.
 
     Raises:
         CheckpointError: ``out`` exists, another process is at work on it, an earlier run was of another request or
@@ -300,10 +322,8 @@ def unfinished(
         run.sweep()
         try:
             check_new(out)
-            if not run.copied and (free := shutil.disk_usage(run.place).free) < source.nbytes:
-                raise CheckpointError(
-                    f"{out.parent}: {free / 1e9:.3g} GB are free, and the result takes {source.nbytes / 1e9:.3g} GB."
-                )
+            if not run.copied:
+                run.check_room(source.nbytes if room is None else room)
             run.begin()
             yield run
         except OSError as error:

@@ -65,17 +65,38 @@ def walk(
         weights.unload(name)
 
 
-def run_through(replay: Replay, weights: Weights, batches: Sequence[Any], *, finished: bool = False) -> Iterator[str]:
-    """Runs the batches through block after block, in the order in which the model runs them, each batch once; gives
-    each block while its weights are there, which are the pruned ones where all are ``finished``."""
+def run_through(
+    replay: Replay,
+    weights: Weights,
+    batches: Sequence[Any],
+    *,
+    before: Callable[[str], None] | None = None,
+    visit: Callable[[str], None] | None = None,
+    finished: bool = False,
+) -> Iterator[str]:
+    """Runs the batches through block after block, in the order in which the model runs them, each batch once.
+
+    Args:
+        before: called with a block's name before its weights are there.
+        visit: called with it when they are, before it is run: it may run batches up to the block, and change its
+            weights. It may be called twice, so that it changes nothing before it has run what it runs.
+        finished: the weights are the pruned ones, and are there while a block is given.
+    """
     for _ in track(range(len(replay.blocks)), "running blocks"):
         name = _with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
         if name is None:
             return
+        if before is not None:
+            before(name)
         weights.load(name, finished=finished)
+        if visit is not None:
+            _with_all_outputs(replay, weights, batches, functools.partial(visit, name))
         _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+        if not finished:
+            weights.unload(name)
         yield name
-        weights.unload(name)
+        if finished:
+            weights.unload(name)
 
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:

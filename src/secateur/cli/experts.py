@@ -3,6 +3,8 @@
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +12,7 @@ import typer
 
 from secateur.cli.options import Activations, Device, DryRun, Report, Samples, Seed, SequenceLength
 from secateur.cli.page import page_at
+from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
 
 __all__ = ["experts"]
@@ -54,6 +57,9 @@ def experts(
     unreached_first: Annotated[
         bool, typer.Option("--unreached-first", help="Experts that no token was sent to leave before others.")
     ] = False,
+    no_repair: Annotated[
+        bool, typer.Option("--no-repair", help="With data: leave the experts that stay as they are.")
+    ] = False,
     include: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Only mixtures with tensors of these names. Repeatable.")
     ] = None,
@@ -74,13 +80,14 @@ def experts(
     """Take experts out of a mixture, those that a text needs least; or see first what that would cost.
 
     The model runs block by block, so that one block is in memory, and shards are sliced one tensor at a time. OUT is an
-    ordinary checkpoint: its configuration says the new number, and from_pretrained loads it. Nothing of what stays is
-    changed, and never fewer experts stay than are chosen at a time.
+    ordinary checkpoint: its configuration says the new number, and from_pretrained loads it; never fewer experts stay
+    than are chosen at a time. With a text, the last matrices of those that stay take over what the others gave. A run
+    that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
 
     With --profile alone nothing leaves: what the outputs of each mixture lose without so many experts is printed, and
     kept for --plan.
     """
-    with clear_errors(), terminable():
+    with clear_errors(), terminable(), resumable() if out is not None else contextlib.nullcontext():
         page = page_at(report)
         if out is None and not dry_run and profile is None:
             raise ValueError("give --out OUT, the directory to write; --dry-run; or --profile FILE.json.")
@@ -96,6 +103,7 @@ def experts(
             "plan": plan,
             "rank": rank,
             "unreached_first": unreached_first,
+            "no_repair": no_repair,
             "include": include,
             "exclude": exclude,
             "no_verify": no_verify,
@@ -105,9 +113,9 @@ def experts(
             "seed": seed if data is not None else None,
         }
         from secateur.cli.printing.experts import experts_parts, experts_sheets
-        from secateur.cli.runs import read_text, warnings_as_lines
         from secateur.shrinking import shrink_experts_checkpoint
 
+        join_processes(device)
         batches = None
         if data is not None:
             with warnings_as_lines():
@@ -121,6 +129,7 @@ def experts(
             plan=plan,
             rank=rank,
             unreached_first=unreached_first,
+            repair=not no_repair,
             include=include,
             exclude=exclude,
             text=data or "",
@@ -129,6 +138,8 @@ def experts(
             verify=not no_verify,
             arguments={"command": command_line("experts", directory, **asked)},
         )
+        if int(os.environ.get("RANK", "0")):
+            return
         show(experts_parts(done, profile))
         page.write(
             f"{directory}, its experts",

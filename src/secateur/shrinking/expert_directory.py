@@ -1,23 +1,36 @@
 """Experts leave a directory: which, by what a text or a profile says; then its files are sliced, a tensor at a time.
 
-Law: every tensor that is written is one of the source's, or rows of one, byte for byte; the output appears under its
-name complete or not at all.
+Law: every tensor that is written is one of the source's, or rows of one, byte for byte, but for those that were
+repaired; the output appears under its name complete or not at all, and a run that was killed goes on to the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from secateur.blockwise import DirectoryWalk, digest, held_batches
+from secateur.blockwise import (
+    DirectoryWalk,
+    RunAlong,
+    Unfinished,
+    barrier,
+    check_new,
+    digest,
+    held_batches,
+    of_the_first,
+    rank_and_world,
+    unfinished,
+)
 from secateur.checkpoints import (
     NO_WEIGHTS,
     OTHER_WEIGHTS,
@@ -28,7 +41,6 @@ from secateur.checkpoints import (
     check_places,
     copy_tree,
     nbytes_of_cut,
-    new_directory,
     open_checkpoint,
     previous_record,
     read_json,
@@ -36,15 +48,18 @@ from secateur.checkpoints import (
     shape_of_cut,
     write_header,
 )
-from secateur.coupling import Axis
+from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice
 from secateur.shrinking.directory import config_text, write_cut
-from secateur.shrinking.experts import choose_experts, ranked
+from secateur.shrinking.expert_repair import Mended, MendedMixtures, mend
+from secateur.shrinking.expert_streams import Beside, new_values, of_directory
+from secateur.shrinking.experts import Fewer, choose_experts, ranked
 from secateur.shrinking.mixtures import Mixtures, Origin, mixtures_of
-from secateur.shrinking.profiles import Profile, Text, read_profile, write_profile
+from secateur.shrinking.profiles import Profile, Text, profile_in, profile_values, read_profile, write_profile
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.tables import experts_parts
 from secateur.support import Forward, Part, Shown, track
+from secateur.version import __version__
 
 __all__ = ["EXPERTS", "FORMAT", "ShrunkExperts", "shrink_experts_checkpoint"]
 
@@ -68,6 +83,9 @@ class ShrunkExperts(Shown):
         parameters, nbytes: ``(before, after)``, of the tensors in the files.
         proof: on which model it was proved that nothing else changes, in words.
         unreached_first: whether those were to leave before others.
+        mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
+            squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
+        repaired: the tensors in the files whose values are new.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
     """
@@ -85,6 +103,9 @@ class ShrunkExperts(Shown):
     unreached_first: bool
     left_out: tuple[Path, ...]
     seconds: float
+    mended: Mapping[str, float] = field(default_factory=dict, repr=False)
+    unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
+    repaired: tuple[str, ...] = field(default=(), repr=False)
 
     def _parts(self) -> Iterable[Part]:
         return experts_parts(self)
@@ -100,6 +121,7 @@ def shrink_experts_checkpoint(
     plan: Path | str | None = None,
     rank: str | None = None,
     unreached_first: bool = False,
+    repair: bool = True,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     text: str = "batches",
@@ -113,8 +135,12 @@ def shrink_experts_checkpoint(
 
     The model runs block by block, with one block's weights in memory, and data says what each expert does (`shrink`,
     ``rank_experts``). The configuration says the new number, all mixtures of one size keep the same, and never fewer
-    than are chosen at a time. Nothing of what stays is changed. ``secateur.json`` and ``experts.json``, what each
-    tensor was, are added.
+    than are chosen at a time. Then, with batches, the smaller model runs beside the dense one, and the last matrices of
+    the experts that stay take over what the others gave; nothing else of what stays is changed. ``secateur.json`` and
+    ``experts.json``, what each tensor was, are added.
+
+    A run that was killed goes on where it was when it is started again, from ``<out>.unfinished``, to the same bytes;
+    in processes of `torch.distributed` each takes its share of the batches.
 
     Args:
         source: a directory with ``config.json`` and safetensors files, sharded or not, each expert by itself or not.
@@ -127,6 +153,7 @@ def shrink_experts_checkpoint(
         rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"`` or ``"criterion"`` (magnitude; the default
             without data), as ``rank_experts`` of `shrink`.
         unreached_first: experts that no token reached leave first.
+        repair: with batches, solve for the last matrices of the experts that stay, towards the dense model's stream.
         include, exclude: globs over names of routers and tensors of mixtures.
         text: what the profile calls the batches.
         forward, activations, device: as for `oneshot`.
@@ -171,23 +198,63 @@ def shrink_experts_checkpoint(
     root, out = Path(source), None if out is None else Path(out)
     said = check_arguments(arguments)
     check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
-    if out is not None and out.exists():
-        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
+    if out is not None:
+        check_new(out)
     if out is not None and not remove:
         raise ValueError("say how many experts leave: remove is 0.")
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
     before = None if profile is None or not Path(profile).exists() else read_profile(Path(profile))
-    known = None if plan is None else read_profile(Path(plan))
+    planned = None if plan is None else read_profile(Path(plan))
     mixtures = mixtures_of(checkpoint, asked)
-    if known is not None:
-        _check_same(known, mixtures, Path(plan or ""))
-    if batches is not None and by_data:
-        known = _profiled(mixtures, asked, batches, text, forward, activations, device, curves=profile is not None)
-        if before is not None:
-            known = before.plus(known, Path(profile or ""))
+    if planned is not None:
+        _check_same(planned, mixtures, Path(plan or ""))
+    run = None
+    if batches is not None and (by_data or (repair and out is not None)):
+        run = _run_of(mixtures, asked, batches, text, forward, activations, device, curves=profile is not None)
+
+    def known() -> Profile | None:
+        if run is None or not by_data:
+            return planned
+        found = _profiled(run)
+        return found if before is None else before.plus(found, Path(profile or ""))
+
+    def made(profile: Profile | None) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
+        return _planned(mixtures, asked, profile, out, started)
+
+    if out is None:
+        learned = known()
+        done = made(learned)[2]
+    else:
+        request_ = _said_of(asked, run, planned, repair=repair and run is not None)
+        with _begun(out, request_, checkpoint) as begun:
+            learned = _learned(begun, mixtures, known)
+            with _leaving_nothing(begun):
+                fewer, written, done = made(learned)
+            assert fewer is not None
+            _write(begun, mixtures, done, fewer.choice, written)
+            if run is not None and repair:
+                done = _repaired(begun, run, written, done)
+            done = replace(done, seconds=time.monotonic() - started)
+            if not rank_and_world()[0]:
+                _add_records(begun.folder, mixtures, done, written, said, previous)
+                if profile is not None and learned is not None:
+                    write_profile(learned, Path(profile))
+                begun.publish()
+            barrier()
+        return done
+    if profile is not None and learned is not None and not rank_and_world()[0]:
+        write_profile(learned, Path(profile))
+    return done
+
+
+def _planned(
+    mixtures: Mixtures, asked: Request, known: Profile | None, out: Path | None, started: float
+) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
+    """What leaves, what each tensor that is written is made of, and what there is to say of it."""
+    checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.axis: known.routed[group.name] for group in mixtures.groups}
-    fewer = choose_experts(mixtures.subject, asked, (), routed) if remove else None
+    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     entries = checkpoint.entries
     shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
@@ -196,7 +263,7 @@ def shrink_experts_checkpoint(
     groups = [group for group in mixtures.groups if fewer and group.axis in fewer.choice.kept]
     done = ShrunkExperts(
         out=out,
-        rank=rank or ("criterion" if known is None else "reap"),
+        rank=asked.rank_experts or ("criterion" if known is None else "reap"),
         counts=fewer.counts if fewer else {},
         kept={group.name: tuple(fewer.choice.kept[group.axis].nonzero()[0].tolist()) for group in groups if fewer},
         unreached=_unreached(known),
@@ -205,16 +272,11 @@ def shrink_experts_checkpoint(
         parameters=(sum(each.numel for each in entries.values()), sum(map(math.prod, shapes.values()))),
         nbytes=(checkpoint.nbytes, nbytes),
         proof=mixtures.proof,
-        unreached_first=unreached_first,
+        unreached_first=asked.unreached_first,
         left_out=() if out is None else _left_out(checkpoint),
         seconds=time.monotonic() - started,
     )
-    if out is not None and fewer is not None:
-        with new_directory(out) as temporary:
-            _write(mixtures, temporary, done, fewer.choice, written, said, previous)
-    if profile is not None and known is not None:
-        write_profile(known, Path(profile))
-    return done
+    return fewer, written, done
 
 
 def _unreached(known: Profile | None) -> dict[str, tuple[int, ...]]:
@@ -229,7 +291,32 @@ def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
             raise CheckpointError(f"{path}: says nothing of {name}, which chooses between {size} experts here.")
 
 
-def _profiled(
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """A text, and how it is run.
+
+    Attributes:
+        mixtures: of the directory.
+        asked: what was.
+        every: all batches; ``held`` is this process's share, ``seen`` of those that rank experts, ``unseen`` of others.
+        counts: tokens of those that rank, and of the others, of all processes.
+        name: what the profile calls them.
+        walk: the dense model, to be run.
+    """
+
+    mixtures: Mixtures
+    asked: Request
+    every: Sequence[Any]
+    held: Sequence[Any]
+    seen: Sequence[Any]
+    unseen: Sequence[Any]
+    counts: tuple[int, int]
+    name: str
+    walk: DirectoryWalk
+    activations: Path | None
+
+
+def _run_of(
     mixtures: Mixtures,
     asked: Request,
     batches: Iterable[Any],
@@ -239,31 +326,39 @@ def _profiled(
     device: torch.device | str | None,
     *,
     curves: bool,
-) -> Profile:
+) -> _Run:
     every, held = held_batches(batches)
-    unseen = held[_HELD_OUT - 1 :: _HELD_OUT] if curves else []
-    seen = [each for at, each in enumerate(held) if not curves or at % _HELD_OUT != _HELD_OUT - 1]
+    every = list(every)
+    unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if curves else []
+    seen = [each for at, each in enumerate(every) if not curves or at % _HELD_OUT != _HELD_OUT - 1]
     if curves and not unseen:
-        raise ValueError(f"a profile holds out every fourth batch: give {_HELD_OUT} at least, not {len(held)}.")
+        raise ValueError(f"a profile holds out every fourth batch: give {_HELD_OUT} at least, not {len(every)}.")
+    folder = None if activations is None else Path(activations)
     walk = DirectoryWalk(
-        mixtures.checkpoint,
-        mixtures.checkpoint.root,
-        seen,
-        forward=forward,
-        activations=None if activations is None else Path(activations),
-        device=device,
+        mixtures.checkpoint, mixtures.checkpoint.root, held, forward=forward, activations=folder, device=device
     )
     walk.check()
-    routed = mixtures.routed(seen, walk)
-    rank = asked.rank_experts or "reap"
+    counts = _tokens(seen), _tokens(unseen)
+    return _Run(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
+
+
+def _share(batches: Sequence[Any]) -> Sequence[Any]:
+    """This process's; one without a share of its own runs along."""
+    rank, world = rank_and_world()
+    return batches[rank::world] if rank < len(batches) else RunAlong(batches[:1])
+
+
+def _profiled(run: _Run) -> Profile:
+    mixtures = run.mixtures
+    routed = mixtures.routed(run.seen, run.walk)
     lost = {}
-    if curves:
-        scores: Mapping[Axis, Tensor] = ranked(mixtures.subject, mixtures.groups, asked, routed)
-        lost = mixtures.curves(unseen, walk, scores)
+    if len(run.unseen):
+        scores: Mapping[Axis, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
+        lost = mixtures.curves(run.unseen, run.walk, scores)
     named = {group.name: group.axis for group in mixtures.groups}
     return Profile(
-        (Text(text, digest(every), _tokens(seen), _tokens(unseen)),),
-        rank,
+        (Text(run.name, digest(run.every), *run.counts),),
+        run.asked.rank_experts or "reap",
         {name: routed[axis] for name, axis in named.items()},
         {name: lost[axis] for name, axis in named.items() if axis in lost},
     )
@@ -290,20 +385,93 @@ def _left_out(checkpoint: Checkpoint) -> tuple[Path, ...]:
     return tuple(sorted(path for path in others - weights if path.name not in NO_WEIGHTS))
 
 
+def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repair: bool) -> dict[str, Any]:
+    """As JSON: what the bytes of a directory of fewer experts depend on, but for the source's files."""
+    import transformers
+
+    return {
+        "method": "experts",
+        "data": None if run is None else {"sha256": digest(run.every)},
+        "held_out": None if run is None else run.counts[1],
+        "plan": None if planned is None else profile_values(planned),
+        "remove": asked.experts,
+        "rank": asked.rank_experts,
+        "unreached_first": asked.unreached_first,
+        "include": asked.include,
+        "exclude": asked.exclude,
+        "verify": asked.verify,
+        "repair": repair,
+        "processes": rank_and_world()[1],
+        "versions": {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+    }
+
+
+@contextlib.contextmanager
+def _begun(out: Path, said: Mapping[str, Any], checkpoint: Checkpoint) -> Iterator[Unfinished]:
+    """The unfinished directory beside ``out``, which the first process makes."""
+    rank, _ = rank_and_world()
+    if rank:
+        barrier()
+    with unfinished(out, said, checkpoint, first=not rank, room=0) as begun:
+        if not rank:
+            barrier()
+        yield begun
+
+
+@contextlib.contextmanager
+def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
+    """What cannot be asked for is no run to go on with."""
+    try:
+        yield
+    except ValueError:
+        if not rank_and_world()[0]:
+            begun.remove()
+        raise
+
+
+def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
+    """What a text says of the experts: what an earlier run learned, or what is learned now."""
+    facts = begun.found().inner("facts")
+    facts.only("profile", "files", "writing")
+    if "profile" in facts.values:
+        found = profile_in(facts.inner("profile"))
+        if {name: len(each.tokens) for name, each in found.routed.items()} != mixtures.sizes:
+            raise facts.wrong("profile", "is of other mixtures than the directory has")
+        return found
+    learned = known()
+    if learned is not None and not rank_and_world()[0]:
+        begun.fill()
+        begun.learn(profile=profile_values(learned))
+    return learned
+
+
 def _write(
-    mixtures: Mixtures,
-    target: Path,
-    done: ShrunkExperts,
-    choice: Choice,
-    written: Mapping[str, Origin],
-    said: Mapping[str, Any],
-    previous: Mapping[str, Any] | None,
+    begun: Unfinished, mixtures: Mixtures, done: ShrunkExperts, choice: Choice, written: Mapping[str, Origin]
 ) -> None:
+    """The smaller directory, but for the records: file after file, those that an earlier run wrote are there."""
+    if rank_and_world()[0]:
+        barrier()
+        return
     checkpoint = mixtures.checkpoint
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
-    for _ in track(copy_tree(checkpoint.root, target, skip={*weights, *done.left_out}), "copying"):
-        pass
-    places = dict(track(_sliced(checkpoint, target, written), "slicing", total=len(written)))
+    facts = begun.found().inner("facts")
+    there = facts.each("files", str) if "files" in facts.values else []
+    begun.check_room(0 if there else done.nbytes[1])
+    if not there:
+        begun.empty()
+        for _ in track(copy_tree(checkpoint.root, begun.folder, skip={*weights, *done.left_out}), "copying"):
+            pass
+        (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
+    places = {}
+    for file, names in _files(checkpoint, written):
+        place = file.relative_to(checkpoint.root).as_posix()
+        places.update(dict.fromkeys(names, place))
+        if place in there:
+            continue
+        _slice(checkpoint, begun.folder, file, names, written)
+        begun.fill()
+        there = [*there, place]
+        begun.learn(files=there)
     if checkpoint.index is not None:
         index = read_json(checkpoint.index)
         metadata = index.get("metadata")
@@ -311,15 +479,56 @@ def _write(
         if isinstance(metadata, dict):
             metadata.update({key: value for key, value in totals.items() if key in metadata})
         index["weight_map"] = dict(sorted(places.items()))
-        path = target / checkpoint.index.relative_to(checkpoint.root)
+        path = begun.folder / checkpoint.index.relative_to(checkpoint.root)
         path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
-    (target / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
+    barrier()
+
+
+def _files(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> Iterator[tuple[Path, list[str]]]:
+    """The files that something is left of, and the tensors that each will hold."""
+    by_source: dict[str, list[str]] = {}
+    for name, (old, _) in written.items():
+        by_source.setdefault(old, []).append(name)
+    for file in track(checkpoint.files, "slicing"):
+        here = [entry.name for entry in checkpoint.entries.values() if entry.path == file]
+        names = [name for old in here for name in by_source.get(old, ())]
+        if names:
+            yield file, names
+
+
+def _slice(
+    checkpoint: Checkpoint, target: Path, file: Path, names: Sequence[str], written: Mapping[str, Origin]
+) -> None:
+    """Writes a file of the smaller directory; it is on the disk then."""
+    tensors = {}
+    for name in names:
+        entry = checkpoint.entries[written[name][0]]
+        shape = shape_of_cut(entry, written[name][1])
+        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    path = target / file.relative_to(checkpoint.root)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb", buffering=0) as opened:
+        write_header(opened, tensors, checkpoint.metadata[file])
+        for name in names:
+            old, cuts = written[name]
+            write_cut(opened, checkpoint, checkpoint.entries[old], cuts, [])
+        os.fsync(opened.fileno())
+
+
+def _add_records(
+    target: Path,
+    mixtures: Mixtures,
+    done: ShrunkExperts,
+    written: Mapping[str, Origin],
+    said: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
+) -> None:
     changed = {
         name: {"from": old, "kept": {str(at): each.tolist() for at, each in cuts.items()}}
         for name, (old, cuts) in written.items()
         if name != old or cuts
     }
-    gone = sorted({*checkpoint} - {old for old, _ in written.values()})
+    gone = sorted({*mixtures.checkpoint} - {old for old, _ in written.values()})
     made_of = {"format": FORMAT, "version": 1, "tensors": changed, "gone": gone}
     (target / EXPERTS).write_text(json.dumps(made_of), "utf-8")
     found = {
@@ -327,6 +536,8 @@ def _write(
         "kept": {name: list(each) for name, each in done.kept.items()},
         "rank": done.rank,
         "texts": [] if done.profile is None else [vars(text) for text in done.profile.texts],
+        "repair": {"made_up_for": dict(done.mended), "not_repaired": dict(done.unmended)},
+        "repaired": list(done.repaired),
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
@@ -334,30 +545,83 @@ def _write(
     (target / RECORD).write_text(record_text("experts", found, arguments=said, previous=previous), "utf-8")
 
 
-def _sliced(checkpoint: Checkpoint, target: Path, written: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
-    """Writes each tensor into the file that its source is in; gives its name and the file's."""
-    by_source: dict[str, list[str]] = {}
-    for name, (old, _) in written.items():
-        by_source.setdefault(old, []).append(name)
-    for file in checkpoint.files:
-        names = [
-            name
-            for entry in checkpoint.entries.values()
-            if entry.path == file
-            for name in by_source.get(entry.name, ())
-        ]
-        if not names:
-            continue  # all that it held has left
-        shapes = {name: shape_of_cut(checkpoint.entries[written[name][0]], written[name][1]) for name in names}
-        tensors = {}
-        for name in names:
-            entry = checkpoint.entries[written[name][0]]
-            tensors[name] = (entry.dtype, shapes[name], nbytes_of_cut(entry, shapes[name]))
-        place = file.relative_to(checkpoint.root)
-        (target / place).parent.mkdir(parents=True, exist_ok=True)
-        with open(target / place, "wb", buffering=0) as opened:
-            write_header(opened, tensors, checkpoint.metadata[file])
-            for name in names:
-                old, cuts = written[name]
-                write_cut(opened, checkpoint, checkpoint.entries[old], cuts, [])
-                yield name, place.as_posix()
+# ---- repair ---------------------------------------------------------------------------------------------------------
+
+
+def _repaired(begun: Unfinished, run: _Run, written: Mapping[str, Origin], done: ShrunkExperts) -> ShrunkExperts:
+    """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
+    groups = [group for group in run.mixtures.groups if group.name in done.counts]
+    checkpoint = open_checkpoint(begun.folder)
+    walk = DirectoryWalk(
+        checkpoint,
+        begun.folder,
+        run.held,
+        forward=run.walk.forward,
+        activations=run.activations,
+        device=run.walk.device,
+    )
+    mended, tensors = MendedMixtures(), []
+    already = []
+    for block in begun.found().inners("blocks"):
+        block.only("name", "made_up_for", "not_repaired", "tensors")
+        already.append(block.take("name", str))
+        if already[-1] not in walk.blocks or already[-1] in already[:-1]:
+            raise block.wrong("name", f"is {already[-1]}, which is no block of the model, or is there twice")
+        mended.found.update({name: Mended(share) for name, share in block.each_named("made_up_for", float).items()})
+        mended.found.update({name: Mended(None, why) for name, why in block.each_named("not_repaired", str).items()})
+        tensors += block.each("tensors", str)
+    _write_again(begun, run.mixtures.checkpoint, walk, written, already)
+    rank, _ = rank_and_world()
+    run.walk.batches = run.held
+    with of_directory(run.walk, run.held) as dense, of_directory(walk, run.held) as small:
+        beside = Beside(dense, small, groups, run.activations)
+        mended.found.update({group.name: Mended(None, "it is in none of the blocks") for group in beside.outside})
+
+        def change(name: str, its: Sequence[Group]) -> None:
+            changed = mend(beside, small, name, its, mended, folder=run.activations)
+            names = []
+            if changed:
+                values = new_values(walk.model, name, changed)
+                small.weights.unload(name)  # what is written is put together of all experts once more
+                if not rank:
+                    begun.learn(writing=name)
+                    names = list(walk.files.write(name, values))
+                barrier()
+                small.weights.load(name, finished=False)
+            shares = {each.name: mended.shares[each.name] for each in its if each.name in mended.shares}
+            whole = {each.name: mended.whole[each.name] for each in its if each.name in mended.whole}
+            if not rank:
+                said = {"name": name, "made_up_for": shares, "not_repaired": whole, "tensors": names}
+                begun.note(said)
+                tensors.extend(names)
+
+        for _ in beside.run(change, already):
+            pass
+    return replace(
+        done, mended=mended.shares, unmended=mended.whole, repaired=tuple(sorted(of_the_first(lambda: tensors)))
+    )
+
+
+def _write_again(
+    begun: Unfinished,
+    source: Checkpoint,
+    walk: DirectoryWalk,
+    written: Mapping[str, Origin],
+    already: Sequence[str],
+) -> None:
+    """The block that a killed run was writing is what it was before: a tensor may be half of the one and half of the
+    other."""
+    facts = begun.found().inner("facts")
+    if not rank_and_world()[0] and "writing" in facts.values:
+        block = facts.take("writing", str)
+        if block not in walk.blocks:
+            raise facts.wrong("writing", f"is {block}, which is no block of the model")
+        groups = [group for name, group in walk.files.group_of.items() if name.startswith(f"{block}.")]
+        for name in {name for group in groups for name in group.sources} if block not in already else ():
+            old, cuts = written[name]
+            entry = walk.source.entries[name]
+            with open(entry.path, "r+b", buffering=0) as opened:
+                opened.seek(entry.start)
+                write_cut(opened, source, source.entries[old], cuts, [])
+                os.fsync(opened.fileno())
+    barrier()

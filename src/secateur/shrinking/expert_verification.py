@@ -1,12 +1,12 @@
 """What the ``secateur.json`` of a directory claims of which experts left, seen again on the stored bytes.
 
-Law: every tensor is the source's that ``experts.json`` names, or rows of it, byte for byte; and what is not used of the
-source is named there.
+Law: every tensor is the source's that ``experts.json`` names, or rows of it, byte for byte, but for those that the
+record says were repaired, of which the shape is; and what is not used of the source is named there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -46,8 +46,8 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     """Whether a directory is what its ``secateur.json`` and ``experts.json`` say; compares with ``source`` if given.
 
     The files hold as many parameters as the record says, and ``config.json`` the numbers. With the source: each tensor
-    is the source's that ``experts.json`` names, byte for byte; of each router the rows that the record names stayed;
-    and other files are the source's.
+    is the source's that ``experts.json`` names, byte for byte, but for those that were repaired with data, which are
+    counted; of each router the rows that the record names stayed; and other files are the source's.
 
     Args:
         directory: what `shrink_experts_checkpoint` wrote.
@@ -61,13 +61,17 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     checkpoint, read = open_checkpoint(directory), claims_of(directory)
     made_of, gone = _made_of(directory / EXPERTS)
     problems = list(_about_sizes(checkpoint, read))
+    repaired = {*read.each("repaired", str)} if "repaired" in read.values else set()
+    problems += [
+        f"{printable(name)}: was repaired, {RECORD} says; it is not here." for name in sorted(repaired - {*checkpoint})
+    ]
     if source is None:
         tensors = [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
         unchecked = ("no source was given: what the tensors hold, and whether all else is unchanged",)
         return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), unchecked)
     dense = open_checkpoint(source)
     found: list[VerifiedTensor] = []
-    for tensor, problem in _about_tensors(checkpoint, dense, made_of):
+    for tensor, problem in _about_tensors(checkpoint, dense, made_of, repaired):
         found += [tensor] if tensor else []
         problems += [problem] if problem else []
     used = {made_of.get(name, (name, {}))[0] for name in checkpoint}
@@ -78,7 +82,8 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     ]
     problems += [f"{printable(name)}: left, {EXPERTS} says; it is here." for name in sorted(gone & used)]
     same, others = about_files(checkpoint, dense, {Path(RECORD), Path(EXPERTS), Path("config.json")})
-    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), ())
+    unchecked = (f"{len(repaired)} tensors were repaired with data: what they hold",) if repaired else ()
+    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), unchecked)
 
 
 def _made_of(path: Path) -> tuple[Mapping[str, Origin], set[str]]:
@@ -113,7 +118,7 @@ def _about_sizes(checkpoint: Checkpoint, read: Fields) -> Iterator[str]:
 
 
 def _about_tensors(
-    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin]
+    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin], repaired: Collection[str]
 ) -> Iterator[tuple[VerifiedTensor | None, str | None]]:
     for name in made_of:
         if name not in checkpoint:
@@ -131,6 +136,9 @@ def _about_tensors(
         if (its.dtype, its.shape) != (entry.dtype, wanted):
             problem = f"{printable(name)}: {its.dtype} of shape {its.shape}; of the source stay {entry.dtype} {wanted}."
             yield VerifiedTensor(name, its.shape, its.dtype, None), problem
+            continue
+        if name in repaired:
+            yield VerifiedTensor(name, its.shape, its.dtype, None), None
             continue
         compared = Compared(checkpoint, name)
         write_cut(cast(BinaryIO, compared), dense, entry, cuts, [])

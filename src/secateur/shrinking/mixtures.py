@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import DirectoryWalk, prepared
+from secateur.blockwise import DirectoryWalk, RunAlong, gathered, prepared
 from secateur.checkpoints import Checkpoint, CheckpointError, Cuts, meta_model_of
 from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.shrinking.configuration import Configured, has_configuration
@@ -41,6 +41,11 @@ class Curve:
 
     lost: dict[int, float] = field(default_factory=dict)
     whole: float = 0.0
+
+    def everywhere(self) -> Curve:
+        """The sums of all processes."""
+        lost = {count: float(sum(gathered(each))) for count, each in sorted(self.lost.items())}
+        return Curve(lost, float(sum(gathered(self.whole))))
 
     def errors(self) -> dict[int, float]:
         """The relative error, ``‖difference‖ / ‖output‖``."""
@@ -131,8 +136,11 @@ class Mixtures:
         """
         watching = self._watching(walk)
         self._run(walk, watching, batches)
-        check_seen(self.groups, watching.routed)
-        return watching.routed
+        alone = {group.axis: Routed.zeros(group.size) for group in self.groups}
+        found = alone if isinstance(batches, RunAlong) else watching.routed
+        routed = {axis: each.everywhere() for axis, each in found.items()}
+        check_seen(self.groups, routed)
+        return routed
 
     def curves(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[Axis, Curve]:
         """What the outputs of each mixture lose on a text when experts leave it alone, those of the least score."""
@@ -154,7 +162,9 @@ class Mixtures:
 
         watching = replace(self._watching(walk), also=measure)
         self._run(walk, watching, batches)
-        return found
+        if isinstance(batches, RunAlong):
+            found = {group.axis: Curve(dict.fromkeys(plans[group.axis], 0.0)) for group in self.groups}
+        return {axis: each.everywhere() for axis, each in found.items()}
 
     def _plans(self, group: Group, scores: Tensor) -> dict[int, Plan]:
         """The mixture without so many of its experts."""

@@ -28,7 +28,7 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_repair import repair_mixtures
+from secateur.shrinking.expert_repair import MendedMixtures, repair_mixtures
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
@@ -60,6 +60,8 @@ class Shrunk(Shown):
             what the stream lacks they make up for, on the calibration.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
         unreached: ``{router: experts}`` that no token of the batches was sent to.
+        mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
+            squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
         coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
             also by the proof.
         kept: which units stay, of the groups that lost some.
@@ -77,6 +79,8 @@ class Shrunk(Shown):
     patched: Mapping[str, float] = field(repr=False)
     experts: Mapping[str, tuple[int, int]] = field(repr=False)
     unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
+    mended: Mapping[str, float] = field(repr=False)
+    unmended: Mapping[str, str] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -151,8 +155,7 @@ def shrink(
             by an ``attention_mask`` does not count. The criterion ranks only units that nothing is measured of: no
             matrix in a block multiplies what they give. With ``branches`` they say which of these leave, too.
         repair: move what stays, too: columns, what branches added is merged into the weights before them, and the last
-            matrices of experts that stay (in float32 or wider). Without
-            batches it means nothing.
+            matrices of experts that stay. Without batches it means nothing.
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
@@ -285,6 +288,7 @@ def shrink(
         configured: Configured | None = None
         experts_stay: dict[str, tuple[int, int]] = {}
         unreached: dict[str, tuple[int, ...]] = {}
+        repaired = MendedMixtures()
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
             configured = Configured(model, coupling) if uniform and has_configuration(model) else None
@@ -303,7 +307,7 @@ def shrink(
             coupling = watched()
             if whole is not None and held is not None:
                 mixtures = [group for group in coupling.groups if group.name in experts_stay]
-                repair_mixtures(model, whole, coupling, mixtures, held, forward=forward, undo=undo)
+                repaired = repair_mixtures(model, whole, mixtures, held, forward=forward, undo=undo)
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None
@@ -338,6 +342,8 @@ def shrink(
             patched=patched,
             experts=experts_stay,
             unreached=unreached,
+            mended=repaired.shares,
+            unmended=repaired.whole,
             coupling=coupling,
             kept=kept,
             plans=plans,

@@ -19,7 +19,7 @@ from secateur.shrinking.mixtures import Curve
 from secateur.shrinking.routing import RANKS, Routed
 from secateur.support import Fields, write_whole
 
-__all__ = ["Profile", "Text", "read_profile", "write_profile"]
+__all__ = ["Profile", "Text", "profile_in", "profile_values", "read_profile", "write_profile"]
 
 _FORMAT = "secateur experts profile"
 _MOST = 1e300
@@ -72,15 +72,18 @@ class Profile:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """As JSON, complete or not at all."""
-    values = {
+    write_whole(path, json.dumps(profile_values(profile), indent=1, allow_nan=False) + "\n")
+
+
+def profile_values(profile: Profile) -> dict[str, Any]:
+    """As JSON."""
+    return {
         "format": _FORMAT,
         "version": 1,
         "rank": profile.rank,
         "texts": [vars(text) for text in profile.texts],
         "mixtures": {name: _said(routed, profile.curves.get(name)) for name, routed in profile.routed.items()},
     }
-    text = json.dumps(values, indent=1, allow_nan=False) + "\n"
-    write_whole(path, text)
 
 
 def _said(routed: Routed, curve: Curve | None) -> dict[str, Any]:
@@ -103,6 +106,11 @@ def read_profile(path: Path) -> Profile:
         read = Fields.read(path, error=CheckpointError, hint=" secateur experts --profile writes one.")
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file; secateur experts --profile writes one.") from None
+    return profile_in(read)
+
+
+def profile_in(read: Fields) -> Profile:
+    """What `profile_values` said; an error of the fields' kind where it is something else."""
     if read.take("format", str) != _FORMAT or read.take("version", int) != 1:
         raise read.wrong("format", f"is not {_FORMAT!r}, version 1")
     texts = tuple(

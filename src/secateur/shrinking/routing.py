@@ -22,12 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from secateur.blockwise import Tokens, prepared
+from secateur.blockwise import Tokens, gathered, prepared
 from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
 from secateur.shrinking.measuring import check_finite
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
 
-__all__ = ["RANKS", "Routed", "Watching", "check_seen", "last_matrices", "mixture_of", "routed_in_memory", "scores_by"]
+__all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
 
 RANKS = ("reap", "total", "frequency", "activation", "criterion")
 
@@ -46,6 +46,11 @@ class Routed:
     @classmethod
     def zeros(cls, units: int) -> Routed:
         return cls(np.zeros(units), np.zeros(units), np.zeros(units))
+
+    def everywhere(self) -> Routed:
+        """The sums of all processes."""
+        tokens, weighted, norms = (sum(gathered(each)) for each in (self.tokens, self.weighted, self.norms))
+        return Routed(np.asarray(tokens), np.asarray(weighted), np.asarray(norms))
 
     def plus(self, other: Routed) -> Routed:
         return Routed(self.tokens + other.tokens, self.weighted + other.weighted, self.norms + other.norms)
@@ -175,7 +180,7 @@ class Watching:
         out = next(tensor for tensor in tensors_in(again) if tensor.is_floating_point())
         if not watch.seen or not out.requires_grad:
             return
-        ways = torch.ones_like(out) * _signs(out.shape[-1]).to(out)
+        ways = torch.ones_like(out) * signs(out.shape[-1]).to(out)
         own = self.tokens.own
         if own is not None and own.numel() == out.shape[:-1].numel():
             ways = ways * own.reshape(out.shape[:-1]).to(ways)[..., None]
@@ -204,21 +209,16 @@ class _Outputs(TorchFunctionMode):
         super().__init__()
         self.owned = {each.untyped_storage().data_ptr(): (each, units) for each, units in owned.values()}
         self.seen: list[tuple[Tensor, list[int]]] = []
-        self.names: list[str] = []  # of the parameter whose part each of those was
-        self.name_of = {each.untyped_storage().data_ptr(): name for name, (each, _) in owned.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not isinstance(out, Tensor) or not out.is_floating_point() or not out.dim() or self._is_theirs(out):
             return out
-        found, names = [], []
-        for each in tensors_of_tree((args, kwargs or {})):
-            if (units := self._units_of(each, out)) is not None:
-                found.append(units)
-                names.append(self.name_of[each.untyped_storage().data_ptr()])
+        found = [
+            units for each in tensors_of_tree((args, kwargs or {})) if (units := self._units_of(each, out)) is not None
+        ]
         if not found:
             return out
-        self.names.append(names[0])
         leaf = out.detach().requires_grad_()
         self.seen.append((leaf, found[0]))
         return leaf.clone()  # what the model changes in place is no leaf
@@ -240,25 +240,7 @@ class _Outputs(TorchFunctionMode):
         return list(its) if len(its) == 1 and min(its) >= 0 else None
 
 
-def last_matrices(model: nn.Module, coupling: Coupling, group: Group, given: Any) -> list[nn.Parameter]:
-    """The parameters that hold the last matrix of each expert, seen where a mixture runs on what it was ``given``."""
-    path, module = mixture_of(model, group)
-    parameters = dict(module.named_parameters(prefix=path))
-    owned = {name: parameters[name] for name, at in group.members if at == 0 and name in parameters}
-    watch = _Outputs({name: (each, coupling.indices(group, name, 0)) for name, each in owned.items()})
-    args, kwargs = mapped(given, lambda tensor: tensor.detach().clone())
-    with prepared(model), torch.enable_grad(), watch:
-        out = next(each for each in tensors_in(module.forward(*args, **kwargs)) if each.is_floating_point())
-    if not watch.seen or not out.requires_grad:
-        return []
-    with torch.enable_grad():
-        moved_by = out.sum()
-    slopes = torch.autograd.grad(moved_by, [leaf for leaf, _ in watch.seen], allow_unused=True)
-    last = {name for name, slope in zip(watch.names, slopes, strict=True) if slope is not None}
-    return [each for name, each in owned.items() if name in last and each.dim() > 2]
-
-
-def _signs(width: int) -> Tensor:
+def signs(width: int) -> Tensor:
     """A way to move outputs, the same for all tokens; no sum over it vanishes for reasons of symmetry."""
     draw = torch.Generator().manual_seed(0)
     return torch.randint(0, 2, (width,), generator=draw) * 2.0 - 1.0

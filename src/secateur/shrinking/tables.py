@@ -38,6 +38,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
         yield Rows(("~Experts", ">Stay"), [*counts])
         yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
+        yield from mended_parts(done.mended, done.unmended)
         yield ""
     rows: dict[Any, list[Group]] = {}
     for group in done.coupling.groups:
@@ -75,6 +76,20 @@ def unreached_parts(
         count, every = sum(map(len, unreached.values())), sum(size for size, _ in experts.values())
         how = "these leave first, as asked" if first else "the criterion says when these leave"
         yield f"No token of the batches reached {count} of the {every} experts; {how}."
+
+
+def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
+    """What experts that stay make up for."""
+    if mended:
+        worst = min(mended, key=lambda name: mended[name])
+        yield (
+            f"Experts that stay make up for {percent(sum(mended.values()) / len(mended))} of what the stream lacks "
+            f"behind their mixtures, in the mean, on held-out tokens; {percent(mended[worst])} at {printable(worst)}."
+        )
+    for why in dict.fromkeys(unmended.values()):
+        names = [name for name, other in unmended.items() if other == why]
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"Not repaired: {printable(names[0])}{more}: {printable(why)}."
 
 
 def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
@@ -229,6 +244,7 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
             yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
     else:
         yield f"Ranked by {done.rank}, without data."
+    yield from mended_parts(done.mended, done.unmended)
     if profile is not None and profile.curves:
         counts_of = sorted({count for each in profile.curves.values() for count in each.lost})
         rows = []

@@ -1,0 +1,256 @@
+"""Fewer experts in a directory, killed at any moment: the same bytes; of several processes, one model; and what streams
+the repair aims at."""
+
+import copy
+import json
+import os
+import shutil
+import signal
+import socket
+
+import pytest
+import torch
+import transformers
+from torch import distributed
+
+import zoo
+from secateur.blockwise import directory as block_files
+from secateur.blockwise import journal as resumable
+from secateur.blockwise.journal import JOURNAL
+from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.coupling import find_coupling
+from secateur.shrinking import expert_directory, expert_repair, shrink_experts_checkpoint
+from secateur.shrinking.expert_streams import Beside, of_model, runs_again
+from secateur.shrinking.mixtures import Mixtures
+from support.forks import forked, killing, on_ranks
+from support.stacks import contents
+
+SIZES = {
+    "vocab_size": 53,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
+
+
+def saved(folder):
+    torch.manual_seed(0)
+    config = transformers.MixtralConfig(num_local_experts=6, **SIZES)
+    transformers.MixtralForCausalLM(config).save_pretrained(folder, max_shard_size="90KB")
+    (folder / "README.md").write_text("roses")
+    return folder
+
+
+def batches(count=4):
+    draw = torch.Generator().manual_seed(0)
+    return [{"input_ids": torch.randint(3, 53, (2, 16), generator=draw)} for _ in range(count)]
+
+
+@pytest.fixture
+def dense(tmp_path):
+    return saved(tmp_path / "dense")
+
+
+def shrunk(source, out, **how):
+    return shrink_experts_checkpoint(source, out, **{"remove": 2, "batches": batches(), "verify": False, **how})
+
+
+# ---- killed ---------------------------------------------------------------------------------------------------------
+
+STEPS = {
+    "run": (Mixtures, "routed"),
+    "slice": (expert_directory, "_slice"),
+    "cut": (expert_directory, "write_cut"),
+    "repair": (expert_repair, "_solved"),
+    "write": (block_files, "write_tensor"),
+    "journal": (resumable.Unfinished, "_write"),
+    "note": (resumable.Unfinished, "note"),
+    "record": (expert_directory, "_add_records"),
+    "publish": (resumable.Unfinished, "publish"),
+}
+
+
+def dying(moment, source, out):
+    calls = killing(moment, **STEPS)
+    shrunk(source, out)
+    out.with_name("counts.json").write_text(json.dumps(calls))
+
+
+def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tmp_path):
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    assert forked(lambda: dying("never", dense, whole)) == 0
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert (counts["run"], counts["repair"], counts["note"]) == (1, 2, 2)
+    assert counts["slice"] == 3
+    # not yet run; run, but not in the journal; half of a file; in the next; not solved; half of a block's tensors are
+    # written; all, but not in the journal; the second; before the records, and before the last rename
+    running, solving = "run:1 journal:2 cut:3 slice:2", "repair:1 write:2 note:1 repair:2 write:3"
+    for moment in f"{running} {solving} record:1 publish:1".split():
+        assert os.WTERMSIG(forked(lambda: dying(moment, dense, out))) == signal.SIGKILL, moment  # noqa: B023
+        assert not out.exists()
+        assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
+    assert forked(lambda: dying("never", dense, out)) == 0
+    counts = json.loads((tmp_path / "counts.json").read_text())
+    assert not counts.keys() & {"run", "repair", "write", "slice"}, "what is done is not done again"
+    assert contents(out) == contents(whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counts.json", "dense", "out", "whole"]
+
+
+def stop(source, out, **how):
+    """A run that was stopped in the second block."""
+
+    class Interruption(Exception):
+        pass
+
+    times = []
+
+    def solve(*arguments):
+        times.append(1)
+        if len(times) > 1:
+            raise Interruption
+        return right(*arguments)
+
+    right, expert_repair._solved = expert_repair._solved, solve
+    try:
+        with pytest.raises(Interruption):
+            shrunk(source, out, **how)
+    finally:
+        expert_repair._solved = right
+    return out.with_name(f"{out.name}.unfinished")
+
+
+def test_a_run_goes_on_only_with_the_same_request_and_source(dense, tmp_path):
+    out = tmp_path / "out"
+    unfinished = stop(dense, out)
+    for keywords, difference in (
+        ({"remove": 1}, "remove 2, not 1"),
+        ({"batches": batches(3)}, "data.sha256 "),
+        ({"repair": False}, "repair true, not false"),
+        ({"rank": "total"}, "rank null, not "),
+        ({"include": "*gate*"}, "include null, not "),
+        ({"unreached_first": True}, "unreached_first false, not true"),
+    ):
+        with pytest.raises(CheckpointError, match=difference):
+            shrunk(dense, out, **keywords)
+    with resumable._locked(resumable.Unfinished(out, {}, dense)), pytest.raises(CheckpointError, match="at work here"):
+        shrunk(dense, out)
+    assert unfinished.is_dir()
+    (dense / "README.md").write_text("thorns")
+    with pytest.raises(CheckpointError, match=r"README\.md: changed since .* was begun"):
+        shrunk(dense, out)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda j: j["blocks"][0].update(name="model.layers.7"), r"name is model.layers.7, which is no block"),
+        (lambda j: j["blocks"].append(j["blocks"][0]), r"or is there twice"),
+        (lambda j: j["blocks"][0].update(made_up_for={"gate": "much"}), "made_up_for"),
+        (lambda j: j["facts"].update(writing="model.layers.9"), "writing is model.layers.9, which is no block"),
+        (lambda j: j["facts"]["profile"]["mixtures"].popitem(), "is of other mixtures"),
+        (lambda j: j["facts"]["profile"].update(rank="luck"), "rank is none of"),
+        (lambda j: j["facts"].update(files="all"), "files"),
+        (lambda j: j["facts"].update(more=1), "more is not known"),
+    ],
+)
+def test_a_journal_of_what_the_model_has_not_is_refused(dense, tmp_path, damage, message):
+    journal = stop(dense, tmp_path / "out") / JOURNAL
+    found = json.loads(journal.read_text())
+    damage(found)
+    found["sha256"] = resumable._digest(found)
+    journal.write_text(json.dumps(found))
+    with pytest.raises(CheckpointError, match=message):
+        shrunk(dense, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert journal.is_file()
+
+
+def test_a_full_disk_keeps_what_is_done(dense, tmp_path, monkeypatch):
+    right = block_files.write_tensor
+
+    def full(path, entry, values):
+        if ".layers.1." in entry.name:
+            raise OSError(28, "No space left on device")
+        right(path, entry, values)
+
+    monkeypatch.setattr(block_files, "write_tensor", full)
+    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again, the 1"):
+        shrunk(dense, tmp_path / "out")
+    monkeypatch.undo()
+    shrunk(dense, tmp_path / "out")
+    shrunk(dense, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+def test_no_room_is_told_before_anything_is_sliced(dense, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(CheckpointError, match="1e-09 GB are free"):
+        shrunk(dense, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ---- several processes ----------------------------------------------------------------------------------------------
+
+
+def port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def one_of_two(rank, address, source, out):
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+    done = shrunk(source, out)
+    assert set(done.mended) == set(done.counts)
+    distributed.destroy_process_group()
+
+
+def test_two_processes_share_the_text_and_make_one_model(dense, tmp_path):
+    shrunk(dense, tmp_path / "alone")
+    on_ranks(one_of_two, f"tcp://127.0.0.1:{port()}", dense, tmp_path / "both")
+    alone, both = (open_checkpoint(tmp_path / name) for name in ("alone", "both"))
+    assert {*alone} == {*both}
+    for name in alone:
+        torch.testing.assert_close(alone[name], both[name], rtol=1e-3, atol=1e-4)
+    assert not (tmp_path / "both.unfinished").exists()
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_model_beside_itself_nothing_is_lacking():
+    model, _ = zoo.ZOO["mixtral"]()
+    groups = [each for each in find_coupling(model, batches()[0]).groups if each.chosen]
+    seen = []
+    with of_model(copy.deepcopy(model), batches(), None) as dense, of_model(model, batches(), None) as small:
+        beside = Beside(dense, small, groups)
+
+        def look(name, its):
+            for group in its:
+                lacks = [each.lack for each in beside.passes(name, group)]
+                seen.append((name, len(lacks), float(torch.cat(lacks).abs().max())))
+
+        assert list(beside.run(look)) == ["model.layers.0", "model.layers.1"]
+    assert seen == [("model.layers.0", 4, 0.0), ("model.layers.1", 4, 0.0)]
+    assert [beside._adds_up[group.name] for group in groups] == [True, True]
+
+
+def test_a_normalization_behind_a_mixture_is_seen():
+    model, inputs = zoo.ZOO["mixture_gemma4"]()
+    groups = [each for each in find_coupling(model, inputs).groups if each.chosen]
+    with of_model(copy.deepcopy(model), [inputs], None) as dense, of_model(model, [inputs], None) as small:
+        beside = Beside(dense, small, groups)
+        for _ in beside.run(lambda *_: None):
+            pass
+    assert not any(beside._adds_up.values())
+
+
+def test_what_runs_again_is_named():
+    model, inputs = zoo.ZOO["mixtral"]()
+    assert runs_again(model, inputs, None) is None
+    model.model.layers[1] = model.model.layers[0]
+    assert runs_again(model, inputs, None) == "model.layers.0"
