@@ -39,7 +39,6 @@ def test_a_line_by_hand():
 
 @pytest.mark.parametrize("mode", prune_forward.MODES)
 def test_a_child_times_every_variant_in_every_round(mode, monkeypatch):
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(prune_forward, "SLICE", 1e-6)
     taken = prune_forward.child("twenty linear layers of 16", mode, rounds=3)
     assert set(taken) == set(prune_forward.VARIANTS)

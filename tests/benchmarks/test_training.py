@@ -20,14 +20,6 @@ def without_peers(monkeypatch):
     monkeypatch.setattr(peers, "missing", lambda: dict.fromkeys(peers.PEERS, "it is not installed"))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    torch.set_num_threads(threads)
-
-
 def test_accuracy(without_peers, tmp_path, capsys):
     file = tmp_path / "results.json"
     main(["accuracy", "--smoke", "--processes", "1", "--json", str(file)])
