@@ -107,8 +107,8 @@ def test_of_a_merged_expert_all_is_the_mean_by_scores():
         kept = [each for each in range(4) if each != other]
         mine = model.model.layers[at].mlp.experts.down_proj[kept.index(stays)]
         one, two = (dense.model.layers[at].mlp.experts.down_proj[each] for each in (stays, other))
-        share = ((mine - two) / (one - two)).flatten()
-        clear = ((one - two).abs() > 5e-5).flatten()
+        share = ((mine - two) / (one - two)).detach().flatten()
+        clear = ((one - two).abs() > 5e-5).flatten()  # else the difference is rounding
         torch.testing.assert_close(share[clear], share.median().expand_as(share)[clear], rtol=0.02, atol=0.02)
         assert 0.1 < float(share.median()) < 0.9
 
