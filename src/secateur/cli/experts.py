@@ -50,7 +50,8 @@ def experts(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What ranks experts: reap, total, frequency, activation; or criterion, their magnitude.",
+            help="What ranks experts: reap, total, frequency, activation; criterion, their magnitude; or exhaustive, "
+            "where they are few: all sets are tried.",
             show_default=False,
         ),
     ] = None,

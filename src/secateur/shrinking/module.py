@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.allocation import Allocation
-from secateur.coupling import Axis, Branch, Coupling, find_coupling
+from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.branches import choose_branches, influences
@@ -29,6 +29,7 @@ from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_merging import Merged, Merging
 from secateur.shrinking.expert_repair import MendedMixtures, change_mixtures
+from secateur.shrinking.expert_subsets import Losses, losses_in_memory
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
@@ -173,7 +174,8 @@ def shrink(
         rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
             times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, the sum of the same;
             ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
-            ``"criterion"``, the default without.
+            ``"criterion"``, the default without. ``"exhaustive"`` tries all sets of so many, and takes the one without
+            which the mixture's outputs move least (arXiv:2402.14800): where experts are few.
         how_experts: ``"merge"`` with batches: those that leave are merged into those that stay, after REAM
             (arXiv:2604.04356): near ones by their outputs and the router's scores, hidden units paired, weights
             averaged by the scores; then ``repair``. Otherwise they are just not there.
@@ -305,7 +307,11 @@ def shrink(
             routed = None
             if held is not None and rest.rank_experts != "criterion":
                 routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
-            fewer = choose_experts(subject, rest, known, routed)
+            losses = None
+            if rest.rank_experts == "exhaustive" and held is not None:
+                every = mixtures_in_scope(subject, rest)
+                losses = functools.partial(_losses, model, coupling, every, held, forward)
+            fewer = choose_experts(subject, rest, known, routed, losses)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
             merging = None
             if asked.how_experts == "merge" and routed is not None:
@@ -373,6 +379,17 @@ def shrink(
         if report is not None:
             report(done)
     return done
+
+
+def _losses(
+    model: nn.Module,
+    coupling: Coupling,
+    groups: Sequence[Group],
+    batches: Sequence[Any],
+    forward: Forward | None,
+    counts: Mapping[Axis, int],
+) -> Losses:
+    return losses_in_memory(model, coupling, groups, counts, batches, forward)
 
 
 def _check_values(model: nn.Module) -> None:
