@@ -2,6 +2,7 @@
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
+    python benchmarks/experts/run.py changes [--steps N] [--seed N] [--json FILE]
     python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
         [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
 
@@ -23,6 +24,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.experts.changes import changes
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
 from benchmarks.experts.rows import rows as seen_rows
@@ -38,6 +40,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     three = commands.add_parser("rows", help=(seen_rows.__doc__ or "").split("\n")[0])
     three.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     three.add_argument("--json", type=Path, help="write the rows there")
+    four = commands.add_parser("changes", help=(changes.__doc__ or "").split("\n")[0])
+    four.add_argument("--steps", type=int, default=600, help="of training")
+    four.add_argument("--seed", type=int, default=0)
+    four.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
     two.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
     two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
@@ -57,6 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = quality(
             Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer, given.choose)
         )
+    elif given.what == "changes":
+        rows = []
+        for row in changes(given.steps, given.seed):
+            rows.append(row)
+            print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
     elif given.what == "rows":
         rows = seen_rows(given.only)
     else:

@@ -50,10 +50,15 @@ def experts(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What ranks experts: reap, total, frequency, activation; or criterion, their magnitude.",
+            help="What ranks experts: reap, total, frequency, activation; criterion, their magnitude; or exhaustive, "
+            "where they are few: all sets are tried.",
             show_default=False,
         ),
     ] = None,
+    how: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="remove, or merge: with data, into those that stay, as REAM does."),
+    ] = "remove",
     unreached_first: Annotated[
         bool, typer.Option("--unreached-first", help="Experts that no token was sent to leave before others.")
     ] = False,
@@ -102,6 +107,7 @@ def experts(
             "profile": profile,
             "plan": plan,
             "rank": rank,
+            "how": how if how != "remove" else None,
             "unreached_first": unreached_first,
             "no_repair": no_repair,
             "include": include,
@@ -128,6 +134,7 @@ def experts(
             profile=profile,
             plan=plan,
             rank=rank,
+            how=how,
             unreached_first=unreached_first,
             repair=not no_repair,
             include=include,

@@ -7,6 +7,8 @@ repaired; the output appears under its name complete or not at all, and a run th
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import math
 import os
@@ -51,8 +53,10 @@ from secateur.checkpoints import (
 from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice
 from secateur.shrinking.directory import config_text, write_cut
-from secateur.shrinking.expert_repair import Mended, MendedMixtures, mend
+from secateur.shrinking.expert_merging import Merged, Merging, merge
+from secateur.shrinking.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.expert_streams import Beside, new_values, of_directory
+from secateur.shrinking.expert_subsets import Losses
 from secateur.shrinking.experts import Fewer, choose_experts, ranked
 from secateur.shrinking.mixtures import Mixtures, Origin, mixtures_of
 from secateur.shrinking.profiles import Profile, Text, profile_in, profile_values, read_profile, write_profile
@@ -85,6 +89,7 @@ class ShrunkExperts(Shown):
         unreached_first: whether those were to leave before others.
         mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
             squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
+        merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
         repaired: the tensors in the files whose values are new.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
@@ -105,6 +110,8 @@ class ShrunkExperts(Shown):
     seconds: float
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
+    merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
+    unmerged: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
 
     def _parts(self) -> Iterable[Part]:
@@ -120,6 +127,7 @@ def shrink_experts_checkpoint(
     profile: Path | str | None = None,
     plan: Path | str | None = None,
     rank: str | None = None,
+    how: str = "remove",
     unreached_first: bool = False,
     repair: bool = True,
     include: str | Iterable[str] | None = None,
@@ -150,8 +158,9 @@ def shrink_experts_checkpoint(
         profile: a file for what the batches say; one that is there gets it added. A quarter of the batches ranks
             nothing then, and says what the outputs of each mixture lose without experts.
         plan: such a file, in place of batches: nothing is run.
-        rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"`` or ``"criterion"`` (magnitude; the default
-            without data), as ``rank_experts`` of `shrink`.
+        rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"``, ``"exhaustive"`` or ``"criterion"``
+            (magnitude; the default without data), as ``rank_experts`` of `shrink`.
+        how: ``"merge"``: with batches, those that leave are merged into those that stay; ``how_experts`` of `shrink`.
         unreached_first: experts that no token reached leave first.
         repair: with batches, solve for the last matrices of the experts that stay, towards the dense model's stream.
         include, exclude: globs over names of routers and tensors of mixtures.
@@ -182,6 +191,7 @@ def shrink_experts_checkpoint(
     asked = request(
         experts=remove,
         rank_experts=rank,
+        how_experts=how,
         unreached_first=unreached_first,
         include=include,
         exclude=exclude,
@@ -193,6 +203,10 @@ def shrink_experts_checkpoint(
         raise ValueError("a plan says what a text said: pass batches, or plan.")
     if batches is None and plan is None and rank not in (None, "criterion"):
         raise ValueError(f"rank={rank!r} needs data: pass batches, or plan.")
+    if rank == "exhaustive" and (plan is not None or profile is not None):
+        raise ValueError('rank="exhaustive" tries sets of so many on a text: no profile says that; leave out the file.')
+    if how == "merge" and batches is None:
+        raise ValueError('how="merge" runs the model on a text: pass batches.')
     if profile is not None and batches is None:
         raise ValueError("a profile is of batches; pass them.")
     root, out = Path(source), None if out is None else Path(out)
@@ -219,8 +233,9 @@ def shrink_experts_checkpoint(
         found = _profiled(run)
         return found if before is None else before.plus(found, Path(profile or ""))
 
-    def made(profile: Profile | None) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
-        return _planned(mixtures, asked, profile, out, started)
+    def made(profile: Profile | None, begun: Unfinished | None = None) -> tuple[Any, dict[str, Origin], ShrunkExperts]:
+        losses = None if rank != "exhaustive" or run is None else functools.partial(_losses, begun, run)
+        return _planned(mixtures, asked, profile, out, started, losses)
 
     if out is None:
         learned = known()
@@ -230,11 +245,13 @@ def shrink_experts_checkpoint(
         with _begun(out, request_, checkpoint) as begun:
             learned = _learned(begun, mixtures, known)
             with _leaving_nothing(begun):
-                fewer, written, done = made(learned)
+                fewer, written, done = made(learned, begun)
             assert fewer is not None
             _write(begun, mixtures, done, fewer.choice, written)
-            if run is not None and repair:
-                done = _repaired(begun, run, written, done)
+            if run is not None and (repair or how == "merge"):
+                assert fewer is not None
+                merging = _merging(mixtures, asked, fewer, learned) if how == "merge" else None
+                done = _changed(begun, run, written, done, repair=repair, merging=merging)
             done = replace(done, seconds=time.monotonic() - started)
             if not rank_and_world()[0]:
                 _add_records(begun.folder, mixtures, done, written, said, previous)
@@ -249,12 +266,17 @@ def shrink_experts_checkpoint(
 
 
 def _planned(
-    mixtures: Mixtures, asked: Request, known: Profile | None, out: Path | None, started: float
+    mixtures: Mixtures,
+    asked: Request,
+    known: Profile | None,
+    out: Path | None,
+    started: float,
+    losses: Callable[[Mapping[Axis, int]], Losses] | None,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
     """What leaves, what each tensor that is written is made of, and what there is to say of it."""
     checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.axis: known.routed[group.name] for group in mixtures.groups}
-    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts else None
+    fewer = choose_experts(mixtures.subject, asked, (), routed, losses) if asked.experts else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     entries = checkpoint.entries
     shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
@@ -342,6 +364,31 @@ def _run_of(
     return _Run(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
 
 
+def _losses(begun: Unfinished | None, run: _Run, counts: Mapping[Axis, int]) -> Losses:
+    """What mixtures lose without each set of so many; what an earlier run found out is known."""
+    groups = {group.name: group for group in run.mixtures.groups}
+    facts = None if begun is None else begun.found().inner("facts")
+    if facts is not None and "losses" in facts.values:
+        read = facts.inner("losses")
+        losses: Losses = {}
+        for name in read.values:
+            lost = read.each(name, float, least=0)
+            units = (
+                list(itertools.combinations(range(groups[name].size), counts[groups[name].axis]))
+                if (name in groups and groups[name].axis in counts)
+                else []
+            )
+            if len(units) != len(lost):
+                raise read.wrong(name, "is not of as many sets of experts as may leave")
+            losses[groups[name].axis] = dict(zip(units, lost, strict=True))
+        return losses
+    found = run.mixtures.losses(run.held, run.walk, counts)
+    if begun is not None and not rank_and_world()[0]:
+        named = {group.name: list(found[group.axis].values()) for group in groups.values() if group.axis in found}
+        begun.learn(losses=named)
+    return found
+
+
 def _share(batches: Sequence[Any]) -> Sequence[Any]:
     """This process's; one without a share of its own runs along."""
     rank, world = rank_and_world()
@@ -396,6 +443,7 @@ def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repai
         "plan": None if planned is None else profile_values(planned),
         "remove": asked.experts,
         "rank": asked.rank_experts,
+        "how": asked.how_experts,
         "unreached_first": asked.unreached_first,
         "include": asked.include,
         "exclude": asked.exclude,
@@ -423,6 +471,8 @@ def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
     """What cannot be asked for is no run to go on with."""
     try:
         yield
+    except CheckpointError:
+        raise  # of the journal itself, say
     except ValueError:
         if not rank_and_world()[0]:
             begun.remove()
@@ -432,7 +482,7 @@ def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
 def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
     """What a text says of the experts: what an earlier run learned, or what is learned now."""
     facts = begun.found().inner("facts")
-    facts.only("profile", "files", "writing")
+    facts.only("profile", "losses", "files", "writing")
     if "profile" in facts.values:
         found = profile_in(facts.inner("profile"))
         if {name: len(each.tokens) for name, each in found.routed.items()} != mixtures.sizes:
@@ -537,6 +587,8 @@ def _add_records(
         "rank": done.rank,
         "texts": [] if done.profile is None else [vars(text) for text in done.profile.texts],
         "repair": {"made_up_for": dict(done.mended), "not_repaired": dict(done.unmended)},
+        "merged": {name: [list(its) for its in groups] for name, groups in done.merged.items()},
+        "not_merged": dict(done.unmerged),
         "repaired": list(done.repaired),
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
@@ -545,61 +597,121 @@ def _add_records(
     (target / RECORD).write_text(record_text("experts", found, arguments=said, previous=previous), "utf-8")
 
 
-# ---- repair ---------------------------------------------------------------------------------------------------------
+# ---- what stays is changed -------------------------------------------------------------------------------------------
 
 
-def _repaired(begun: Unfinished, run: _Run, written: Mapping[str, Origin], done: ShrunkExperts) -> ShrunkExperts:
-    """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
+def _merging(mixtures: Mixtures, asked: Request, fewer: Fewer, known: Profile | None) -> Merging:
+    assert known is not None
+    rank = asked.rank_experts or "reap"
+    scores = {name: routed.scores(rank) for name, routed in known.routed.items()}
+    groups = {group.name: group for group in mixtures.groups}
+    return Merging(mixtures.subject.coupling, groups, fewer.choice.kept, scores)
+
+
+def _changed(
+    begun: Unfinished,
+    run: _Run,
+    written: Mapping[str, Origin],
+    done: ShrunkExperts,
+    *,
+    repair: bool,
+    merging: Merging | None,
+) -> ShrunkExperts:
+    """The smaller directory runs beside the dense one, and its mixtures are merged and solved, block after block."""
     groups = [group for group in run.mixtures.groups if group.name in done.counts]
-    checkpoint = open_checkpoint(begun.folder)
     walk = DirectoryWalk(
-        checkpoint,
+        open_checkpoint(begun.folder),
         begun.folder,
         run.held,
         forward=run.walk.forward,
         activations=run.activations,
         device=run.walk.device,
     )
-    mended, tensors = MendedMixtures(), []
-    already = []
-    for block in begun.found().inners("blocks"):
-        block.only("name", "made_up_for", "not_repaired", "tensors")
-        already.append(block.take("name", str))
-        if already[-1] not in walk.blocks or already[-1] in already[:-1]:
-            raise block.wrong("name", f"is {already[-1]}, which is no block of the model, or is there twice")
-        mended.found.update({name: Mended(share) for name, share in block.each_named("made_up_for", float).items()})
-        mended.found.update({name: Mended(None, why) for name, why in block.each_named("not_repaired", str).items()})
-        tensors += block.each("tensors", str)
+    mended, merged = MendedMixtures(), Merged()
+    already, tensors = _gone_on_with(begun, walk, mended, merged)
     _write_again(begun, run.mixtures.checkpoint, walk, written, already)
     rank, _ = rank_and_world()
     run.walk.batches = run.held
     with of_directory(run.walk, run.held) as dense, of_directory(walk, run.held) as small:
         beside = Beside(dense, small, groups, run.activations)
-        mended.found.update({group.name: Mended(None, "it is in none of the blocks") for group in beside.outside})
+        leave_whole(beside.outside, OUTSIDE, mended, merged)
 
         def change(name: str, its: Sequence[Group]) -> None:
-            changed = mend(beside, small, name, its, mended, folder=run.activations)
-            names = []
-            if changed:
-                values = new_values(walk.model, name, changed)
-                small.weights.unload(name)  # what is written is put together of all experts once more
-                if not rank:
-                    begun.learn(writing=name)
-                    names = list(walk.files.write(name, values))
-                barrier()
-                small.weights.load(name, finished=False)
-            shares = {each.name: mended.shares[each.name] for each in its if each.name in mended.shares}
-            whole = {each.name: mended.whole[each.name] for each in its if each.name in mended.whole}
+            names: list[str] = []
+            for group in its:
+                new: list[str] = []
+                if merging is not None:
+                    new += merge(beside, merging, name, [group], merged, folder=run.activations)
+                if repair:
+                    new += mend(beside, small, name, [group], mended, folder=run.activations)
+                names += write(name, new)
             if not rank:
-                said = {"name": name, "made_up_for": shares, "not_repaired": whole, "tensors": names}
-                begun.note(said)
-                tensors.extend(names)
+                begun.note(_noted(name, its, mended, merged, names))
+                tensors.update(names)
+
+        def write(name: str, changed: Sequence[str]) -> list[str]:
+            """What changed in a block, while its weights are not in memory: they are put together once more."""
+            if not changed:
+                return []
+            values = new_values(walk.model, name, sorted({*changed}))
+            small.weights.unload(name)
+            if not rank:
+                begun.learn(writing=name)
+            found = {} if rank else walk.files.write(name, values)
+            barrier()
+            del values
+            small.weights.load(name, finished=False)
+            return [each for each, what in found.items() if not what.kept_as_they_were]
 
         for _ in beside.run(change, already):
             pass
     return replace(
-        done, mended=mended.shares, unmended=mended.whole, repaired=tuple(sorted(of_the_first(lambda: tensors)))
+        done,
+        mended=mended.shares,
+        unmended=mended.whole if repair else {},
+        merged=merged.groups,
+        unmerged=merged.whole if merging is not None else {},
+        repaired=tuple(of_the_first(lambda: sorted(tensors))),
     )
+
+
+def _noted(
+    block: str, groups: Sequence[Group], mended: MendedMixtures, merged: Merged, tensors: Sequence[str]
+) -> dict[str, Any]:
+    """What the journal says of a block whose mixtures changed."""
+    names = {group.name for group in groups}
+    return {
+        "name": block,
+        "made_up_for": {name: each for name, each in mended.shares.items() if name in names},
+        "not_repaired": {name: each for name, each in mended.whole.items() if name in names},
+        "merged": {name: [list(its) for its in each] for name, each in merged.groups.items() if name in names},
+        "not_merged": {name: each for name, each in merged.whole.items() if name in names},
+        "tensors": list(tensors),
+    }
+
+
+def _gone_on_with(
+    begun: Unfinished, walk: DirectoryWalk, mended: MendedMixtures, merged: Merged
+) -> tuple[list[str], set[str]]:
+    """The blocks that an earlier run changed, and which tensors; what it said of them is said again."""
+    already: list[str] = []
+    tensors: set[str] = set()
+    for block in begun.found().inners("blocks"):
+        block.only("name", "made_up_for", "not_repaired", "merged", "not_merged", "tensors")
+        name = block.take("name", str)
+        if name not in walk.blocks or name in already:
+            raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
+        already.append(name)
+        mended.found.update({each: Mended(share) for each, share in block.each_named("made_up_for", float).items()})
+        mended.found.update({each: Mended(None, why) for each, why in block.each_named("not_repaired", str).items()})
+        together = block.inner("merged")
+        for each, its in block.each_named("merged", list).items():
+            if not all(isinstance(one, list) and all(type(unit) is int for unit in one) for one in its):
+                raise together.wrong(each, "is not which experts became one")
+            merged.groups[each] = tuple(tuple(one) for one in its)
+        merged.whole.update(block.each_named("not_merged", str))
+        tensors.update(block.each("tensors", str))
+    return already, tensors
 
 
 def _write_again(

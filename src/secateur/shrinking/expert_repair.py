@@ -21,16 +21,18 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Outputs, Piece, gathered, rank_and_world
 from secateur.coupling import Group
+from secateur.shrinking.expert_merging import Merged, Merging, merge
 from secateur.shrinking.expert_rows import ExpertRows, rows_of_experts
 from secateur.shrinking.expert_streams import Beside, Pass, Side, of_model, runs_again
 from secateur.support import Forward, Undo
 
-__all__ = ["DAMPINGS", "Mended", "MendedMixtures", "mend", "repair_mixtures"]
+__all__ = ["DAMPINGS", "OUTSIDE", "Mended", "MendedMixtures", "change_mixtures", "leave_whole", "mend"]
 
 # Of the mean diagonal: the one that is best on tokens that it did not see. Of 3072 tokens 1e-3 was, of 144 it was 1.
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)
 _ROUNDS = 3  # more brought nothing on a mixture of 4 experts, 2 at a time
 _UNSEEN = 4  # every fourth batch, or token where there are fewer batches
+OUTSIDE = "it is in none of the blocks, or is one"
 _LARGE = 4096  # inputs, from which a Gram matrix is in float32: in float64 it would be larger than the block
 
 
@@ -59,7 +61,7 @@ class MendedMixtures:
         return {name: each.why for name, each in self.found.items() if each.share is None}
 
 
-def repair_mixtures(
+def change_mixtures(
     model: nn.Module,
     dense: nn.Module,
     groups: Sequence[Group],
@@ -67,19 +69,34 @@ def repair_mixtures(
     *,
     forward: Forward | None,
     undo: Undo,
-) -> MendedMixtures:
-    """Of a model of which experts left, beside the one that it was; ``groups`` are of the former."""
-    done = MendedMixtures()
+    repair: bool = True,
+    merging: Merging | None = None,
+) -> tuple[MendedMixtures, Merged]:
+    """Merges and repairs a model of which experts left, beside the one that it was; ``groups`` are of the former."""
+    mended, merged = MendedMixtures(), Merged()
     if (name := runs_again(model, batches[0], forward)) is not None:
-        why = f"{name or 'the model'} runs more than once in a forward pass"
-        done.found.update({group.name: Mended(None, why) for group in groups})
-        return done
+        leave_whole(groups, f"{name or 'the model'} runs more than once in a forward pass", mended, merged)
+        return mended, merged
     with of_model(dense, batches, forward) as whole, of_model(model, batches, forward) as small:
         beside = Beside(whole, small, groups)
-        done.found.update({group.name: Mended(None, "it is in none of the blocks") for group in beside.outside})
-        for _ in beside.run(lambda name, its: mend(beside, small, name, its, done, undo=undo)):
+        leave_whole(beside.outside, OUTSIDE, mended, merged)
+
+        def change(name: str, its: Sequence[Group]) -> None:
+            if merging is not None:
+                merge(beside, merging, name, its, merged, undo=undo)
+            if repair:
+                mend(beside, small, name, its, mended, undo=undo)
+
+        for _ in beside.run(change):
             pass
-    return done
+    return mended, merged
+
+
+def leave_whole(groups: Iterable[Group], why: str, mended: MendedMixtures, merged: Merged) -> None:
+    """Mixtures of which nothing can change."""
+    for group in groups:
+        mended.found[group.name] = Mended(None, why)
+        merged.whole[group.name] = why
 
 
 def mend(

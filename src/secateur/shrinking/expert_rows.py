@@ -162,7 +162,7 @@ def _told(out: Tensor, leaves: Sequence[Tensor]) -> list[tuple[Tensor, Tensor] |
     spelled = torch.stack([torch.ones_like(tokens), *(1 - 2 * (tokens >> at & 1) for at in range(digits))], 1)
     columns = spelled[:, torch.arange(-(-(1 + digits) // width) * width, device=out.device) % (1 + digits)].to(out)
     passes = []
-    for way in columns.split(width, 1):
+    for way in torch.split(columns, width, 1):
         with torch.enable_grad():
             moved_by = (out * way.reshape(out.shape)).sum()
         passes.append(torch.autograd.grad(moved_by, leaves, allow_unused=True, retain_graph=True))

@@ -82,8 +82,8 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     ]
     problems += [f"{printable(name)}: left, {EXPERTS} says; it is here." for name in sorted(gone & used)]
     same, others = about_files(checkpoint, dense, {Path(RECORD), Path(EXPERTS), Path("config.json")})
-    unchecked = (f"{len(repaired)} tensors were repaired with data: what they hold",) if repaired else ()
-    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), unchecked)
+    unchecked = [f"{len(repaired)} tensors were repaired with data: what they hold"] if repaired else []
+    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), tuple(unchecked))
 
 
 def _made_of(path: Path) -> tuple[Mapping[str, Origin], set[str]]:

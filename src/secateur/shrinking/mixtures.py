@@ -19,13 +19,20 @@ from secateur.checkpoints import Checkpoint, CheckpointError, Cuts, meta_model_o
 from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED, example_for
-from secateur.shrinking.execution import carry_out
+from secateur.shrinking.expert_subsets import (
+    Losses,
+    everywhere,
+    lost_without,
+    rows_of_output,
+    subset_plans,
+    watching_losses,
+)
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import Request
 from secateur.shrinking.routing import Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.subject import Subject, subject_of
-from secateur.support import LazyTensors, Undo, mapped, printable, private, tensors_in
+from secateur.support import LazyTensors, Undo, printable, private
 
 __all__ = ["Curve", "Mixtures", "Origin", "mixtures_of"]
 
@@ -148,23 +155,27 @@ class Mixtures:
         plans = {group.axis: self._plans(group, scores[group.axis]) for group in self.groups}
 
         def measure(group: Group, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            whole = _rows(output, watching)
+            whole = rows_of_output(output, watching.tokens.own)
             curve = found[group.axis]
             curve.whole += float(whole.square().sum())
-            for count, plan in plans[group.axis].items():
-                given = mapped((args, kwargs), lambda tensor: tensor.detach().clone())
-                with Undo() as undo:
-                    take_back = carry_out(walk.model, plan, None)
-                    undo.call(take_back)
-                    without = _rows(module.forward(*given[0], **given[1]), watching)
-                    curve.lost[count] = curve.lost.get(count, 0.0) + float((without - whole).square().sum())
-                    undo.roll_back()
+            own = watching.tokens.own
+            lost = lost_without(walk.model, module, (args, kwargs), whole, plans[group.axis], own)
+            curve.lost.update({count: curve.lost.get(count, 0.0) + each for count, each in lost.items()})
 
         watching = replace(self._watching(walk), also=measure)
         self._run(walk, watching, batches)
         if isinstance(batches, RunAlong):
             found = {group.axis: Curve(dict.fromkeys(plans[group.axis], 0.0)) for group in self.groups}
         return {axis: each.everywhere() for axis, each in found.items()}
+
+    def losses(self, batches: Sequence[Any], walk: DirectoryWalk, counts: Mapping[Axis, int]) -> Losses:
+        """What each mixture loses without each set of so many of its experts."""
+        plans = subset_plans(self.subject.model, self.subject.coupling, counts, self.groups)
+        watching, found = watching_losses(self._watching(walk), plans)
+        self._run(walk, watching, batches)
+        if isinstance(batches, RunAlong):
+            found = {axis: dict.fromkeys(its, 0.0) for axis, its in plans.items()}
+        return everywhere(found)
 
     def _plans(self, group: Group, scores: Tensor) -> dict[int, Plan]:
         """The mixture without so many of its experts."""
@@ -194,14 +205,6 @@ class Mixtures:
                 walk.run()
         finally:
             walk.forward = own
-
-
-def _rows(output: Any, watching: Watching) -> Tensor:
-    """The outputs for tokens that are no padding, (tokens, width)."""
-    out = next(tensor for tensor in tensors_in(output) if tensor.is_floating_point())
-    rows = out.detach().reshape(-1, out.shape[-1]).double()
-    own = watching.tokens.own
-    return rows if own is None or own.numel() != len(rows) else rows[own.reshape(-1).to(rows.device)]
 
 
 def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk | None = None) -> Mixtures:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation
 from secateur.blockwise import naming_batches
-from secateur.coupling import Axis, Branch, Coupling, find_coupling
+from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking.branches import choose_branches, influences
@@ -28,7 +28,9 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_repair import MendedMixtures, repair_mixtures
+from secateur.shrinking.expert_merging import Merged, Merging
+from secateur.shrinking.expert_repair import MendedMixtures, change_mixtures
+from secateur.shrinking.expert_subsets import Losses, losses_in_memory
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
@@ -62,6 +64,7 @@ class Shrunk(Shown):
         unreached: ``{router: experts}`` that no token of the batches was sent to.
         mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
             squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
+        merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
         coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
             also by the proof.
         kept: which units stay, of the groups that lost some.
@@ -81,6 +84,8 @@ class Shrunk(Shown):
     unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
     mended: Mapping[str, float] = field(repr=False)
     unmended: Mapping[str, str] = field(repr=False)
+    merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(repr=False)
+    unmerged: Mapping[str, str] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -113,6 +118,7 @@ def shrink(
     rank_branches: str | None = None,
     experts: float = 0.0,
     rank_experts: str | None = None,
+    how_experts: str = "remove",
     unreached_first: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     uniform: bool = False,
@@ -169,7 +175,11 @@ def shrink(
         rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
             times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, the sum of the same;
             ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
-            ``"criterion"``, the default without.
+            ``"criterion"``, the default without. ``"exhaustive"`` tries all sets of so many, and takes the one without
+            which the mixture's outputs move least (arXiv:2402.14800): where experts are few.
+        how_experts: ``"merge"`` with batches: those that leave are merged into those that stay, after REAM
+            (arXiv:2604.04356): near ones by their outputs and the router's scores, hidden units paired, weights
+            averaged by the scores; then ``repair``. Otherwise they are just not there.
         unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
             criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -238,6 +248,7 @@ def shrink(
         rank_branches=rank_branches,
         experts=experts,
         rank_experts=rank_experts,
+        how_experts=how_experts,
         unreached_first=unreached_first,
         uniform=uniform,
         verify=verify,
@@ -246,6 +257,8 @@ def shrink(
         raise ValueError('rank_branches="outputs" runs the model on real inputs; pass batches=, or leave it out.')
     if batches is None and asked.rank_experts not in (None, "criterion"):
         raise ValueError(f'rank_experts="{asked.rank_experts}" runs the model on real inputs; pass batches=.')
+    if asked.experts and batches is None and asked.how_experts == "merge":
+        raise ValueError('how_experts="merge" runs the model on real inputs; pass batches=.')
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
@@ -288,7 +301,7 @@ def shrink(
         configured: Configured | None = None
         experts_stay: dict[str, tuple[int, int]] = {}
         unreached: dict[str, tuple[int, ...]] = {}
-        repaired = MendedMixtures()
+        repaired, merged = MendedMixtures(), Merged()
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
             configured = Configured(model, coupling) if uniform and has_configuration(model) else None
@@ -297,9 +310,20 @@ def shrink(
             routed = None
             if held is not None and rest.rank_experts != "criterion":
                 routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
-            fewer = choose_experts(subject, rest, known, routed)
+            losses = None
+            if rest.rank_experts == "exhaustive" and held is not None:
+                every = mixtures_in_scope(subject, rest)
+                losses = functools.partial(_losses, model, coupling, every, held, forward)
+            fewer = choose_experts(subject, rest, known, routed, losses)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
-            whole = copy.deepcopy(model) if repair and routed is not None else None
+            merging = None
+            if asked.how_experts == "merge" and routed is not None:
+                before_ = {group.name: group for group in coupling.groups if group.name in experts_stay}
+                ranks = asked.rank_experts or "reap"
+                scores = {name: routed[group.axis].scores(ranks) for name, group in before_.items()}
+                merging = Merging(coupling, before_, left.kept, scores)
+            changes = routed is not None and (repair or merging is not None)
+            whole = copy.deepcopy(model) if changes else None
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
             if configured is not None:
@@ -307,7 +331,9 @@ def shrink(
             coupling = watched()
             if whole is not None and held is not None:
                 mixtures = [group for group in coupling.groups if group.name in experts_stay]
-                repaired = repair_mixtures(model, whole, mixtures, held, forward=forward, undo=undo)
+                repaired, merged = change_mixtures(
+                    model, whole, mixtures, held, forward=forward, undo=undo, repair=repair, merging=merging
+                )
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None
@@ -344,6 +370,8 @@ def shrink(
             unreached=unreached,
             mended=repaired.shares,
             unmended=repaired.whole,
+            merged=merged.groups,
+            unmerged=merged.whole if asked.how_experts == "merge" else {},
             coupling=coupling,
             kept=kept,
             plans=plans,
@@ -354,6 +382,17 @@ def shrink(
         if report is not None:
             report(done)
     return done
+
+
+def _losses(
+    model: nn.Module,
+    coupling: Coupling,
+    groups: Sequence[Group],
+    batches: Sequence[Any],
+    forward: Forward | None,
+    counts: Mapping[Axis, int],
+) -> Losses:
+    return losses_in_memory(model, coupling, groups, counts, batches, forward)
 
 
 def _check_values(model: nn.Module) -> None:

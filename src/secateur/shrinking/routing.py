@@ -27,9 +27,10 @@ from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
 from secateur.shrinking.measuring import check_finite
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
 
-__all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
+__all__ = ["HOWS", "RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
 
-RANKS = ("reap", "total", "frequency", "activation", "criterion")
+HOWS = ("remove", "merge")
+RANKS = ("reap", "total", "frequency", "activation", "exhaustive", "criterion")
 
 Array = npt.NDArray[np.float64]
 
@@ -61,7 +62,7 @@ class Routed:
         return tuple(np.flatnonzero(self.tokens == 0).tolist())
 
     def scores(self, rank: str) -> Array:
-        """Of each unit, higher = keep; zero for one that no token was sent to.
+        """Of each unit, higher = keep; zero for one that no token was sent to. An exhaustive choice begins with REAP's.
 
         >>> Routed(np.array([2.0, 0.0]), np.array([3.0, 0.0]), np.array([8.0, 0.0])).scores("reap")
         array([1.5, 0. ])
@@ -70,7 +71,7 @@ class Routed:
             return self.tokens.copy()
         if rank == "total":
             return self.weighted.copy()
-        return (self.weighted if rank == "reap" else self.norms) / np.maximum(self.tokens, 1)
+        return (self.weighted if rank in ("reap", "exhaustive") else self.norms) / np.maximum(self.tokens, 1)
 
 
 def scores_by(rank: str, routed: Routed, by_criterion: Array, *, unreached_first: bool) -> Tensor:

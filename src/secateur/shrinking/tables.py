@@ -38,6 +38,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
         yield Rows(("~Experts", ">Stay"), [*counts])
         yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
+        yield from merged_parts(done.merged, done.unmerged)
         yield from mended_parts(done.mended, done.unmended)
         yield ""
     rows: dict[Any, list[Group]] = {}
@@ -78,6 +79,15 @@ def unreached_parts(
         yield f"No token of the batches reached {count} of the {every} experts; {how}."
 
 
+def merged_parts(merged: Mapping[str, tuple[tuple[int, ...], ...]], unmerged: Mapping[str, str]) -> Iterator[Part]:
+    """Which experts became one."""
+    if merged:
+        count = sum(len(its) - 1 for groups in merged.values() for its in groups)
+        into = sum(map(len, merged.values()))
+        yield f"{count} experts were merged into {into} of those that stay."
+    yield from _left_so("merged", unmerged)
+
+
 def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
     """What experts that stay make up for."""
     if mended:
@@ -86,10 +96,14 @@ def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> It
             f"Experts that stay make up for {percent(sum(mended.values()) / len(mended))} of what the stream lacks "
             f"behind their mixtures, in the mean, on held-out tokens; {percent(mended[worst])} at {printable(worst)}."
         )
-    for why in dict.fromkeys(unmended.values()):
-        names = [name for name, other in unmended.items() if other == why]
+    yield from _left_so("repaired", unmended)
+
+
+def _left_so(what: str, whole: Mapping[str, str]) -> Iterator[Part]:
+    for why in dict.fromkeys(whole.values()):
+        names = [name for name, other in whole.items() if other == why]
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"Not repaired: {printable(names[0])}{more}: {printable(why)}."
+        yield f"Not {what}: {printable(names[0])}{more}: {printable(why)}."
 
 
 def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
@@ -244,6 +258,7 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
             yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
     else:
         yield f"Ranked by {done.rank}, without data."
+    yield from merged_parts(done.merged, done.unmerged)
     yield from mended_parts(done.mended, done.unmended)
     if profile is not None and profile.curves:
         counts_of = sorted({count for each in profile.curves.values() for count in each.lost})
