@@ -263,6 +263,7 @@ def only_sentencepiece(folder):
         (lambda folder: (folder / "generation_config.json").write_text("1"), "not a JSON object"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("}"), "not valid JSON"),
         (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "not UTF-8"),
+        (lambda folder: (folder / "added_tokens.json").write_text('{"a": [1]}'), "not a number for each token"),
     ],
 )
 def test_hostile_directories_are_one_line(tmp_path, change, message):
