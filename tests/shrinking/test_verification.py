@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from secateur.shrinking import is_shrunken, shrink_checkpoint, verify_shrunken_checkpoint
 from support.commands import run
+from support.damaged import changed, tensor
 from support.families import batches, make
 
 UP = "model.layers.0.mlp.up_proj.weight"  # before anything leaves, so that it is not repaired
@@ -69,23 +70,6 @@ def test_the_command_verifies_it(made, source):
     assert "unchecked  " in ended.stdout
 
 
-def changed(**fields):
-    def change(folder):
-        record = json.loads((folder / "secateur.json").read_text())
-        (folder / "secateur.json").write_text(json.dumps(record | fields))
-
-    return change
-
-
-def tensor(name, change):
-    def changed(folder):
-        tensors = load_file(folder / "model.safetensors")
-        tensors[name] = change(tensors.get(name)).contiguous()
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return changed
-
-
 def planned(folder):
     plan = json.loads((folder / "plan.json").read_text())
     kept = plan["plans"][0]["tensors"][UP]["kept"]["0"]
@@ -109,9 +93,9 @@ def configured(folder):
         (tensor(DOWN, lambda each: each[:, 1:]), "the files hold "),
         (tensor(DOWN, lambda each: each.to(torch.float16)), f"{DOWN}: F16 of shape"),
         (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
-        (changed(parameters={"from": 1, "to": 1}), "claims 1"),
-        (changed(calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
-        (changed(calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
+        (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
+        (changed("secateur.json", calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
+        (changed("secateur.json", calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
         (configured, "config.json: intermediate_size is 24, not"),
         (configured, "as config.json says it"),
         (planned, f"{UP}: is not what the plan leaves"),

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from secateur import shrink_vocabulary, shrink_vocabulary_checkpoint
 from secateur.checkpoints import CheckpointError, slicing
 from secateur.vocabulary import directory
+from support.damaged import changed
 from support.vocabularies import KINDS, TEXT, model_of, renamed_alike, same_inside, wrapped
 
 FAMILIES = ("gpt2", "gptj", "neox", "llama", "tied", "bert", "encoder", "roberta", "t5", "bart")
@@ -228,14 +229,6 @@ def test_wrong_places(tmp_path):
             shrink_vocabulary_checkpoint(dense, out, [TEXT[:99]])
     with pytest.raises(CheckpointError, match="no such directory"):
         shrink_vocabulary_checkpoint(tmp_path / "gone", tmp_path / "out", [TEXT[:99]])
-
-
-def changed(name, **fields):
-    def change(folder):
-        values = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(values | fields))
-
-    return change
 
 
 def without(name):

@@ -27,6 +27,7 @@ from secateur.checkpoints.slicing import (
     pieces_of_cut,
     rows_of,
     shape_of_cut,
+    sliced_files,
     write_bytes,
 )
 from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
@@ -80,6 +81,7 @@ __all__ = [
     "record_text",
     "rows_of",
     "shape_of_cut",
+    "sliced_files",
     "slicing",
     "sparsify_checkpoint",
     "verified_rows",

@@ -51,9 +51,9 @@ from secateur.checkpoints import (
     record_text,
     rows_of,
     shape_of_cut,
+    sliced_files,
     slicing,
     write_bytes,
-    write_header,
 )
 from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
@@ -231,7 +231,7 @@ def shrink_checkpoint(
         if out is None:
             return planned
         with new_directory(out) as temporary:
-            _write_directory(checkpoint, temporary, dense, planned, choice, _record(planned, said, previous))
+            _write_directory(checkpoint, temporary, dense, planned, choice, _record(planned, asked, said, previous))
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.coupling, asked)
@@ -250,7 +250,7 @@ def shrink_checkpoint(
                 "errors": planned.errors,
                 "biases": list(planned.biases),
             }
-            record = _record(planned, said, previous, calibration=calibration)
+            record = _record(planned, asked, said, previous, calibration=calibration)
             _publish(begun, dense, planned, found.choice, record)
         barrier()
     return replace(planned, seconds=time.monotonic() - started)
@@ -538,19 +538,11 @@ def _sliced_files(
     checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], factors: Mapping[str, Factors]
 ) -> Iterator[str]:
     """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name."""
-    for file in checkpoint.files:
-        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
-        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
-        tensors = {
-            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
-        }
-        path = target / file.relative_to(checkpoint.root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb", buffering=0) as written:
-            write_header(written, tensors, checkpoint.metadata[file])
-            for entry in entries:
-                write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
-                yield entry.name
+
+    def write(written: BinaryIO, entry: TensorEntry) -> None:
+        write_cut(written, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+
+    return sliced_files(checkpoint, target, cuts, write)
 
 
 def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
@@ -586,6 +578,7 @@ def _public(config: Any) -> dict[str, Any]:
 
 def _record(
     done: CheckpointShrinking,
+    asked: Request,
     arguments: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
     **more: Any,
@@ -595,5 +588,7 @@ def _record(
         "groups": {name: {"from": before, "to": after} for name, (before, after) in done.counts.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
+        "criterion": described(asked.criterion),
+        "allocate": None if asked.allocate is None else described(asked.allocate),
     }
     return record_text("shrink", {**found, **more}, arguments=arguments, previous=previous)

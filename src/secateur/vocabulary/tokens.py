@@ -281,15 +281,14 @@ class Tokens:
 
 
 def _check_before_reading(model: Mapping[str, Any]) -> None:
-    """Raises ValueError for what the tokenizers library would not tell of: it has an entry for each number, and cuts off
-    a prefix that is not there. Either ends the process, with no error that could be caught."""
+    """Raises ValueError for what the tokenizers library would not tell of: it has an entry for each number, and cuts
+    off a prefix that is not there. Either ends the process, with no error that could be caught."""
     vocabulary, merges = model.get("vocab"), model.get("merges")
     prefix = model.get("continuing_subword_prefix")
     for token, number in vocabulary.items() if isinstance(vocabulary, Mapping) else ():
         if type(number) is int and number >= _MOST:
-            raise ValueError(
-                f"is no tokenizer: it gives {printable(repr(token), 60)} the number {number:,} (there are at most {_MOST:,})"
-            )
+            named = printable(repr(token), 60)
+            raise ValueError(f"is no tokenizer: it gives {named} the number {number:,} (at most {_MOST:,} are known)")
     if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
         return
     for each in merges:
