@@ -1,5 +1,6 @@
 """A configuration is a model of transformers' own, of no more than the files hold, or one line that names it."""
 
+import gc
 import json
 
 import pytest
@@ -38,3 +39,14 @@ def test_what_is_no_model_is_said(folder, change, message):
     (folder / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(CheckpointError, match=message):
         meta_model_of(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_garbage_is_collected_afterwards_as_before(folder, on):
+    """Only while transformers' modules are imported it is not."""
+    (gc.enable if on else gc.disable)()
+    try:
+        family_of(open_checkpoint(folder))
+        assert gc.isenabled() is on
+    finally:
+        gc.enable()

@@ -1,5 +1,6 @@
 """Pruning a directory: what changes, what does not, who is chosen, and that a failure leaves nothing."""
 
+import functools
 import json
 import os
 import shutil
@@ -144,12 +145,17 @@ def test_the_record(source, tmp_path):
     done = sparsify_checkpoint(source, tmp_path / "out", 0.5, arguments={"sparsity": 0.5})
     record = json.loads((tmp_path / "out/secateur.json").read_text())
     assert record["arguments"] == {"sparsity": 0.5}
+    assert (record["criterion"], record["allocate"]) == ("magnitude", "everywhere")
     assert record["sparsity"]["targets"] == done.target_sparsity == pytest.approx(0.5, abs=1e-3)
     assert sorted(record["pruned"]) == TARGETS
     assert record["torch"] == torch.__version__
     sparsify_checkpoint(tmp_path / "out", tmp_path / "again", 0.75)
     again = json.loads((tmp_path / "again/secateur.json").read_text())
     assert again["previous"] == record
+    how = {"criterion": functools.partial(criteria.ln_norm, n=1), "pattern": "1:2"}
+    sparsify_checkpoint(source, tmp_path / "other", **how)
+    other = json.loads((tmp_path / "other/secateur.json").read_text())
+    assert (other["criterion"], other["allocate"]) == ("ln_norm(n=1)", None)  # the pattern says how many
 
 
 def test_the_result_prints_as_a_table(source, tmp_path):

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from secateur.checkpoints import Compared, nbytes_of_cut, open_checkpoint, pieces_of_cut, shape_of_cut, slicing
+from secateur.checkpoints import (
+    Compared,
+    nbytes_of_cut,
+    open_checkpoint,
+    pieces_of_cut,
+    shape_of_cut,
+    sliced_files,
+    slicing,
+)
 from secateur.checkpoints import write_bytes as write
 
 
@@ -48,3 +56,22 @@ def test_pieces_are_those_of_index_select(tmp_path_factory, data, piece):
         write(shorter, torch.frombuffer(bytearray(expected), dtype=torch.uint8)[:-1])
         assert shorter.same
         assert not shorter.all_of_it
+
+
+def test_files_are_those_of_the_source_with_what_stays(tmp_path):
+    (tmp_path / "in/part").mkdir(parents=True)
+    tensors = {"one": torch.arange(12.0).reshape(4, 3), "two": torch.ones(2, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "in/model.safetensors", {"format": "pt"})
+    checkpoint = open_checkpoint(tmp_path / "in")
+    cuts = {"one": {0: np.array([1, 3])}}
+
+    def written(file, entry):
+        for piece in pieces_of_cut(checkpoint, entry, cuts.get(entry.name, {})):
+            write(file, piece)
+
+    assert list(sliced_files(checkpoint, tmp_path / "out", cuts, written)) == ["one", "two"]
+    made = open_checkpoint(tmp_path / "out")
+    assert list(made) == list(checkpoint)
+    assert made.metadata[made.files[0]] == {"format": "pt"}
+    assert torch.equal(made["one"], tensors["one"][[1, 3]])
+    assert torch.equal(made["two"], tensors["two"])

@@ -81,6 +81,7 @@ def test_what_else_is_in_the_directory(dense, smaller):
     assert index["weight_map"] == json.loads(before["model.safetensors.index.json"])["weight_map"]
     assert index["metadata"]["total_size"] == smaller.nbytes[1] == open_checkpoint(smaller.out).nbytes
     record = json.loads(after["secateur.json"])
+    assert (record["criterion"], record["allocate"]) == ("magnitude", None)
     assert record["arguments"] == {"sparsity": 0.4}
     assert record["proof"] == smaller.proof == "on LlamaForCausalLM with random weights"
     assert str(dense) not in after["secateur.json"].decode()

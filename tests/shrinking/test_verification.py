@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from secateur.shrinking import is_shrunken, shrink_checkpoint, verify_shrunken_checkpoint
 from support.commands import run
+from support.damaged import changed, tensor
 from support.families import batches, make
 
 UP = "model.layers.0.mlp.up_proj.weight"  # before anything leaves, so that it is not repaired
@@ -71,23 +72,6 @@ def test_the_command_verifies_it(made, source):
     assert "unchecked  " in ended.stdout
 
 
-def changed(**fields):
-    def change(folder):
-        record = json.loads((folder / "secateur.json").read_text())
-        (folder / "secateur.json").write_text(json.dumps(record | fields))
-
-    return change
-
-
-def tensor(name, change):
-    def changed(folder):
-        tensors = load_file(folder / "model.safetensors")
-        tensors[name] = change(tensors.get(name)).contiguous()
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return changed
-
-
 @pytest.mark.parametrize("source", [True, False])
 @pytest.mark.parametrize("name", [DOWN, UP, "lm_head.weight"])
 def test_any_other_byte_is_named_repaired_or_not_with_the_source_or_without(made, tmp_path, name, source):
@@ -147,11 +131,17 @@ def configured(folder):
         (tensor(DOWN, lambda each: each[:, 1:]), "the files hold "),
         (tensor(DOWN, lambda each: each.to(torch.float16)), f"{DOWN}: F16 of shape"),
         (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
+<<<<<<< HEAD
         (changed(parameters={"from": 1, "to": 1}), "claims 1"),
         (changed(sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
         (changed(sha256={"fc": "0"}), f"{UP}: secateur.json does not say that it was written"),
         (changed(calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
         (changed(calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
+=======
+        (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
+        (changed("secateur.json", calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
+        (changed("secateur.json", calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
+>>>>>>> w/d
         (configured, "config.json: intermediate_size is 24, not"),
         (configured, "as config.json says it"),
         (planned, f"{UP}: is not what the plan leaves"),

@@ -47,3 +47,12 @@ def test_what_cannot_be_counted_is_said():
         count(TOKENS.backend, "a rose", TOKENS.size)
     with pytest.raises(TypeError, match="texts are strings, not bytes"):
         count(TOKENS.backend, [b"a"], TOKENS.size)
+    with pytest.raises(ValueError, match="half of a surrogate pair at character 1,"):
+        count(TOKENS.backend, ["a\ud800b"], TOKENS.size)
+
+
+def test_a_text_that_the_tokenizer_fails_on_is_said():
+    values = json.loads(trained("Unigram").to_str())
+    values["model"]["unk_id"] = None
+    with pytest.raises(ValueError, match=r"fails on a text .*unknown token"):
+        count(Tokens.of(values).backend, ["a rose \U00010123"], 500)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from secateur import shrink_vocabulary, shrink_vocabulary_checkpoint
 from secateur.checkpoints import CheckpointError, slicing
 from secateur.vocabulary import directory
+from support.damaged import changed
 from support.vocabularies import KINDS, TEXT, model_of, renamed_alike, same_inside, wrapped
 
 FAMILIES = ("gpt2", "gptj", "neox", "llama", "tied", "bert", "encoder", "roberta", "t5", "bart")
@@ -230,14 +231,6 @@ def test_wrong_places(tmp_path):
         shrink_vocabulary_checkpoint(tmp_path / "gone", tmp_path / "out", [TEXT[:99]])
 
 
-def changed(name, **fields):
-    def change(folder):
-        values = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(values | fields))
-
-    return change
-
-
 def without(name):
     return lambda folder: (folder / name).unlink()
 
@@ -263,6 +256,7 @@ def only_sentencepiece(folder):
         (lambda folder: (folder / "generation_config.json").write_text("1"), "not a JSON object"),
         (lambda folder: (folder / "tokenizer_config.json").write_text("}"), "not valid JSON"),
         (lambda folder: (folder / "chat_template.jinja").write_bytes(b"\xff"), "not UTF-8"),
+        (lambda folder: (folder / "added_tokens.json").write_text('{"a": [1]}'), "not a number for each token"),
     ],
 )
 def test_hostile_directories_are_one_line(tmp_path, change, message):

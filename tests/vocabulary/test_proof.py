@@ -4,8 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from secateur.vocabulary.proof import agree, encoding, random_texts, renaming
+from secateur.vocabulary.proof import agree, encoding, random_texts, renaming, together
 from secateur.vocabulary.tokens import Tokens
 from support.vocabularies import trained
 
@@ -40,3 +42,30 @@ def test_one_that_is_read_otherwise_is_told():
 
 def test_a_renaming_is_of_all_numbers():
     assert renaming(np.array([1, 5]), 3).tolist() == [-1, 0, -1, -1, -1, 1]
+
+
+NUMBERS = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=8)
+
+
+@given(NUMBERS, NUMBERS, st.lists(st.booleans(), min_size=4, max_size=4))
+def test_texts_together_are_judged_as_one_by_one(first, second, kept):
+    many = min(len(first), len(second))
+    old, found = ([np.array(each, dtype=np.int64) for each in some[:many]] for some in (first, second))
+    new = renaming(np.flatnonzero(kept), 4)
+    one_by_one = [bool((new[ids] >= 0).all()) for ids in old]
+    wrong = [at for at in range(many) if one_by_one[at] and new[old[at]].tolist() != found[at].tolist()]
+    texts = [str(at) for at in range(many)]
+    if wrong:
+        with pytest.raises(ValueError, match=f"tokens of '{wrong[0]}' would be"):
+            agree(texts, old, lambda _: found, new, "tokens")
+    else:
+        assert agree(texts, old, lambda _: found, new, "tokens")[0] == sum(one_by_one)
+
+
+@given(NUMBERS)
+def test_what_is_together_is_whose_it_was(lists):
+    joined = together([np.array(each, dtype=np.int64) for each in lists])
+    assert [joined.text_of(place) for place in range(len(joined.numbers))] == [
+        at for at, each in enumerate(lists) for _ in each
+    ]
+    assert joined.each(joined.numbers > 0).tolist() == [all(each) for each in lists]

@@ -134,6 +134,10 @@ def test_a_word_that_was_unknown_stays_unknown():
         (lambda values: values.pop("model"), "no tokenizer that the tokenizers library reads"),
         (lambda values: values["model"].update(merges=[["x", "y"]]), "no tokenizer that the tokenizers library reads"),
         (lambda values: values["model"].update(vocab=[]), "no tokenizer that the tokenizers library reads"),
+        (lambda values: values["model"].update(continuing_subword_prefix="x"), "does not begin with x"),
+        (lambda values: values["model"]["vocab"].update(far=1 << 31), "'far' the number 2,147,483,648"),
+        (lambda values: values["added_tokens"].append({**values["added_tokens"][0], "content": ""}), "leaves out"),
+        (lambda values: values.update(model=[]), "no tokenizer that the tokenizers library reads"),
     ],
 )
 def test_what_is_no_tokenizer_is_said(change, message):
@@ -159,3 +163,16 @@ def test_the_order_is_the_old_one_and_added_tokens_come_last():
     rose = tokens.added["<|rose|>"]
     assert list(tokens.order({rose, 5, 3, 9_999})) == [3, 5, rose, 9_999]
     assert np.array_equal(tokens.order([]), np.array([], dtype=np.int64))
+
+
+def test_merges_that_make_each_other_in_a_circle_stay():
+    """One of a token with the prefix alone makes that token again; two may make each other."""
+    values = json.loads(trained("suffix").to_str())
+    model = values["model"]
+    for token in ("@@", "@", "@@@", "@@q", "@@@q"):
+        model["vocab"].setdefault(token, max(model["vocab"].values()) + 2)
+    model["merges"] += [["a", "@@"], ["@", "@@@q"], ["@@@", "@@q"]]
+    tokens = Tokens.of(values)
+    kept = choose(tokens, None, asked(keep=len(model["vocab"]) - 3, with_text=False), set(), tokens.size)
+    assert {model["vocab"][each] for each in ("a", "@@q", "@@@q")} <= set(kept.tolist())
+    Tokens.of(tokens.pruned(tokens.order(kept)))

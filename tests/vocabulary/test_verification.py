@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from secateur import shrink_vocabulary_checkpoint
 from secateur.checkpoints import CheckpointError, verify_checkpoint
 from secateur.shrinking import is_shrunken
 from secateur.vocabulary import is_shrunken_vocabulary, verify_vocabulary_checkpoint
 from support.commands import run
+from support.damaged import changed, tensor
 from support.vocabularies import TEXT, model_of, wrapped
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -49,23 +49,6 @@ def test_the_command_verifies_it(made):
     ended = run("verify", made / "small", "--source", made / "dense")
     assert ended.exit_code == 0, ended.output
     assert "small: what secateur.json claims holds" in ended.stdout
-
-
-def changed(name, **fields):
-    def change(folder):
-        values = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(values | fields))
-
-    return change
-
-
-def tensor(name, change):
-    def changed(folder):
-        tensors = load_file(folder / "model.safetensors")
-        tensors[name] = change(tensors.get(name)).contiguous()
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-    return changed
 
 
 def other_numbers(folder):

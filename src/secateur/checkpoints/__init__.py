@@ -29,6 +29,7 @@ from secateur.checkpoints.slicing import (
     rows_of,
     sha256_of,
     shape_of_cut,
+    sliced_files,
     write_bytes,
 )
 from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
@@ -84,6 +85,7 @@ __all__ = [
     "rows_of",
     "sha256_of",
     "shape_of_cut",
+    "sliced_files",
     "slicing",
     "sparsify_checkpoint",
     "verified_rows",

@@ -27,7 +27,7 @@ from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import LazyTensors, Part, Shown, matched, matches, printable, track
+from secateur.support import LazyTensors, Part, Shown, described, matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
 
 __all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
@@ -145,7 +145,12 @@ def sparsify_checkpoint(
             if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
         )
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
-        _write_record(temporary / RECORD, done, pattern, removed, said, previous)
+        how = {
+            "criterion": described(criterion),
+            "allocate": None if pattern.density is not None else described(allocate),
+            "pattern": word_of(pattern),
+        }
+        _write_record(temporary / RECORD, done, how, removed, said, previous)
     return done
 
 
@@ -260,14 +265,14 @@ def _globs(globs: str | Iterable[str] | None) -> tuple[str, ...]:
 def _write_record(
     path: Path,
     done: CheckpointSparsification,
-    pattern: Pattern,
+    how: Mapping[str, Any],
     removed: Mapping[str, int],
     arguments: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
     chosen = set(done.targets)
     found = {
-        "pattern": word_of(pattern),
+        **how,
         "sparsity": {"targets": done.target_sparsity, "model": done.inspection.total().sparsity},
         "pruned": {tensor.name: tensor.sparsity for tensor in done.inspection.tensors if tensor.name in chosen},
         "removed": dict(removed),

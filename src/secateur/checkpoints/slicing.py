@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_json
+from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_json, write_header
 from secateur.checkpoints.reading import Checkpoint
 from secateur.support import printable
 
@@ -30,6 +31,7 @@ __all__ = [
     "rows_of",
     "sha256_of",
     "shape_of_cut",
+    "sliced_files",
     "write_bytes",
 ]
 
@@ -74,6 +76,28 @@ def rows_of(checkpoint: Checkpoint, entry: TensorEntry, count: int) -> Iterator[
     for first in range(0, entry.shape[0], count):
         last = min(first + count, entry.shape[0])
         yield checkpoint.raw(entry.name, first * row, last * row).view(dtype).reshape(-1, *entry.shape[1:])
+
+
+def sliced_files(
+    checkpoint: Checkpoint, target: Path, cuts: Mapping[str, Cuts], write: Callable[[BinaryIO, TensorEntry], None]
+) -> Iterator[str]:
+    """Write all files of a checkpoint into a folder, with what stays of each tensor; yields each tensor's name.
+
+    ``write`` is called with a file and a tensor, of which it writes what stays.
+    """
+    for file in checkpoint.files:
+        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
+        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
+        tensors = {
+            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
+        }
+        path = target / file.relative_to(checkpoint.root)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb", buffering=0) as written:
+            write_header(written, tensors, checkpoint.metadata[file])
+            for entry in entries:
+                write(written, entry)
+                yield entry.name
 
 
 def write_bytes(written: BinaryIO, data: Tensor) -> None:

@@ -40,7 +40,7 @@ def settle_choices(trace: Trace, weights: Iterable[Dims]) -> None:
         if axis in ranks:
             continue  # as many as of what is in order
         if not axis.reasons and axis in chosen and axis in made and matrices[axis] < 2:
-            freeze(axis, "what is chosen does not lie along it")  # but in modules of their own, perhaps
+            freeze(axis, "no tensor has a part for each of what it chooses: modules of their own, perhaps")
         if axis.reasons or axis not in chosen or axis not in made:
             for reason in axis.looks:
                 freeze(axis, reason)

@@ -85,14 +85,14 @@ class Numbered:
     def leaves(self, places: Expression, numbers: Iterable[int]) -> None:
         """Numbers of places became Python's."""
         if self._trace.where is None:
-            freeze(places, "its numbers leave torch")
+            freeze(places, "Python takes something by its numbers, such as modules in a list")
             return
         visit = self._trace.where.visits[-1]
         left = self._left.setdefault(id(visit), _Left(visit))
         for number in numbers:
             before = left.dims.get(number)
             if before is not None and number not in left.used and list(leaves(before)) != list(leaves(places)):
-                freeze(before, "its numbers leave torch")
+                freeze(before, "Python takes something by its numbers, such as modules in a list")
             left.dims[number] = places
             left.used.discard(number)
 
@@ -145,7 +145,7 @@ class Numbered:
         for left in self._left.values():
             for number, places in left.dims.items():
                 if number not in left.used:
-                    freeze(places, "its numbers leave torch")
+                    freeze(places, "Python takes something by its numbers, such as modules in a list")
         by_dim: dict[int, list[_Take]] = {}
         for take in self._takes.values():
             by_dim.setdefault(id(resolved(take.dim)), []).append(take)

@@ -51,9 +51,9 @@ from secateur.checkpoints import (
     record_text,
     rows_of,
     shape_of_cut,
+    sliced_files,
     slicing,
     write_bytes,
-    write_header,
 )
 from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
@@ -234,7 +234,7 @@ def shrink_checkpoint(
             return planned
         with new_directory(out) as temporary:
             digests = _write_directory(checkpoint, temporary, dense, planned, choice)
-            (temporary / RECORD).write_text(_record(planned, said, previous, sha256=digests), "utf-8")
+            (temporary / RECORD).write_text(_record(planned, asked, said, previous, sha256=digests), "utf-8")
         return replace(planned, seconds=time.monotonic() - started)
     check_globs(names_of(dense.subject.coupling), asked.globs)
     groups_in_scope(dense.subject.coupling, asked)
@@ -256,7 +256,7 @@ def shrink_checkpoint(
             }
             folder = begun.remade()
             digests = _write_directory(open_checkpoint(begun.folder), folder, dense, planned, found.choice)
-            record = _record(planned, said, previous, calibration=calibration, sha256=digests)
+            record = _record(planned, asked, said, previous, calibration=calibration, sha256=digests)
             (folder / RECORD).write_text(record, "utf-8")
             begun.publish(folder)
         barrier()
@@ -543,22 +543,15 @@ def _sliced_files(
 ) -> Iterator[tuple[str, str]]:
     """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name and the SHA-256 of its
     bytes."""
-    for file in checkpoint.files:
-        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
-        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
-        tensors = {
-            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
-        }
-        path = target / file.relative_to(checkpoint.root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb", buffering=0) as written:
-            write_header(written, tensors, checkpoint.metadata[file])
-            for entry in entries:
-                hashed = Hashed(written)
-                write_cut(
-                    cast(BinaryIO, hashed), checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, [])
-                )
-                yield entry.name, hashed.hexdigest()
+    digests: dict[str, str] = {}
+
+    def write(written: BinaryIO, entry: TensorEntry) -> None:
+        hashed = Hashed(written)
+        write_cut(cast(BinaryIO, hashed), checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+        digests[entry.name] = hashed.hexdigest()
+
+    for name in sliced_files(checkpoint, target, cuts, write):
+        yield name, digests[name]
 
 
 def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:
@@ -594,6 +587,7 @@ def _public(config: Any) -> dict[str, Any]:
 
 def _record(
     done: CheckpointShrinking,
+    asked: Request,
     arguments: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
     **more: Any,
@@ -603,5 +597,7 @@ def _record(
         "groups": {name: {"from": before, "to": after} for name, (before, after) in done.counts.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
+        "criterion": described(asked.criterion),
+        "allocate": None if asked.allocate is None else described(asked.allocate),
     }
     return record_text("shrink", {**found, **more}, arguments=arguments, previous=previous)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from secateur.support import track
-from secateur.vocabulary.tokens import Ids
+from secateur.vocabulary.tokens import Ids, reading
 
 __all__ = ["Counted", "count", "encoded", "passages"]
 
@@ -52,7 +52,7 @@ def count(backend: Any, texts: Iterable[str], size: int) -> Counted:
 
     Raises:
         TypeError: something among them is no text.
-        ValueError: there is no text at all.
+        ValueError: there is no text at all, half of a surrogate pair in one, or the tokenizer fails on one.
     """
     if isinstance(texts, str):
         raise TypeError("texts are documents: pass a list of them, [text] for a single one.")
@@ -80,6 +80,13 @@ def passages(text: str) -> Iterator[str]:
     """
     if not isinstance(text, str):
         raise TypeError(f"texts are strings, not {type(text).__name__}.")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a text has half of a surrogate pair at character {error.start:,}, which is no text; "
+            "text.encode('utf-8', 'replace').decode() replaces it."
+        ) from None
     begin = 0
     for match in _ENDS.finditer(text):
         if match.end() - begin >= PASSAGE:
@@ -106,5 +113,6 @@ def _batches(items: Iterable[str]) -> Iterator[list[str]]:
 
 def encoded(backend: Any, texts: Sequence[str], *, special: bool = False) -> list[Ids]:
     """The tokens of each text, by number."""
-    found = backend.encode_batch_fast(list(texts), add_special_tokens=special)
+    with reading():
+        found = backend.encode_batch_fast(list(texts), add_special_tokens=special)
     return [np.array(each.ids, dtype=np.int64) for each in found]

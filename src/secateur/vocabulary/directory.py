@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from torch import nn
@@ -23,6 +23,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     Cuts,
+    TensorEntry,
     check_arguments,
     check_places,
     copy_tree,
@@ -36,8 +37,8 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
     shape_of_cut,
+    sliced_files,
     write_bytes,
-    write_header,
 )
 from secateur.support import printable, private, tensors_of, track
 from secateur.vocabulary.axes import Axes, axes_of, builder
@@ -329,20 +330,12 @@ def _write(
 
 def _slices(dense: Source, target: Path, order: Ids) -> Iterator[str]:
     checkpoint, cuts = dense.checkpoint, cuts_of(dense, order)
-    for file in checkpoint.files:
-        entries = [entry for entry in checkpoint.entries.values() if entry.path == file]
-        shapes = {entry.name: shape_of_cut(entry, cuts.get(entry.name, {})) for entry in entries}
-        tensors = {
-            entry.name: (entry.dtype, shapes[entry.name], nbytes_of_cut(entry, shapes[entry.name])) for entry in entries
-        }
-        path = target / file.relative_to(dense.root)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb", buffering=0) as written:
-            write_header(written, tensors, checkpoint.metadata[file])
-            for entry in entries:
-                for piece in pieces_of_cut(checkpoint, entry, cuts.get(entry.name, {})):
-                    write_bytes(written, piece)
-                yield entry.name
+
+    def write(written: BinaryIO, entry: TensorEntry) -> None:
+        for piece in pieces_of_cut(checkpoint, entry, cuts.get(entry.name, {})):
+            write_bytes(written, piece)
+
+    return sliced_files(checkpoint, target / checkpoint.root.relative_to(dense.root), cuts, write)
 
 
 def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:

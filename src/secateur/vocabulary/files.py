@@ -17,7 +17,7 @@ from secateur.support import printable
 from secateur.vocabulary.axes import Axes, parts_of
 from secateur.vocabulary.ids import numbers_in, renumbered
 from secateur.vocabulary.templates import templates_in, words_of
-from secateur.vocabulary.tokens import Ids, Tokens
+from secateur.vocabulary.tokens import Ids, Tokens, reading
 
 __all__ = [
     "by_class",
@@ -125,7 +125,8 @@ def needed_in(folder: Path, tokens: Tokens, config: Any, axes: Axes) -> set[int]
     for values in (told, read_json(named) if named.is_file() else {}):
         found |= {every[each] for each in _special(values) if each in every}
     for words in words_of(templates_in(folder, told)):
-        found.update(tokens.backend.encode(words, add_special_tokens=False).ids)
+        with reading():
+            found.update(tokens.backend.encode(words, add_special_tokens=False).ids)
     return found
 
 
@@ -205,6 +206,8 @@ def of_tokenizer(folder: Path, tokens: Tokens, order: Ids) -> dict[Path, str | N
                 found[Path(name)] = _text(changed)
     if (folder / "added_tokens.json").is_file():
         values = read_json(folder / "added_tokens.json")
+        if not all(type(number) is int for number in values.values()):
+            raise CheckpointError(f"{folder / 'added_tokens.json'}: damaged: not a number for each token.")
         found[Path("added_tokens.json")] = _text({token: new.get(number, number) for token, number in values.items()})
     left = {token: new[number] for token, number in tokens.model.items() if number in new}
     for name, change in (("vocab.txt", _lines), ("vocab.json", _table), ("merges.txt", _pairs)):

@@ -17,8 +17,8 @@ from secateur.vocabulary.axes import Axes
 from secateur.vocabulary.choosing import Asked, choose
 from secateur.vocabulary.counting import Counted, count, encoded
 from secateur.vocabulary.outcome import Unseen
-from secateur.vocabulary.proof import agree, encoding, random_texts, renaming
-from secateur.vocabulary.tokens import Ids, Tokens
+from secateur.vocabulary.proof import agree, encoding, random_texts, renaming, together
+from secateur.vocabulary.tokens import Ids, Tokens, reading
 
 __all__ = ["Planned", "planned", "positions_begin_behind"]
 
@@ -124,9 +124,9 @@ def _gone(tokens: Tokens, counted: Counted | None, new: Ids) -> dict[str, int]:
 def _check_pairs(tokens: Tokens, smaller: Tokens, random: list[str], new: Ids, where: str) -> None:
     """What is put around two texts, and what numbers are read back as."""
     pairs = list(zip(random[:_PAIRS], random[_PAIRS : 2 * _PAIRS], strict=False))
-    for pair, old, now in zip(
-        pairs, tokens.backend.encode_batch(pairs), smaller.backend.encode_batch(pairs), strict=True
-    ):
+    with reading():
+        before, after = tokens.backend.encode_batch(pairs), smaller.backend.encode_batch(pairs)
+    for pair, old, now in zip(pairs, before, after, strict=True):
         expected = new[np.array(old.ids, dtype=np.int64)]
         if (expected < 0).any():
             continue
@@ -141,8 +141,8 @@ def _unseen(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[i
     many = len(counted.passages)
     if many < _FEW or (counted.tokens != sum(map(len, counted.ids)) and many < _TENTH * _FEW):
         return None
-    last = counted.ids[many - many // _TENTH :]
-    counts = counted.counts - sum(np.bincount(ids, minlength=len(counted.counts)) for ids in last)
+    last = together(counted.ids[many - many // _TENTH :])
+    counts = counted.counts - np.bincount(last.numbers, minlength=len(counted.counts))
     if not counts.any():
         return None
     try:
@@ -150,20 +150,17 @@ def _unseen(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[i
     except ValueError:  # it was possible with more
         return None
     smaller, new = Tokens.of(tokens.pruned(order)), renaming(order, len(counts))
-    found = encoded(smaller.backend, counted.passages[many - many // _TENTH :])
-    stays = [new[ids] >= 0 for ids in last]
-    same = sum(int(each.sum()) for each in stays)
+    found = together(encoded(smaller.backend, counted.passages[many - many // _TENTH :])).numbers
+    stays = new[last.numbers] >= 0
+    same = int(stays.sum())
     unknown = 0
     if tokens.unknown is not None and smaller.unknown is not None:
-        before, after = (
-            sum(int((ids == number).sum()) for ids in some)
-            for some, number in ((last, tokens.unknown), (found, smaller.unknown))
-        )
+        before, after = int((last.numbers == tokens.unknown).sum()), int((found == smaller.unknown).sum())
         unknown = max(0, after - before)
-    now = sum(map(len, found))
+    now = len(found)
     return Unseen(
-        (len(last), sum(bool(each.all()) for each in stays)),
-        (sum(map(len, last)), same),
+        (len(last.begins) - 1, int(last.each(stays).sum())),
+        (len(stays), same),
         max(0, now - same - unknown),
         unknown,
     )

@@ -6,15 +6,17 @@ Law: what is proved is said with how many texts it was proved on; one that is re
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from secateur.support import printable
 from secateur.vocabulary.counting import encoded
 from secateur.vocabulary.tokens import Ids, Tokens
 
-__all__ = ["Encode", "agree", "encoding", "random_texts", "renaming"]
+__all__ = ["Encode", "agree", "encoding", "random_texts", "renaming", "together"]
 
 Encode = Callable[[Sequence[str]], Sequence[Ids]]
 RANDOM = 4000  # texts
@@ -42,20 +44,54 @@ def agree(
         ValueError: of one of these texts it makes others.
     """
     found = list(encode(texts))
-    right = 0
-    for text, old, now in zip(texts, ids, found, strict=True):
-        if (old >= len(new)).any():
-            raise ValueError(f"{what} of {printable(repr(text), 80)} are beyond its own tokens{hint}.")
-        expected = new[old]
-        if (expected < 0).any():
-            continue
-        if not np.array_equal(expected, now):
-            raise ValueError(
-                f"{what} of {printable(repr(text), 80)} would be {now.tolist()[:8]} and not {expected.tolist()[:8]}, "
-                f"though each of them stays: nothing was changed{hint}."
-            )
-        right += 1
-    return right, found
+    old = together(ids)
+    if (beyond := np.flatnonzero(old.numbers >= len(new))).size:
+        text = texts[old.text_of(int(beyond[0]))]
+        raise ValueError(f"{what} of {printable(repr(text), 80)} are beyond its own tokens{hint}.")
+    expected = new[old.numbers]
+    stays = old.each(expected >= 0)
+    for at in np.flatnonzero(stays & ~old.same(expected, together(found))):
+        wanted = expected[old.begins[at] : old.begins[at + 1]]
+        raise ValueError(
+            f"{what} of {printable(repr(texts[at]), 80)} would be {found[at].tolist()[:8]} and not "
+            f"{wanted.tolist()[:8]}, though each of them stays: nothing was changed{hint}."
+        )
+    return int(stays.sum()), found
+
+
+@dataclass(frozen=True)
+class Together:
+    """The tokens of texts, one after the other; those of text i are ``numbers[begins[i]:begins[i + 1]]``."""
+
+    numbers: Ids
+    begins: Ids
+
+    def text_of(self, place: int) -> int:
+        """The text that a place among the numbers is of."""
+        return int(np.searchsorted(self.begins, place, side="right")) - 1
+
+    def each(self, true: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """For each text whether this is true of all of its numbers."""
+        wrong = np.concatenate([[0], np.cumsum(~true)])
+        return wrong[self.begins[1:]] == wrong[self.begins[:-1]]
+
+    def same(self, numbers: Ids, other: Together) -> npt.NDArray[np.bool_]:
+        """For each text whether these numbers in place of its own are another's."""
+        lengths, theirs = np.diff(self.begins), np.diff(other.begins)
+        alike = np.repeat(lengths == theirs, lengths)
+        equal = ~alike
+        equal[alike] = numbers[alike] == other.numbers[np.repeat(lengths == theirs, theirs)]
+        return (lengths == theirs) & self.each(equal)
+
+
+def together(ids: Sequence[Ids]) -> Together:
+    """The tokens of texts in one array.
+
+    >>> together([np.array([3, 4]), np.array([], dtype=np.int64), np.array([5])]).begins
+    array([0, 2, 2, 3])
+    """
+    begins = np.cumsum([0, *map(len, ids)])
+    return Together(np.concatenate([*ids, np.zeros(0, dtype=np.int64)]).astype(np.int64, copy=False), begins)
 
 
 def random_texts(tokens: Tokens, order: Ids, *, count: int = RANDOM, seed: int = 0) -> list[str]:

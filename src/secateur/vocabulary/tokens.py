@@ -7,9 +7,10 @@ scored; where the longest piece wins, a word that was unknown stays so.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,10 +21,11 @@ import numpy.typing as npt
 from secateur.support import printable
 from secateur.vocabulary.merges import Merges
 
-__all__ = ["BPE", "Ids", "Tokens", "UNIGRAM", "WORDLEVEL", "WORDPIECE", "backend_of"]
+__all__ = ["BPE", "Ids", "Tokens", "UNIGRAM", "WORDLEVEL", "WORDPIECE", "backend_of", "reading"]
 
 Ids = npt.NDArray[np.int64]
 BPE, UNIGRAM, WORDPIECE, WORDLEVEL = "BPE", "Unigram", "WordPiece", "WordLevel"
+_MOST = 1 << 22  # numbers of tokens: arrays have an entry for each; the largest vocabularies are a sixteenth
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
@@ -35,6 +37,18 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _ALPHABET = _byte_alphabet()
+
+
+@contextlib.contextmanager
+def reading() -> Iterator[None]:
+    """Whatever a tokenizer raises for a text becomes a ValueError, also a panic of what is written in Rust."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic's class is no Exception
+        why = printable(" ".join(str(error).split()), 150)
+        raise ValueError(f"the tokenizer fails on a text ({why}).") from None
 
 
 def backend_of(text: str) -> Any:
@@ -83,6 +97,7 @@ class Tokens:
             ValueError: it is none, of a kind that is not known, or one that draws lots or cannot say "unknown".
         """
         try:
+            _check_before_reading(values["model"] if isinstance(values.get("model"), Mapping) else {})
             backend = backend_of(json.dumps(values, ensure_ascii=False))
             kind = json.loads(backend.to_str())["model"]["type"]
             model = values["model"]["vocab"]
@@ -95,6 +110,8 @@ class Tokens:
         found = Tokens(values, kind, ids, added, backend)
         if len(set(ids.values())) < len(ids):
             raise ValueError(f"{where} has two tokens of one number.")
+        if left := [token for token, number in added.items() if number is None]:
+            raise ValueError(f"{where} adds a token {left[0]!r} that the tokenizers library leaves out; remove it.")
         if values["model"].get("dropout"):
             raise ValueError(f"{where} draws lots (dropout), and reads no text twice alike; set it to null.")
         if kind in (WORDLEVEL, WORDPIECE) and not found.says_unknown:
@@ -261,6 +278,24 @@ class Tokens:
             if isinstance(found.get(key), list | tuple) and len(found[key]) == 2:
                 found[key] = [found[key][0], new.get(found[key][1], found[key][1])]
         return found
+
+
+def _check_before_reading(model: Mapping[str, Any]) -> None:
+    """Raises ValueError for what the tokenizers library would not tell of: it has an entry for each number, and cuts
+    off a prefix that is not there. Either ends the process, with no error that could be caught."""
+    vocabulary, merges = model.get("vocab"), model.get("merges")
+    prefix = model.get("continuing_subword_prefix")
+    for token, number in vocabulary.items() if isinstance(vocabulary, Mapping) else ():
+        if type(number) is int and number >= _MOST:
+            named = printable(repr(token), 60)
+            raise ValueError(f"is no tokenizer: it gives {named} the number {number:,} (at most {_MOST:,} are known)")
+    if not isinstance(prefix, str) or not prefix or not isinstance(merges, list):
+        return
+    for each in merges:
+        second = each.partition(" ")[2] if isinstance(each, str) else each[1]
+        if not str(second).startswith(prefix):
+            merge = printable(str(each), 60)
+            raise ValueError(f"is no tokenizer: the second part of {merge} does not begin with {printable(prefix, 20)}")
 
 
 def _has_byte_level(part: object) -> bool:

@@ -1,0 +1,26 @@
+"""What a directory holds, changed: a field of a file, or a tensor."""
+
+import json
+
+from safetensors.torch import load_file, save_file
+
+
+def changed(name, **fields):
+    """Fields of a JSON file become others."""
+
+    def change(folder):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(values | fields))
+
+    return change
+
+
+def tensor(name, change):
+    """A tensor, or None where there is none, becomes another."""
+
+    def changed(folder):
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = change(tensors.get(name)).contiguous()
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return changed
