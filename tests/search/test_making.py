@@ -180,6 +180,47 @@ def test_what_is_wrong_is_said_before_the_model_runs(options, message):
     assert is_unchanged(model, state)
 
 
+def test_a_weight_that_two_blocks_hold_has_no_levels_of_units():
+    """What is right for one of them is wrong for the other; nor of entries."""
+    model = words()
+    model.blocks[1].up.weight = model.blocks[0].up.weight
+    levels = make_levels(model, text(), over=("shrink", "oneshot"), shares=(0.5,))
+    assert not [name for name in levels if "up.weight" in name]
+    assert "in several blocks" in levels.left_alone["blocks.0.up.weight"]
+    assert levels.left_alone["blocks.0.up.weight:layer"] == "shared with another block"
+
+
+def test_a_head_that_is_the_embedding_composes():
+    model, batches = words(tied=True), text()
+    levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,))
+    state = state_of(model)
+    choice = {name: 1 for name in levels if levels.kind[name] != "branch"}
+    with levels.assembled(model, choice):
+        assert model.head.weight is model.embed.weight
+    assert is_unchanged(model, state)
+
+
+def test_a_model_without_values_is_refused():
+    with torch.device("meta"):
+        model = words()
+    with pytest.raises(ValueError, match=r"embed\.weight has no values"):
+        make_levels(model, text())
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_all_levels_take_as_many_passes_as_one(over):
+    """Of the dense model two over the batches, a backward pass of the first, here all, and some to find out."""
+    counts = []
+    for shares in ((0.5,), (0.1, 0.3, 0.5, 0.7)):
+        model, calls = words(), []
+        model.blocks[0].up.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        make_levels(model, text(count=20), over=over, shares=shares, verify=False)
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+    if over == "oneshot":  # a branch is measured in runs of its own
+        assert counts[0] <= 2 * 20 + 20 + 5
+
+
 def test_no_batches():
     with pytest.raises(ValueError, match="there are no batches"):
         make_levels(words(), [])
