@@ -92,6 +92,7 @@ def test_networks_of_layers_have_levels_that_compose(make_model, batches):
         with levels.assembled(model, choice):
             assert not torch.equal(outputs(model, batches), before)
         assert is_unchanged(model, state)
+        assert torch.equal(outputs(model, batches), before)
         assert levels.cost(choice, "params") < levels.cost({}, "params")
     for each in levels.values():
         errors = [level.error for level in each]
@@ -122,7 +123,7 @@ def test_channels_of_a_convolution_come_apart_in_rows_and_columns():
 def test_transformers_have_heads_and_widths(family):
     model = make(family)
     levels = make_levels(model, family_batches(family), shares=(0.5,))
-    assert set(levels.kind.values()) == {"heads", "width"}
+    assert set(levels.kind.values()) == {"heads", "width", "branch"}
     assert levels.left_alone  # the stream
     state = state_of(model)
     with levels.assembled(model, dict.fromkeys(levels, 1)):
@@ -153,9 +154,9 @@ def test_batches_of_one_text_have_slopes_of_every_token():
 def test_only_what_globs_name_has_levels():
     model, batches = words(), text()
     levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,), include="blocks.1.up.*")
-    assert list(levels) == ["blocks.1.up.weight", "blocks.1.up.weight:layer"]
-    levels = make_levels(model, batches, shares=(0.5,), exclude=["embed.weight", "*.q.weight"])
-    assert list(levels) == [f"blocks.{at}.{name}.weight" for at in range(2) for name in ("v", "up")]
+    assert list(levels) == ["blocks.1.up", "blocks.1.up.weight", "blocks.1.up.weight:layer"]
+    levels = make_levels(model, batches, shares=(0.5,), exclude=["embed.weight", "*.q.weight", "*.down.*"])
+    assert list(levels) == [f"blocks.{at}.v.weight" for at in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_only_what_globs_name_has_levels():
         ({"shares": (float("nan"),)}, r"shares are how much leaves, each in \(0, 1\)"),
         ({"include": "nothing.*"}, "no tensor or group matches 'nothing"),
         ({"forward": lambda model, batch: model(batch)}, "pass example_inputs="),
-        ({"shares": (0.001,), "include": "*.q.weight", "exclude": "embed.weight"}, "nothing of the model has levels"),
+        ({"shares": (0.001,), "include": "*.q.weight:2", "exclude": "embed.weight"}, "nothing of the model has levels"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_model_runs(options, message):
@@ -177,6 +178,47 @@ def test_what_is_wrong_is_said_before_the_model_runs(options, message):
     with pytest.raises(ValueError, match=message):
         make_levels(model, text(), **options)
     assert is_unchanged(model, state)
+
+
+def test_a_weight_that_two_blocks_hold_has_no_levels_of_units():
+    """What is right for one of them is wrong for the other; nor of entries."""
+    model = words()
+    model.blocks[1].up.weight = model.blocks[0].up.weight
+    levels = make_levels(model, text(), over=("shrink", "oneshot"), shares=(0.5,))
+    assert not [name for name in levels if "up.weight" in name]
+    assert "in several blocks" in levels.left_alone["blocks.0.up.weight"]
+    assert levels.left_alone["blocks.0.up.weight:layer"] == "shared with another block"
+
+
+def test_a_head_that_is_the_embedding_composes():
+    model, batches = words(tied=True), text()
+    levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,))
+    state = state_of(model)
+    choice = {name: 1 for name in levels if levels.kind[name] != "branch"}
+    with levels.assembled(model, choice):
+        assert model.head.weight is model.embed.weight
+    assert is_unchanged(model, state)
+
+
+def test_a_model_without_values_is_refused():
+    with torch.device("meta"):
+        model = words()
+    with pytest.raises(ValueError, match=r"embed\.weight has no values"):
+        make_levels(model, text())
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_all_levels_take_as_many_passes_as_one(over):
+    """Of the dense model two over the batches, a backward pass of the first, here all, and some to find out."""
+    counts = []
+    for shares in ((0.5,), (0.1, 0.3, 0.5, 0.7)):
+        model, calls = words(), []
+        model.blocks[0].up.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        make_levels(model, text(count=20), over=over, shares=shares, verify=False)
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+    if over == "oneshot":  # a branch is measured in runs of its own
+        assert counts[0] <= 2 * 20 + 20 + 5
 
 
 def test_no_batches():
