@@ -49,7 +49,7 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack", "experts"},  # groups, layers, mixtures
+    "include": {"shrink", "pack", "experts", "recover"},  # groups, layers, mixtures; what is trained
     "exclude": {"shrink", "pack", "experts"},
     "out": {
         "shrink",
@@ -62,7 +62,7 @@ OWN = {
     },  # may be left out; a directory or a file
     "no_verify": {"experts"},  # on a small model of the class
     "seed": {"prune"},  # of the criterion, not of the text
-    "data": {"oneshot", "vocabulary", "experts"},  # nothing without; several, all of which are counted; or a plan
+    "data": {"oneshot", "vocabulary", "experts", "recover"},  # nothing without; several; or a plan; it is trained on
 }
 
 

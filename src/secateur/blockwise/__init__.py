@@ -1,47 +1,57 @@
 """Transformers pruned block by block, and other networks layer by layer, with calibration data: `oneshot`."""
 
 from secateur.blockwise.calibration import read_calibration
+from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
-from secateur.blockwise.in_memory import walk_model
+from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
-from secateur.blockwise.observation import prepared
+from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, handed_out, of_the_first, rank_and_world
 from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Rows, Tokens
 from secateur.blockwise.pruning import oneshot
+from secateur.blockwise.replay import Outputs, Replay
 from secateur.blockwise.request import digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta
 from secateur.blockwise.slopes import divergence, slopes
-from secateur.blockwise.targets import full_name
+from secateur.blockwise.targets import block_of, full_name
+from secateur.blockwise.walk import Weights, with_all_outputs
 from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
     "AllMetError",
+    "BlockFiles",
     "DirectoryWalk",
+    "InMemory",
     "Inputs",
     "Job",
     "Layer",
     "Meeting",
     "Met",
     "OneShot",
+    "Outputs",
     "Pairs",
     "Piece",
     "Pruned",
+    "Replay",
     "Rows",
     "Solved",
     "Tokens",
     "Unfinished",
+    "Weights",
     "barrier",
     "blaming_config",
+    "block_of",
     "build_on_meta",
     "check_new",
     "digest",
     "divergence",
     "family_of",
     "find_blocks",
+    "find_next",
     "full_name",
     "handed_out",
     "held_batches",
@@ -53,7 +63,9 @@ __all__ = [
     "prepared",
     "rank_and_world",
     "read_calibration",
+    "refuse_repeated",
     "slopes",
     "unfinished_copy",
     "walk_model",
+    "with_all_outputs",
 ]
