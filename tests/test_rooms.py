@@ -139,9 +139,9 @@ def test_a_file_goes_only_where_arrows_go_and_through_doors(path):
 
 
 def test_integrations_are_adapters_only():
-    """The arrow to training leads on to nearly every room; an adapter takes the pruner and writes a file."""
+    """The arrow to recovery leads on to nearly every room; an adapter takes a pruner or a teacher, and writes a file."""
     taken = {(place, name) for path in FILES if room_of(path) == "integrations" for place, name, _ in entered(path)}
-    assert taken == {("training", "Pruner"), ("support", "write_whole")}
+    assert taken == {("training", "Pruner"), ("recovery", "Distillation"), ("support", "write_whole")}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(HOUSE)))

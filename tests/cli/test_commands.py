@@ -49,7 +49,7 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack", "experts", "sensitivity"},  # groups, layers, mixtures
+    "include": {"shrink", "pack", "experts", "recover", "sensitivity"},  # groups, layers, mixtures; what is trained
     "exclude": {"shrink", "pack", "experts", "sensitivity"},
     "out": {
         "shrink",
@@ -62,12 +62,8 @@ OWN = {
     },  # may be left out; a directory or a file
     "no_verify": {"experts"},  # on a small model of the class
     "seed": {"prune"},  # of the criterion, not of the text
-    "data": {
-        "oneshot",
-        "vocabulary",
-        "experts",
-        "sensitivity",
-    },  # nothing without; several, all of which are counted; or a plan
+    # nothing without; several, all of which are counted; or a plan; it is trained on
+    "data": {"oneshot", "vocabulary", "experts", "recover", "sensitivity"},
 }
 
 

@@ -117,3 +117,40 @@ def test_lightning_goes_on_with_its_own_state_or_not_at_all(tmp_path):
     callback.load_state_dict(checkpoint["callbacks"][callback.state_key])
     fit(tmp_path / "three", callback, 3)
     assert callback.pruner.step == 36
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_lightning_learns_from_a_teacher_and_keeps_zeros(tmp_path, share):
+    import lightning.pytorch as pl
+
+    from secateur import sparsify
+    from secateur.integrations.lightning import Distillation
+
+    module = Regression()
+    teacher = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4))
+    module.net.load_state_dict(teacher.state_dict())
+    masks = sparsify(module.net, 0.7)
+    inputs = torch.randn(96, 8)
+
+    def distance():
+        with torch.no_grad():
+            return float((module.net(inputs) - teacher(inputs)).square().mean())
+
+    before = distance()
+    data = torch.utils.data.TensorDataset(inputs, inputs[:, :4] * inputs[:, 4:])
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    callback = Distillation(teacher, "net", "mse", share=share)
+    trainer = pl.Trainer(max_epochs=8, accelerator="cpu", default_root_dir=tmp_path, callbacks=[callback], **quiet)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
+    for name, mask in masks.items():
+        assert bool(module.net.get_parameter(name)[~mask].eq(0).all())
+    assert distance() < (before if share == 1 else 50 * before)
+    assert "training_step" not in vars(module)
+    assert not module.net._forward_hooks

@@ -102,3 +102,40 @@ def test_an_epoch_of_the_trainer_is_one_also_where_max_steps_end_the_run(tmp_pat
     callback = PruningCallback(schedules.cubic(0.5, end="1ep"), verbose=False)
     trainer(tmp_path, callback, max_steps=8).train()
     assert callback.pruner.schedule.end == 6, "48 / (4 · 2) steps an epoch, though 8 steps are 2 begun"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_trainer_learns_from_a_teacher_and_keeps_zeros(tmp_path, share):
+    import copy
+
+    from secateur import sparsify
+    from secateur.integrations.transformers import DistillationCallback
+
+    torch.manual_seed(1)
+    run = trainer(tmp_path, DistillationCallback(torch.nn.Identity()))
+    teacher = copy.deepcopy(run.model)
+    for each in teacher.parameters():
+        torch.nn.init.normal_(each, std=0.3) if each.dim() > 1 else None
+    masks = sparsify(run.model, 0.6)
+    run = trainer(tmp_path, DistillationCallback(teacher, share=share))
+    run.model.load_state_dict({name: each.clone() for name, each in teacher.state_dict().items()})
+    for name, mask in masks.items():
+        run.model.get_parameter(name).data.mul_(mask)
+
+    def distance():
+        tokens = torch.stack([Texts()[at]["input_ids"] for at in range(48)])
+        with torch.no_grad():
+            p, q = (model.eval()(tokens).logits.log_softmax(-1) for model in (teacher, run.model))
+        return float((p.exp() * (p - q)).sum(-1).mean())
+
+    before = distance()
+    run.train()
+    for name, mask in masks.items():
+        assert bool(run.model.get_parameter(name)[~mask].eq(0).all())
+    if share == 1:
+        assert distance() < before
+        first, last = ([each["loss"] for each in run.state.log_history if "loss" in each][at] for at in (0, -1))
+        assert last < first
+        assert first < 3 * before, "the mean over tokens, also of batches that are accumulated"
+    assert not run.model._forward_hooks

@@ -131,17 +131,11 @@ def configured(folder):
         (tensor(DOWN, lambda each: each[:, 1:]), "the files hold "),
         (tensor(DOWN, lambda each: each.to(torch.float16)), f"{DOWN}: F16 of shape"),
         (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
-<<<<<<< HEAD
-        (changed(parameters={"from": 1, "to": 1}), "claims 1"),
-        (changed(sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
-        (changed(sha256={"fc": "0"}), f"{UP}: secateur.json does not say that it was written"),
-        (changed(calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
-        (changed(calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
-=======
         (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
+        (changed("secateur.json", sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
+        (changed("secateur.json", sha256={"fc": "0"}), f"{UP}: secateur.json does not say that it was written"),
         (changed("secateur.json", calibration={"repair": True, "errors": {"fc": 0.0}}), "fc: was repaired"),
         (changed("secateur.json", calibration={"repair": False, "errors": {}}), f"{DOWN}: is not what the plan leaves"),
->>>>>>> w/d
         (configured, "config.json: intermediate_size is 24, not"),
         (configured, "as config.json says it"),
         (planned, f"{UP}: is not what the plan leaves"),

@@ -2,12 +2,13 @@
 
 from secateur.blockwise.blaming import naming_batches
 from secateur.blockwise.calibration import read_calibration
+from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
-from secateur.blockwise.in_memory import InMemory, walk_model
+from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
-from secateur.blockwise.observation import prepared
+from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, gathered, handed_out, of_the_first, rank_and_world
@@ -18,12 +19,13 @@ from secateur.blockwise.request import RunAlong, digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
 from secateur.blockwise.slopes import RunAgain, divergence, slopes
 from secateur.blockwise.solving import MatrixJob, Solve
-from secateur.blockwise.targets import choose_targets, full_name
-from secateur.blockwise.walk import Weights, run_through
+from secateur.blockwise.targets import block_of, choose_targets, full_name
+from secateur.blockwise.walk import Weights, run_through, with_all_outputs
 from secateur.checkpoints import blaming_config, family_of, parameters_counted
 
 __all__ = [
     "AllMetError",
+    "BlockFiles",
     "DirectoryWalk",
     "InMemory",
     "Inputs",
@@ -49,6 +51,7 @@ __all__ = [
     "Weights",
     "barrier",
     "blaming_config",
+    "block_of",
     "build_on_meta",
     "check_new",
     "choose_targets",
@@ -56,6 +59,7 @@ __all__ = [
     "divergence",
     "family_of",
     "find_blocks",
+    "find_next",
     "full_name",
     "gathered",
     "handed_out",
@@ -70,9 +74,11 @@ __all__ = [
     "prepared",
     "rank_and_world",
     "read_calibration",
+    "refuse_repeated",
     "run_through",
     "slopes",
     "unfinished",
     "unfinished_copy",
     "walk_model",
+    "with_all_outputs",
 ]

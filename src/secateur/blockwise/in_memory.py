@@ -26,7 +26,7 @@ from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import check_pruned, never_run, walk
 from secateur.support import Forward, device_of, moved, run_batch, unchanged, unwrapped
 
-__all__ = ["InMemory", "prune_in_memory", "walk_model"]
+__all__ = ["InMemory", "prune_in_memory", "refuse_repeated", "walk_model"]
 
 
 def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) -> OneShot:
@@ -41,7 +41,7 @@ def prune_in_memory(model: nn.Module, batches: Iterable[Any], request: Request) 
         blocks = parts_of(inner)
         targets, left_alone = choose_targets(inner, blocks, request.include, request.exclude)
         tally.leave_alone(left_alone)
-        _refuse_repeated(inner, blocks, held[0], request.forward)
+        refuse_repeated(inner, blocks, held[0], request.forward)
         weights = InMemory(blocks)
         replay = Replay(
             inner,
@@ -80,7 +80,7 @@ def walk_model(
     inner = unwrapped(model)
     with unchanged(inner), prepared(inner), torch.no_grad():
         blocks = parts_of(inner)
-        _refuse_repeated(inner, blocks, held[0], forward)
+        refuse_repeated(inner, blocks, held[0], forward)
         replay = Replay(
             inner,
             blocks,
@@ -128,7 +128,7 @@ def _refuse_unready(model: nn.Module) -> None:
             )
 
 
-def _refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:
+def refuse_repeated(model: nn.Module, blocks: Mapping[str, nn.Module], batch: Any, forward: Forward | None) -> None:
     """A block that runs twice in a forward pass is an error before anything changes.
 
     In a directory it is found when it happens, and nothing is published; a model in memory would be half pruned.

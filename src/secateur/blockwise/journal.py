@@ -5,7 +5,8 @@ nothing; a run with other arguments, data or source files does not go on with wh
 begun is not touched.
 
 Beside the final name is ``<out>.unfinished`` with the journal, the lock, and the copy, ``result``, in which nothing is
-written but what shall be in the end; and ``remade``, where that is made of the copy when all blocks are done.
+written but what shall be in the end; ``remade``, where that is made of the copy when all blocks are done; and
+``state.safetensors``, what a training of the whole model goes on from.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, files_below
-from secateur.support import Fields, printable, track, write_whole
+from secateur.support import Fields, naming, printable, track, write_whole
 
 __all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy"]
 
@@ -33,7 +34,8 @@ REMADE = "remade"
 JOURNAL = "journal.json"
 LOCK = ".secateur.lock"
 ADDED = "added"
-_TEMPORARY = re.compile(r"added|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
+STATE = "state.safetensors"
+_TEMPORARY = re.compile(r"added|state\.new|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
 _STATUS = ("size", "mtime_ns", "ctime_ns", "inode")
 
 
@@ -157,6 +159,20 @@ class Unfinished:
         """A file in the copy that is not of the source; a kill leaves none of it there."""
         os.replace(write_whole(self.place / ADDED, text), self.folder / name)
 
+    @property
+    def state(self) -> Path:
+        """Where what a training goes on from is kept, if it is."""
+        return self.place / STATE
+
+    def keep_state(self, write: Callable[[Path], object]) -> None:
+        """A new state in the place of the old one: whole, or not at all; what is there is on the disk."""
+        new = self.place / "state.new"
+        with naming(new):
+            write(new)
+        with open(new, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(new, self.state)
+
     def remade(self) -> Path:
         """An empty folder, for what is made of the copy in the end: it is made anew by a run that goes on."""
         folder = self.place / REMADE
@@ -186,6 +202,7 @@ class Unfinished:
             if folder.exists():
                 shutil.rmtree(folder)
         self.sweep()
+        (self.place / STATE).unlink(missing_ok=True)
         (self.place / JOURNAL).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Windows keeps what is open; the next run may be here already
             (self.place / LOCK).unlink()
@@ -205,7 +222,7 @@ class Unfinished:
                 "for the result."
             )
         names = set(os.listdir(self.place))
-        ours = {LOCK, JOURNAL, RESULT, REMADE} if JOURNAL in names else {LOCK}
+        ours = {LOCK, JOURNAL, RESULT, REMADE, STATE} if JOURNAL in names else {LOCK}
         for name in sorted(names):
             path = self.place / name
             kind = stat.S_ISDIR if name in (RESULT, REMADE) else stat.S_ISREG

@@ -138,6 +138,7 @@ class Replay:
         self.on_arrival = on_arrival
         self.device = device
         self.done: list[str] = []
+        self.forwards: dict[str, Callable[..., Any]] = {}  # the blocks' own, while stand-ins are in their places
         self.keep_all = False
         self._likes: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
         self._poisons: dict[tuple[torch.Size, torch.dtype, torch.device], Tensor] = {}
@@ -170,6 +171,7 @@ class Replay:
         originals: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in self.blocks.items()}
         try:
             for name, block in self.blocks.items():
+                self.forwards[name] = block.forward
                 block.forward = self._stand_in(name, block.forward)
             yield
         finally:

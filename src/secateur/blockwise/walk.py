@@ -21,7 +21,7 @@ from secateur.blockwise.targets import block_of, full_name
 from secateur.patterns import word_of
 from secateur.support import track
 
-__all__ = ["Weights", "check_pruned", "never_run", "run_through", "walk"]
+__all__ = ["Weights", "check_pruned", "never_run", "run_through", "walk", "with_all_outputs"]
 
 NEVER_RUN = "in a block that the batches never ran"
 _Result = TypeVar("_Result")
@@ -51,7 +51,7 @@ def walk(
     for name in track(already, "running finished blocks"):
         _pass_through(replay, weights, batches, name)
     for _ in track(range(len(replay.blocks) - len(already)), "pruning blocks"):
-        pruned = _with_all_outputs(
+        pruned = with_all_outputs(
             replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job)
         )
         if pruned is None:
@@ -59,7 +59,7 @@ def walk(
         yield pruned
         name = pruned.block
         if len(replay.done) + 1 < len(replay.blocks):
-            _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
         else:
             replay.done.append(name)  # no block is left to run on what this one returns
         weights.unload(name)
@@ -83,15 +83,15 @@ def run_through(
         finished: the weights are the pruned ones, and are there while a block is given.
     """
     for _ in track(range(len(replay.blocks)), "running blocks"):
-        name = _with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
+        name = with_all_outputs(replay, weights, batches, functools.partial(find_next, replay, batches))
         if name is None:
             return
         if before is not None:
             before(name)
         weights.load(name, finished=finished)
         if visit is not None:
-            _with_all_outputs(replay, weights, batches, functools.partial(visit, name))
-        _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+            with_all_outputs(replay, weights, batches, functools.partial(visit, name))
+        with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
         if not finished:
             weights.unload(name)
         yield name
@@ -119,7 +119,7 @@ def check_pruned(
     raise ValueError("nothing was pruned: the batches ran none of the blocks, or no product with their weights.")
 
 
-def _with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], step: Callable[[], _Result]) -> _Result:
+def with_all_outputs(replay: Replay, weights: Weights, batches: Sequence[Any], step: Callable[[], _Result]) -> _Result:
     """The step; where it needs an output of long ago after all, the finished blocks are run again and all outputs kept.
 
     That is found before the step writes anything, so that it can be taken twice.

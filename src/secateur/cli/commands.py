@@ -16,6 +16,7 @@ from secateur.cli.inspect import inspect
 from secateur.cli.oneshot import oneshot
 from secateur.cli.pack import pack
 from secateur.cli.prune import prune
+from secateur.cli.recover import recover
 from secateur.cli.sensitivity import sensitivity
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
@@ -67,6 +68,7 @@ for verb, line in (
     (vocabulary, "Take tokens out of a model and its tokenizer."),
     (sensitivity, "Say what each part of a model would cost it, with a text."),
     (oneshot, "Prune a transformer block by block, with calibration text."),
+    (recover, "Train what pruning left towards the model that it came from."),
     (pack, "Put layers that skip zeros where they are faster, measured here."),
     (compress, "Write a copy of a checkpoint in which zeros take little room."),
     (expand, "Write the dense checkpoint that a compressed one was made of."),

@@ -32,7 +32,7 @@ from secateur.cli.options import (
 )
 from secateur.cli.page import page_at
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, show, terminable
+from secateur.cli.terminal import clear_errors, command_line, memory, show, terminable
 
 if TYPE_CHECKING:
     from secateur.blockwise import Layer
@@ -149,18 +149,8 @@ def _print_layer(layer: Layer, started: float) -> None:
     error = error if layer.error is None else f"error {layer.error:.4f}"
     idle = f", experts without tokens: {', '.join(map(str, layer.without_tokens))}" if layer.without_tokens else ""
     print(
-        f"{layer.name}: {layer.sparsity:.1%} removed, {error}, {layer.seconds:.1f} s{_memory()}{idle} "
+        f"{layer.name}: {layer.sparsity:.1%} removed, {error}, {layer.seconds:.1f} s{memory()}{idle} "
         f"({time.monotonic() - started:.0f} s so far)",
         file=sys.stderr,
         flush=True,
     )
-
-
-def _memory() -> str:
-    """The most memory that this process has had, where the system says so."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return ""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e9:.2f} GB"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from secateur.support import Part
 
-__all__ = ["clear_errors", "command_line", "fail", "printing", "show", "terminable", "waiting"]
+__all__ = ["clear_errors", "command_line", "fail", "memory", "printing", "show", "terminable", "waiting"]
 
 
 @contextlib.contextmanager
@@ -157,3 +157,13 @@ def show(parts: Iterable[Part]) -> None:
                 console.print(part, soft_wrap=not console.is_terminal)
             else:
                 console.print(table_of(part.columns, part.rows))
+
+
+def memory() -> str:
+    """The most memory that this process has had, where the system says so."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e9:.2f} GB"

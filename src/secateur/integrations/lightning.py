@@ -1,4 +1,5 @@
-"""Pruning in Lightning: a callback that makes a Pruner when training starts; its state travels in the checkpoints.
+"""In Lightning: a callback that makes a Pruner when training starts, whose state travels in the checkpoints, and one
+that trains towards a teacher.
 
 Law: checkpoints have no other weights than the module's own, and a run resumed from one is the run that was not
 stopped.
@@ -10,10 +11,12 @@ import math
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 
+from secateur.recovery import Distillation as Towards
 from secateur.training import Pruner
 
-__all__ = ["Pruning"]
+__all__ = ["Distillation", "Pruning"]
 
 
 class Pruning(pl.Callback):
@@ -69,3 +72,42 @@ class Pruning(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict or None
+
+
+class Distillation(pl.Callback):
+    """``Trainer(callbacks=[Distillation(teacher, module="model")])``: what ``training_step`` returns becomes the
+    distance of the module's outputs to the teacher's, and what is zero in the module stays zero.
+
+    Args:
+        teacher: the network that this one came from.
+        module: the attribute of the LightningModule that holds the network, which ``training_step`` runs once.
+        loss: ``"kl"``, ``"cosine"``, ``"mse"`` or ``(outputs, wanted, batch) -> scalar``, as for `recover`.
+        share: how much of the loss is the teacher's, above 0 and at most 1; the rest is the step's own.
+    """
+
+    def __init__(self, teacher: torch.nn.Module, module: str = "model", loss: Any = None, share: float = 1.0) -> None:
+        self.distillation = Towards(teacher, loss, share)
+        self.module = module
+        self.pruner: Pruner | None = None
+        self._undo: list[Any] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        network = pl_module.get_submodule(self.module)
+        self.distillation.teacher.to(pl_module.device)
+        self.pruner = Towards.keeping_zeros(network, trainer.optimizers)
+        handle, step = self.distillation.attach(network), pl_module.training_step
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            found = step(*args, **kwargs)
+            own = found["loss"] if isinstance(found, dict) else found
+            return self.distillation.mixed(own)
+
+        pl_module.training_step = training_step  # type: ignore[method-assign]
+        self._undo = [handle.remove, lambda: vars(pl_module).pop("training_step", None)]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for undo in self._undo:
+            undo()
+        self._undo = []
+        if self.pruner is not None:
+            self.pruner.finish()

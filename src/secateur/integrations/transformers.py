@@ -1,4 +1,5 @@
-"""Pruning in transformers' Trainer: a callback that makes a Pruner when training begins and saves it with checkpoints.
+"""In transformers' Trainer: a callback that makes a Pruner when training begins and saves it with checkpoints, and one
+that trains towards a teacher.
 
 Law: the Trainer's checkpoints gain one file, and a run resumed from one is the run that was not stopped.
 """
@@ -16,10 +17,11 @@ from typing import Any
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from secateur.recovery import Distillation
 from secateur.support import write_whole
 from secateur.training import Pruner
 
-__all__ = ["PruningCallback"]
+__all__ = ["DistillationCallback", "PruningCallback"]
 
 FILE = "pruner.pt"
 
@@ -77,4 +79,45 @@ class PruningCallback(TrainerCallback):
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
         if self.pruner is not None and not args.load_best_model_at_end:
+            self.pruner.finish()
+
+
+class DistillationCallback(TrainerCallback):
+    """``Trainer(..., callbacks=[DistillationCallback(teacher)])``: the Trainer's loss becomes the distance of the
+    model's outputs to the teacher's, and what is zero in the model stays zero.
+
+    Labels are needed only where ``share`` leaves something to the model's own loss. Evaluation keeps that.
+
+    Args:
+        teacher: the model that this one came from, on any device.
+        loss: ``"kl"``, ``"cosine"``, ``"mse"`` or ``(outputs, wanted, batch) -> scalar``, as for `recover`.
+        share: how much of the loss is the teacher's, above 0 and at most 1.
+    """
+
+    def __init__(self, teacher: torch.nn.Module, loss: Any = None, share: float = 1.0) -> None:
+        self.distillation = Distillation(teacher, loss, share)
+        self.pruner: Pruner | None = None
+        self._hook: Any = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+    ) -> None:
+        self.pruner = Distillation.keeping_zeros(given["model"], given["optimizer"])
+        self._hook = given["model"].register_forward_hook(self._with_loss, with_kwargs=True)
+
+    def _with_loss(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
+        if not model.training:
+            return outputs
+        self.distillation.loss_of(outputs, args, kwargs)
+        _, rows = self.distillation.last or (None, 0)
+        items = kwargs.get("num_items_in_batch")
+        found = self.distillation.mixed(outputs.get("loss"))
+        # where the Trainer sums over accumulated batches, each is to be its share of their tokens
+        outputs["loss"] = found if items is None or not rows or self.distillation.share < 1 else found * rows / items
+        return outputs
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        if self.pruner is not None:
             self.pruner.finish()

@@ -1,0 +1,70 @@
+"""Recovery after pruning: plain fine-tuning, by the outputs, block by block, and both, at equal tokens.
+
+    python benchmarks/recovery/run.py minilm --minilm DIR [--settings 2:4,half] [--ways outputs,local,both] [--seeds 3]
+    python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [--tokens 1000000]
+    python benchmarks/recovery/run.py adapters
+
+``--minilm`` is the directory of all-MiniLM-L6-v2. ``--pruned`` is what a verb left of ``--teacher``, such as
+``secateur shrink DIR -s 0.2 --data FILE --out DIR2``. What is judged on is not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.recovery.ways import SETTINGS, WAYS, adapters, minilm, smollm2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("minilm")
+    command.add_argument("--minilm", type=Path, required=True)
+    command.add_argument("--settings", default=",".join(SETTINGS))
+    command.add_argument("--ways", default="outputs,local,both")
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument(
+        "--steps", type=int, default=200, help="batches of 64 sentences, by the outputs or block by block"
+    )
+    command = commands.add_parser("smollm2")
+    command.add_argument("--pruned", type=Path, required=True)
+    command.add_argument("--teacher", type=Path, required=True)
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("--judge", type=Path, required=True)
+    command.add_argument("--ways", default=",".join(WAYS))
+    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--tokens", type=int, default=1_000_000)
+    command.add_argument("--length", type=int, default=512)
+    command.add_argument("--batch", type=int, default=4)
+    command.add_argument("--rate", type=float, default=1e-4)
+    commands.add_parser("adapters")
+    for command in commands.choices.values():
+        command.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
+    rows: list[dict[str, Any]]
+    if arguments.command == "minilm":
+        rows = minilm(
+            arguments.minilm, arguments.settings.split(","), arguments.ways.split(","), arguments.seeds, arguments.steps
+        )
+    elif arguments.command == "smollm2":
+        rows = smollm2(
+            (arguments.pruned, arguments.teacher), (arguments.data, arguments.judge), arguments.ways.split(","),
+            arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate,
+        )  # fmt: skip
+    else:
+        rows = adapters()
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

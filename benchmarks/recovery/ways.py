@@ -1,0 +1,176 @@
+"""What is compared: ways to train a pruned model at equal tokens, each from the same start.
+
+Law: every way sees the same batches equally often, uses the same optimizer, and is judged on text that none of them
+trained on. One epoch of the local part counts as one pass over its batches, since each half of a block is run once.
+Seconds are of the processor, in all threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.support.language_models import MiniLM
+from benchmarks.support.tables import head, row
+from secateur import oneshot, shrink
+from secateur.recovery import merge_keeping_zeros, recover
+
+SETTINGS = ("2:4", "half")
+WAYS = ("plain", "outputs", "local", "both")
+LOCAL = 2  # epochs of both
+
+
+class _Nobody(nn.Module):
+    """A teacher that plain fine-tuning does not ask."""
+
+    def forward(self, **_: Any) -> None:
+        return None
+
+
+def _own_loss(outputs: Any, _wanted: Any, _batch: Any) -> Tensor:
+    loss: Tensor = outputs.loss
+    return loss
+
+
+def trained(
+    model: nn.Module, teacher: nn.Module, batches: list[dict[str, Tensor]], way: str, steps: int, **options: Any
+) -> Any:
+    """The model after so many batches in one of the `WAYS`."""
+    local = LOCAL if way == "both" else steps // len(batches)
+    if way == "plain":
+        labelled = [{**batch, "labels": batch["input_ids"]} for batch in batches]
+        return recover(model, _Nobody(), labelled, steps=steps, local=0, loss=_own_loss, **options)
+    if way == "outputs":
+        return recover(model, teacher, batches, steps=steps, local=0, **options)
+    if way == "local":
+        return recover(model, teacher, batches, steps=0, local=local, local_batches=len(batches), **options)
+    few = min(len(batches), steps // (2 * LOCAL))  # half of the tokens for each part
+    return recover(model, teacher, batches, steps=steps - LOCAL * few, local=LOCAL, local_batches=few, **options)
+
+
+def _timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
+    processor, wall = time.process_time(), time.monotonic()
+    found = run()
+    return found, time.process_time() - processor, time.monotonic() - wall
+
+
+def minilm(directory: Path, settings: list[str], ways: list[str], seeds: int, steps: int) -> list[dict[str, Any]]:
+    """MiniLM at 2:4, and at half of the multiply-adds, by batches of 64 sentences."""
+    subject = MiniLM(directory)
+    rows: list[dict[str, Any]] = []
+    print(head(["setting", "seed", "way", "cosine", "10-NN overlap", "processor s", "zeros kept"]))
+    for setting in settings:
+        for seed in range(seeds):
+            calibration = subject.batches(seed, 256, 32)
+            pruned = copy.deepcopy(subject.model)
+            if setting == "2:4":
+                oneshot(pruned, calibration, pattern="2:4")
+            else:
+                shrink(pruned, calibration[0], 0.5, target="macs", batches=calibration)
+            batches = subject.batches(100 + seed, 4096)
+            cosine, overlap = subject.measure(pruned)
+            rows.append({"setting": setting, "seed": seed, "way": "as pruned", "cosine": cosine, "overlap": overlap})
+            print(row([setting, seed, "as pruned", f"{cosine:.4f}", f"{overlap:.3f}", "", ""]), flush=True)
+            for way in ways:
+                model = copy.deepcopy(pruned)
+                done, seconds, _ = _timed(lambda: trained(model, subject.model, batches, way, steps, seed=seed))  # noqa: B023
+                cosine, overlap = subject.measure(model)
+                kept = all(before == after for before, after in done.zeros.values())
+                rows.append({"setting": setting, "seed": seed, "way": way, "cosine": cosine, "overlap": overlap,
+                             "seconds": seconds, "zeros kept": kept})  # fmt: skip
+                print(row([setting, seed, way, f"{cosine:.4f}", f"{overlap:.3f}", f"{seconds:.0f}", kept]), flush=True)
+    return rows
+
+
+def smollm2(
+    directories: tuple[Path, Path],
+    texts: tuple[Path, Path],
+    ways: list[str],
+    seeds: int,
+    tokens: int,
+    length: int,
+    size: int,
+    rate: float,
+) -> list[dict[str, Any]]:
+    """A language model that was pruned, by its perplexity on a text that it is not trained on."""
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    pruned, teacher = (
+        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
+    )
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
+    train, judge = (_rows(tokenizer, path, length) for path in texts)
+    judge = judge[:24]
+    dense, before = _perplexity(teacher, judge), _perplexity(pruned, judge)
+    steps = tokens // (length * size)
+    print(
+        f"dense {dense:.2f}, as pruned {before:.2f}; {steps} steps of {size} × {length} tokens; {len(train)} rows of it"
+    )
+    print(head(["way", "seed", "tokens", "perplexity", "lost perplexity back", "processor s", "wall s"]))
+    rows = []
+    for seed in range(seeds):
+        draw = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(train), generator=draw)
+        batches = [{"input_ids": train[each]} for each in order.split(size) if len(each) == size]
+        for way in ways:
+            model = copy.deepcopy(pruned)
+            _, seconds, wall = _timed(lambda: trained(model, teacher, batches, way, steps, rate=rate, seed=seed))  # noqa: B023
+            after = _perplexity(model, judge)
+            back = (before - after) / (before - dense)
+            rows.append({"way": way, "seed": seed, "tokens": steps * size * length, "dense": dense, "before": before,
+                         "after": after, "back": back, "seconds": seconds, "wall": wall})  # fmt: skip
+            print(row([way, seed, f"{steps * size * length:,}", f"{after:.3f}", f"{back:.1%}", f"{seconds:.0f}",
+                       f"{wall:.0f}"]), flush=True)  # fmt: skip
+    return rows
+
+
+def _rows(tokenizer: Any, path: Path, length: int) -> Tensor:
+    tokens: Tensor = tokenizer(path.read_text(), return_tensors="pt", verbose=False).input_ids[0]
+    return tokens[: len(tokens) // length * length].view(-1, length)
+
+
+@torch.no_grad()
+def _perplexity(model: Any, rows: Tensor) -> float:
+    model.eval()
+    return math.exp(statistics.mean(float(model(input_ids=part, labels=part).loss) for part in rows.split(1)))
+
+
+def adapters() -> list[dict[str, Any]]:
+    """What a plain merge of peft's adapters leaves of the zeros of a small model, and a merge under the mask."""
+    import peft
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from secateur import sparsify
+
+    rows = []
+    print(head(["sparsity", "target modules", "zeros before", "plain merge", "merge_keeping_zeros"]))
+    for sparsity in (0.4, 0.5, 0.7):
+        for modules in (["q_proj", "v_proj"], "all-linear"):
+            torch.manual_seed(0)
+            size = {"hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4, "num_key_value_heads": 4}
+            model = LlamaForCausalLM(LlamaConfig(vocab_size=256, num_hidden_layers=4, **size))
+            sparsify(model, sparsity)
+            every = [each for name, each in model.named_parameters() if name.endswith("_proj.weight")]
+            names = {id(each) for each in every}
+            entries = sum(each.numel() for each in every)
+            zeros = sum(int((each == 0).sum()) for each in every)
+            config = peft.LoraConfig(r=8, target_modules=modules, init_lora_weights=False)
+            done = merge_keeping_zeros(peft.get_peft_model(model, config))
+            kept = sum(int((e == 0).sum()) for n, e in done.model.named_parameters() if n.endswith("_proj.weight"))
+            plain = kept - sum(done.kept.values()) + sum(done.plain.values())
+            assert len(names) == len(every)
+            rows.append(
+                {"sparsity": zeros / entries, "modules": str(modules), "plain": plain / entries, "kept": kept / entries}
+            )
+            shown = modules if isinstance(modules, str) else ", ".join(modules)
+            print(row([sparsity, shown, f"{zeros:,}", f"{plain / entries:.1%}", f"{kept / entries:.1%}"]), flush=True)
+    return rows

@@ -1,0 +1,20 @@
+"""Training of what pruning left towards a teacher, the model it came from: `recover`."""
+
+from secateur.recovery.directory import recover_checkpoint
+from secateur.recovery.distillation import Distillation
+from secateur.recovery.local import LocalPart
+from secateur.recovery.losses import loss_between
+from secateur.recovery.merging import Merged, merge_keeping_zeros
+from secateur.recovery.outcome import Recovered
+from secateur.recovery.recovering import recover
+
+__all__ = [
+    "Distillation",
+    "LocalPart",
+    "Merged",
+    "Recovered",
+    "loss_between",
+    "merge_keeping_zeros",
+    "recover",
+    "recover_checkpoint",
+]

@@ -1,0 +1,417 @@
+"""A pruned directory trained towards its teacher's: `recover_checkpoint`.
+
+Law: the source and the teacher are not changed; OUT appears complete or not at all; a run that was killed goes on where
+it was, to the same bytes. Block by block one block of each model is in memory; by the outputs both models are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import (
+    BlockFiles,
+    DirectoryWalk,
+    Unfinished,
+    check_new,
+    digest,
+    full_name,
+    held_batches,
+    prepared,
+    rank_and_world,
+    unfinished_copy,
+)
+from secateur.checkpoints import (
+    RECORD,
+    Checkpoint,
+    blaming_config,
+    check_arguments,
+    check_places,
+    copy_tree,
+    inspect_checkpoint,
+    open_checkpoint,
+    previous_record,
+    record_text,
+)
+from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
+from secateur.recovery.losses import OutputLoss
+from secateur.recovery.moving import moving
+from secateur.recovery.outcome import Recovered, memory_of
+from secateur.recovery.outputs import Steps
+from secateur.recovery.recovering import other_stack, steps_of
+from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.state import load_state, save_state
+from secateur.recovery.zeros import removed_of
+from secateur.support import Forward, track, unchanged, write_whole
+from secateur.targets import find_targets
+from secateur.version import __version__
+
+__all__ = ["recover_checkpoint"]
+
+EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
+OnStep = Callable[[int, float], None]
+OnPart = Callable[[LocalPart], None]
+
+
+def recover_checkpoint(
+    directory: Path | str,
+    teacher: Path | str,
+    out: Path | str,
+    batches: Iterable[Any],
+    *,
+    steps: int = 500,
+    local: int = 2,
+    loss: str | OutputLoss | None = None,
+    adapters: int | None = None,
+    rate: float = 1e-4,
+    local_rate: float = 2e-4,
+    local_batches: int = 128,
+    decay: float = 0.0,
+    clip: float = 1.0,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    forward: Forward | None = None,
+    seed: int = 0,
+    activations: Path | str | None = None,
+    device: torch.device | str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    on_part: OnPart | None = None,
+    on_step: OnStep | None = None,
+) -> Recovered:
+    """`recover` of a directory into another one: its zeros stay, to the last one, and ``secateur.json`` says how many
+    each tensor has, so that ``secateur verify`` counts them.
+
+    Args:
+        directory: what any verb wrote; a Hugging Face directory of safetensors.
+        teacher: the directory that it came from.
+        out: must not exist.
+        batches: token batches, such as `read_calibration` gives.
+        steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, include, exclude, forward, seed: as
+            for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
+        activations: a folder for what blocks pass on; None: memory.
+        device: where the models compute; None: the processor.
+        arguments: what the record shall say of the call.
+        on_part: called with each part of a block when it is done.
+        on_step: called with the number of each step by the outputs, from 1, and its loss.
+
+    Raises:
+        CheckpointError: a damaged or missing directory, a model that is not one of repeated blocks, a place that is
+            taken, a full disk, or an earlier run of another request.
+        ValueError: what `recover` raises.
+    """
+    started = time.monotonic()
+    request = Request(
+        steps,
+        local,
+        loss,
+        adapters,
+        rate,
+        local_rate,
+        local_batches,
+        decay,
+        clip,
+        seed,
+        None,
+        include,
+        exclude,
+        forward,
+    )
+    source, dense, out = Path(directory), Path(teacher), Path(out)
+    if rank_and_world()[1] > 1:
+        raise ValueError("recover runs in one process; start it without torchrun.")
+    check_new(out)
+    check_places(source, out)
+    check_places(dense, out)
+    check_arguments(arguments)
+    every, held = held_batches(batches)
+    place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
+    said = _said_of(request, every, place.theirs.source)
+    with place.student.begun(out, said) as begun:
+        parts, left_out = _local(place, begun, request, on_part)
+        ended = _by_outputs(place, begun, request, every, on_step) if request.steps else None
+        zeros, folder = _written(place, begun, ended, parts, said, previous_record(source), arguments)
+        begun.publish(folder)
+    return Recovered(
+        losses=() if ended is None else tuple(ended.steps.losses),
+        loss=None if ended is None else ended.steps.word,
+        parts=tuple(parts),
+        zeros=zeros,
+        rows=0 if ended is None else ended.steps.rows,
+        seconds=time.monotonic() - started,
+        memory=memory_of(place.student.device),
+        left_out=left_out,
+        out=out,
+    )
+
+
+class _Place:
+    """The two directories as models whose blocks are read one at a time, and what of the student moves.
+
+    ``kept`` are the parameters of which what is zero stays zero: those that pruning may touch, and those that the
+    source's record says were pruned. ``why`` says what keeps their blocks from being compared, if anything does.
+    """
+
+    def __init__(self, student: DirectoryWalk, theirs: DirectoryWalk, request: Request, root: Path) -> None:
+        self.student, self.theirs = student, theirs
+        everything = "*" if request.include is None else request.include
+        # what lies at the top has no module to be written by
+        self.trained = [name for name in names_to_train(student.model, everything, request.exclude) if "." in name]
+        pruned = (previous_record(root) or {}).get("pruned")
+        before = {name for name, share in pruned.items() if share} if isinstance(pruned, dict) else set()
+        files = student.files.group_of
+        self.kept = {*_touchable(student.model), *(name for name in files if before & {*files[name].sources})}
+        self.why = other_stack(student.blocks, theirs.blocks)
+
+    @staticmethod
+    def of(
+        source: Path,
+        dense: Path,
+        work: Path,
+        held: Sequence[Any],
+        request: Request,
+        activations: Path | str | None,
+        device: torch.device | str | None,
+    ) -> _Place:
+        folder = None if activations is None else Path(activations)
+        walks = []
+        for root, into, own in ((source, work, folder), (dense, dense, None if folder is None else folder / "teacher")):
+            walks.append(
+                DirectoryWalk(
+                    open_checkpoint(root), into, held, forward=request.forward, activations=own, device=device
+                )
+            )
+        place = _Place(walks[0], walks[1], request, source)
+        for walk in walks:
+            walk.check()
+        return place
+
+    def masks_of(self, block: str) -> dict[str, Tensor]:
+        """What is removed of a block that is loaded."""
+        weights = dict(self.student.blocks[block].named_parameters())
+        masks = {name: each.ne(0) for name, each in weights.items() if full_name(block, name) in self.kept}
+        return {name: mask for name, mask in masks.items() if not bool(mask.all())}
+
+
+def _touchable(model: nn.Module) -> set[str]:
+    try:
+        return set(find_targets(model))
+    except ValueError:  # there is none
+        return set()
+
+
+def _said_of(request: Request, batches: Iterable[Any], teacher: Checkpoint) -> dict[str, Any]:
+    """As JSON: what the bytes of the result depend on, but for the source's files."""
+    import transformers
+
+    hashes = {}
+    for path in track([*teacher.files, teacher.root / "config.json"], "reading the teacher"):
+        with open(path, "rb") as file:
+            hashes[str(path.relative_to(teacher.root))] = hashlib.file_digest(file, "sha256").hexdigest()
+    versions = {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+    return {"verb": "recover", "data": digest(batches), "teacher": hashes, **request.described(), "versions": versions}
+
+
+# ---- block by block -------------------------------------------------------------------------------------------------
+
+
+def _local(
+    place: _Place, begun: Unfinished, request: Request, on_part: OnPart | None
+) -> tuple[list[LocalPart], tuple[str, ...]]:
+    """What became of each part, of an earlier run's too; and what was left out."""
+    if not request.local:
+        return [], ()
+    if place.why is not None:
+        return [], (f"the local part, since {place.why}",)
+    already, parts = _gone_on_with(begun, place.student.blocks)
+    if len(already) == len(place.student.blocks):
+        return parts, ()
+
+    def commit(block: str, new: Mapping[str, Tensor], said: Sequence[LocalPart]) -> None:
+        written = place.student.files.write(block, new)
+        begun.note({"name": block, "parts": [asdict(each) for each in said], "tensors": sorted(written)})
+        parameters = dict(place.student.blocks[block].named_parameters())
+        with torch.no_grad():  # the block is run once more with its new weights
+            for name, values in new.items():
+                parameters[name].copy_(values)
+
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for walk in (place.student, place.theirs):
+            if walk.activations is not None and not walk.activations.exists():
+                walk.activations.mkdir()
+                stack.callback(walk.activations.rmdir)
+            replay = stack.enter_context(walk.replaying(dense=False))
+            sides.append(Side(replay, walk.weights(), walk.batches[: request.local_batches]))
+        walk_on = recover_blocks(
+            *sides,
+            Epochs(request.local, request.local_rate, request.clip, request.seed),
+            trained=of_one_block(place.student.model, place.student.blocks, place.trained),
+            masks_of=place.masks_of,
+            commit=commit,
+            already=already,
+        )
+        try:
+            for part in walk_on:
+                parts.append(part)
+                if on_part is not None:
+                    on_part(part)
+        except NotComparableError as error:
+            return parts, (f"the local part, since {error}",)
+    return parts, ()
+
+
+def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[list[str], list[LocalPart]]:
+    """The blocks that an earlier run recovered, and what became of them."""
+    done: list[str] = []
+    parts: list[LocalPart] = []
+    for block in begun.found().inners("blocks"):
+        block.only("name", "parts", "tensors")
+        name = block.take("name", str)
+        if name not in blocks or name in done:
+            raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
+        done.append(name)
+        block.each("tensors", str)
+        for part in block.inners("parts"):
+            part.only("block", "part", "before", "after")
+            shares = [part.take(key, float, least=0) for key in ("before", "after")]
+            parts.append(LocalPart(name, part.take("part", str), *shares))
+    return done, parts
+
+
+# ---- by the outputs -------------------------------------------------------------------------------------------------
+
+
+class _Ended:
+    """What the steps came to: the new values, by names in the model."""
+
+    def __init__(self, steps: Steps, values: Mapping[str, Tensor]) -> None:
+        self.steps, self.values = steps, values
+
+
+def _by_outputs(
+    place: _Place, begun: Unfinished, request: Request, batches: Sequence[Any], on_step: OnStep | None
+) -> _Ended:
+    model = _loaded(begun.folder, place.student)
+    teacher = _loaded(place.theirs.source.root, place.theirs)
+    removed = removed_of(model, also=place.kept)
+    model.requires_grad_(False)
+    teacher.requires_grad_(False)
+    trained = set(place.trained) & {name for name, _ in model.named_parameters()}
+    with contextlib.ExitStack() as stack:
+        for each in (model, teacher):
+            stack.enter_context(unchanged(each))
+            stack.enter_context(prepared(each))
+        held = stack.enter_context(moving(model, trained, removed))
+        steps = steps_of(model, teacher, held.parameters, removed, request)
+        if begun.state.exists():
+            load_state(begun.state, steps, begun.hint)
+        clock = _Clock()
+
+        def after() -> None:
+            if on_step is not None:
+                on_step(steps.descent.done, steps.losses[-1])
+            if steps.descent.done < request.steps and clock.is_due():
+                begun.keep_state(functools.partial(save_state, steps=steps))
+                clock.rewind()
+
+        steps.run(batches, request.seed, after)
+        moved = {id(mover.parameter) for mover in steps.descent.movers}
+        values = {name: each for name, each in held.values().items() if id(held.parameters[name]) in moved}
+    return _Ended(steps, values)
+
+
+def _loaded(folder: Path, walk: DirectoryWalk) -> nn.Module:
+    from transformers.utils import logging
+
+    kind: Any = type(walk.model)
+    dtype = next((each.dtype for each in walk.model.parameters() if each.is_floating_point()), torch.float32)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # its own would be drawn in a pipe as well
+    with blaming_config(folder, "its model cannot be loaded"):
+        model: nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    return model.to(walk.device).eval()
+
+
+class _Clock:
+    """When a state is written down: not more often than `EVERY`, nor for more than a twentieth of the time."""
+
+    def __init__(self) -> None:
+        self.last, self.asked, self.took = time.monotonic(), 0.0, 0.0
+
+    def is_due(self) -> bool:
+        self.asked = time.monotonic()
+        return self.asked - self.last >= max(EVERY, 20 * self.took)
+
+    def rewind(self) -> None:
+        self.last = time.monotonic()
+        self.took = self.last - self.asked
+
+
+# ---- written --------------------------------------------------------------------------------------------------------
+
+
+def _written(
+    place: _Place,
+    begun: Unfinished,
+    ended: _Ended | None,
+    parts: Sequence[LocalPart],
+    said: Mapping[str, Any],
+    previous: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any] | None,
+) -> tuple[dict[str, tuple[int, int]], Path]:
+    """The folder that becomes OUT, and the zeros of the weights that have any, as they lie in the files."""
+    touched = {name for block in begun.blocks for name in block["tensors"]}
+    folder = begun.folder
+    if ended is not None:
+        folder = begun.remade()
+        for _ in track(copy_tree(begun.folder, folder), "copying"):
+            pass
+        files = BlockFiles(place.student.model, place.student.blocks, place.student.source, folder)
+        for top, new in _by_top(ended.values).items():
+            touched |= set(files.write(top, new))
+    now, before = (inspect_checkpoint(each) for each in (folder, place.student.source.root))
+    counts = {each.name: each for each in now.tensors}
+    old = {each.name: each.zeros for each in before.tensors}
+    sources = {name for target in place.kept for name in _sources(place.student.files, target)}
+    zeros = {name: (old[name], counts[name].zeros) for name in counts if name in sources and old[name]}
+    record = {
+        "kept_weights": "updated",
+        "pruned": {name: counts[name].zeros / counts[name].numel for name in counts if name in touched},
+        "removed": {name: old[name] for name in zeros if name in touched},
+        "left_alone": {"not trained": [name for name in counts if name not in touched]},
+        "sparsity": {"model": now.total().sparsity},
+        "data": {"sha256": said["data"]},
+        "teacher": said["teacher"],
+        "asked": {name: value for name, value in said.items() if name not in ("verb", "data", "teacher", "versions")},
+        "blocks": [asdict(each) for each in parts],
+        "losses": [] if ended is None else ended.steps.losses,
+    }
+    versions = {"transformers": said["versions"]["transformers"]}
+    text = record_text("recover", record, arguments=arguments, previous=previous, versions=versions)
+    if ended is None:
+        begun.add(RECORD, text)
+    else:
+        write_whole(folder / RECORD, text)
+    return zeros, folder
+
+
+def _by_top(values: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """By the first part of their names: what a file holds as one tensor is never in two."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, value in values.items():
+        top, _, rest = name.partition(".")
+        found.setdefault(top, {})[rest] = value
+    return found
+
+
+def _sources(files: BlockFiles, target: str) -> tuple[str, ...]:
+    group = files.group_of.get(target)
+    return () if group is None else group.sources

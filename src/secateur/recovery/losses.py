@@ -1,0 +1,160 @@
+"""How far a model's outputs are from its teacher's: one number that gradients can be asked of.
+
+Law: equal outputs lose nothing, and padding does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.support import tensors_in, unknown
+
+__all__ = ["OutputLoss", "WORDS", "chosen_for", "features_of", "loss_between", "parse", "rows_of"]
+
+OutputLoss = Callable[[Any, Any, Any], Tensor]
+UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's
+
+
+def kl(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """``mean over rows of Σ p (log p - log q)``, p the teacher's distribution, q the student's: forward KL.
+
+    What Minitron trains pruned language models by, on logits alone (Muralidharan et al. 2024, arXiv:2407.14679).
+
+    Args:
+        outputs: logits of the student, (rows, classes).
+        wanted: of the teacher, of the same shape.
+
+    >>> kl(torch.zeros(1, 2), torch.zeros(1, 2))
+    tensor(0.)
+    """
+    q, p = (each.float().log_softmax(-1) for each in (outputs, wanted))
+    return nn.functional.kl_div(q, p, reduction="sum", log_target=True) / len(q)
+
+
+def cosine(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """``mean over rows of 1 - cos(student, teacher)``, for embeddings and hidden states, (rows, features).
+
+    >>> cosine(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
+    tensor(0.)
+    """
+    return (1 - nn.functional.cosine_similarity(outputs.float(), wanted.float(), dim=-1)).mean()
+
+
+def mse(outputs: Tensor, wanted: Tensor) -> Tensor:
+    """``‖student - teacher‖² / ‖teacher - its mean‖²``: the share of the variance that is lost, (rows, features).
+
+    >>> mse(torch.tensor([[1.0], [3.0]]), torch.tensor([[1.0], [4.0]])).item()
+    0.2222222238779068
+    """
+    wide, aim = outputs.float(), wanted.float()
+    varied = (aim - aim.mean(0)).square().sum()
+    spread = torch.where(varied > 0, varied, aim.square().sum())
+    return (wide - aim).square().sum() / torch.where(spread > 0, spread, 1.0)
+
+
+WORDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {"kl": kl, "cosine": cosine, "mse": mse}
+
+
+def parse(loss: str | OutputLoss | None) -> str | OutputLoss | None:
+    """A word of `WORDS` or a function, as it was given; None: chosen by what the outputs are.
+
+    Raises:
+        ValueError: another word.
+        TypeError: neither a word nor a function.
+    """
+    if loss is None or callable(loss):
+        return loss
+    if not isinstance(loss, str):
+        raise TypeError(f"loss= is one of {', '.join(WORDS)}, or (outputs, wanted, batch) -> scalar; got {loss!r}.")
+    if loss not in WORDS:
+        raise unknown(loss, WORDS, "loss")
+    return loss
+
+
+def chosen_for(outputs: Any) -> str:
+    """The word for what a model returns: "kl" for logits, "cosine" for embeddings, "mse" for single numbers.
+
+    Logits are what is called so, and plain tensors of several columns whose rows are no unit vectors; embeddings are
+    ``last_hidden_state``, ``sentence_embedding``, and plain tensors of unit vectors.
+
+    >>> chosen_for(torch.randn(4, 10)), chosen_for(torch.ones(4, 1)), chosen_for({"last_hidden_state": torch.ones(2)})
+    ('kl', 'mse', 'cosine')
+    """
+    found, kind = _found(outputs)
+    if kind == "logits":
+        return "kl" if found.shape[-1] > 1 else "mse"
+    if kind == "hidden":
+        return "cosine"
+    if found.dim() < 2 or found.shape[-1] == 1:
+        return "mse"
+    norms = torch.linalg.vector_norm(found.detach().float(), dim=-1)
+    return "cosine" if bool(((norms - 1).abs() < UNIT).all()) else "kl"
+
+
+def features_of(outputs: Any) -> Tensor:
+    """The tensor of a model's outputs that a loss compares: logits, else hidden states, else the first floating one.
+
+    Raises:
+        TypeError: there is none.
+    """
+    return _found(outputs)[0]
+
+
+def _found(outputs: Any) -> tuple[Tensor, str]:
+    for names, kind in ((("logits",), "logits"), (("sentence_embedding", "last_hidden_state"), "hidden")):
+        for name in names:
+            value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
+                return value, kind
+    for value in tensors_in(dict(outputs) if isinstance(outputs, Mapping) else outputs):
+        if value.is_floating_point() and value.dim():
+            return value, "plain"
+    raise TypeError(
+        f"the outputs ({type(outputs).__name__}) hold no tensor of floating numbers to compare; pass "
+        "loss=(outputs, wanted, batch) -> scalar, or forward=(model, batch) -> outputs."
+    )
+
+
+def rows_of(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    """(rows, features), without what the mask, (batch, sequence), calls padding, where the tensor has both dimensions.
+
+    >>> rows_of(torch.ones(2, 3, 4), torch.tensor([[True, True, False], [True, False, False]])).shape
+    torch.Size([3, 4])
+    """
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
+    if mask is None or tensor.dim() < 3 or tensor.shape[:2] != mask.shape:
+        return rows
+    inner = tensor.shape[2:-1].numel()
+    return rows[mask.to(rows.device).reshape(-1, 1).expand(-1, inner).reshape(-1)]
+
+
+def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, mask: Tensor | None) -> Tensor:
+    """The loss of one batch, a scalar.
+
+    Args:
+        outputs, wanted: of the student and of the teacher.
+        batch: what a function of one's own may look at.
+        loss: a word of `WORDS`, or ``(outputs, wanted, batch) -> scalar``.
+        mask: (batch, sequence), True where a token is no padding.
+
+    Raises:
+        ValueError: student and teacher return tensors of two shapes.
+        TypeError: a function of one's own gives no number.
+    """
+    if callable(loss):
+        found = loss(outputs, wanted, batch)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise TypeError(f"loss= is to return one number, a tensor that depends on the outputs; got {what}.")
+        return found.reshape(())
+    ours, theirs = features_of(outputs), features_of(wanted)
+    if ours.shape != theirs.shape:
+        raise ValueError(
+            f"the model returns shape {tuple(ours.shape)} and the teacher {tuple(theirs.shape)}: no two numbers to "
+            "compare; pass loss=(outputs, wanted, batch) -> scalar."
+        )
+    return WORDS[loss](rows_of(ours, mask), rows_of(theirs.to(ours.device), mask))

@@ -1,0 +1,121 @@
+"""What `recover` returns: how the losses went, what became of each block, and that the zeros are those of before.
+
+Law: it holds the numbers, and says them as lines and tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from secateur.recovery.local import LocalPart
+from secateur.support import Part, Rows, Shown, bytes_text, printable
+
+__all__ = ["Recovered", "memory_of"]
+
+LINES = 10  # of the learning curve that a table shows
+
+
+@dataclass(frozen=True)
+class Recovered(Shown):
+    """What became of a model.
+
+    Attributes:
+        losses: of each step by the outputs, before it.
+        loss: the word or the name of what they are.
+        parts: of each part of a block that was trained locally the share of the teacher's activations that it lacked.
+        zeros: ``{name: (before, after)}`` of the weights that have zeros, or are masked.
+        rows: of the outputs that were compared, such as tokens, over all steps.
+        seconds: wall time.
+        memory: the most that the process has had, in bytes, where the system says so; of a GPU what torch took.
+        left_out: what was asked for and could not be done, and why.
+        out: the directory, where one was written.
+    """
+
+    losses: tuple[float, ...]
+    loss: str | None
+    parts: tuple[LocalPart, ...]
+    zeros: Mapping[str, tuple[int, int]]
+    rows: int
+    seconds: float
+    memory: int | None = None
+    left_out: tuple[str, ...] = ()
+    out: Path | None = None
+
+    @property
+    def steps(self) -> int:
+        """How many there were by the outputs."""
+        return len(self.losses)
+
+    @property
+    def first(self) -> float | None:
+        """The mean loss of the first tenth of the steps."""
+        return _mean(self.losses[: _tenth(self.losses)])
+
+    @property
+    def last(self) -> float | None:
+        """The mean loss of the last tenth of the steps."""
+        return _mean(self.losses[len(self.losses) - _tenth(self.losses) :])
+
+    def curve(self, spans: int = LINES) -> list[tuple[int, int, float]]:
+        """``(first step, last step, mean loss)`` of at most so many spans of steps."""
+        edges = sorted({round(len(self.losses) * at / spans) for at in range(spans + 1)})
+        return [(low + 1, high, _mean(self.losses[low:high]) or 0.0) for low, high in itertools.pairwise(edges)]
+
+    def _parts(self) -> Iterator[Part]:
+        if self.parts:
+            rows = [(each.block, each.part, f"{each.before:.5f}", f"{each.after:.5f}") for each in self.parts]
+            yield Rows(("Block", "Up to", ">Lost before", ">After"), rows)
+            yield ""
+        if self.losses:
+            yield Rows((">Steps", f">{self.loss}"), [(f"{a}-{b}", f"{loss:.5f}") for a, b, loss in self.curve()])
+            yield ""
+        yield from self.lines()
+
+    def lines(self) -> Iterator[str]:
+        """All but the tables."""
+        if self.parts:
+            before, after = (_mean([getattr(each, name) for each in self.parts]) or 0 for name in ("before", "after"))
+            yield (
+                f"{len(self.parts)} parts of blocks lack {after:.5f} of what the teacher's give, in the mean; before "
+                f"{before:.5f}."
+            )
+        if self.losses:
+            yield (
+                f"{self.steps:,} steps over {self.rows:,} rows: the {self.loss} between the outputs went from "
+                f"{self.first:.5f} to {self.last:.5f}, over the first and last tenth."
+            )
+        before, after = (sum(pair[at] for pair in self.zeros.values()) for at in (0, 1))
+        if self.zeros:
+            yield f"Zeros in {len(self.zeros)} weights: {before:,} before, {after:,} after."
+        else:
+            yield "No weight has zeros to keep."
+        yield from (f"Left out: {printable(each, 1000)}." for each in self.left_out)
+        memory = "" if self.memory is None else f", at most {bytes_text(self.memory)} of memory"
+        yield f"{self.seconds:.1f} s{memory}."
+        if self.out is not None:
+            yield f"In {printable(str(self.out), 1000)}."
+
+
+def _tenth(values: Sequence[float]) -> int:
+    return max(1, len(values) // 10)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def memory_of(device: torch.device | None) -> int | None:
+    """The most memory that was taken, in bytes: of a GPU by torch, else of the process."""
+    if device is not None and device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

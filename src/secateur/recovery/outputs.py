@@ -1,0 +1,118 @@
+"""The whole model against the teacher's outputs: steps over batches, which each follow from their number.
+
+Law: the teacher is only run; the batches of a list come in an order that follows from the seed and the round, so that a
+run that was stopped after any step goes on as if it had not been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Tokens
+from secateur.recovery.descent import Descent, order_of
+from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_between, rows_of
+from secateur.recovery.moving import widened_batch
+from secateur.support import Forward, device_of, mapped, moved, run_batch, track
+
+__all__ = ["NO_BATCHES", "ROUTERS_FIRST", "Steps", "batches_from", "narrower_routers"]
+
+NO_BATCHES = "there are no batches: recovery is learned from running both models."
+ROUTERS_FIRST = 0.2  # of the steps, where experts have left: the routers alone move
+
+
+def batches_from(batches: Iterable[Any], seed: int, start: int) -> Iterator[Any]:
+    """The batches of steps from ``start`` on, without end: of a sequence each round in an order of its own, else as
+    they come."""
+    while not isinstance(batches, Sequence):
+        count = 0
+        for batch in batches:
+            count += 1
+            yield batch
+        if not count:
+            raise ValueError(NO_BATCHES)
+    if not len(batches):
+        raise ValueError(NO_BATCHES)
+    round_, at = divmod(start, len(batches))
+    while True:
+        for number in order_of(seed, round_, len(batches))[at:]:
+            yield batches[number]
+        round_, at = round_ + 1, 0
+
+
+def narrower_routers(model: nn.Module, teacher: nn.Module, routers: Iterable[str]) -> list[str]:
+    """Of these weights those that choose among fewer experts than the teacher's of the same name."""
+    ours, theirs = (dict(each.named_parameters()) for each in (model, teacher))
+    return [name for name in routers if name in theirs and theirs[name].shape[0] > ours[name].shape[0]]
+
+
+class Steps:
+    """The steps by the outputs.
+
+    Args:
+        model, teacher: in evaluation mode; the model's trained parameters ask for gradients.
+        descent: what moves.
+        loss: a word, a function, or None: chosen by the teacher's first outputs.
+        forward: how a batch is run.
+        first: parameters that alone move in the first steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        teacher: nn.Module,
+        descent: Descent,
+        loss: str | OutputLoss | None,
+        *,
+        forward: Forward | None = None,
+        first: Sequence[Tensor] = (),
+    ) -> None:
+        self.model, self.teacher, self.descent, self.loss, self.forward = model, teacher, descent, loss, forward
+        self.first = {id(each) for each in first}
+        self.alone = round(ROUTERS_FIRST * descent.steps) if self.first else 0
+        self.losses: list[float] = []
+        self.rows = 0
+
+    @property
+    def word(self) -> str:
+        """What the loss is called."""
+        return self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "loss")
+
+    def run(self, batches: Iterable[Any], seed: int, after: Callable[[], None] = lambda: None) -> None:
+        """Takes the steps that are left; ``after`` is called after each."""
+        left = range(self.descent.done, self.descent.steps)
+        source = batches_from(batches, seed, self.descent.done)
+        trained = [each for each in self.model.parameters() if each.requires_grad]
+        with torch.enable_grad():
+            for number in track(left, "recovering"):
+                for each in trained:
+                    each.requires_grad_(number >= self.alone or id(each) in self.first)
+                self._step(next(source))
+                after()
+
+    def _step(self, batch: Any) -> None:
+        with torch.no_grad():
+            wanted = run_batch(self.teacher, moved(batch, device_of(self.teacher)), self.forward)
+        here = moved(mapped(batch, widened_batch) if self._is_widened else batch, device_of(self.model))
+        outputs = run_batch(self.model, here, self.forward)
+        if self.loss is None:
+            self.loss = chosen_for(wanted)
+        mask = Tokens.of(batch).own
+        found = loss_between(outputs, wanted, batch, self.loss, mask)
+        self.losses.append(self.descent.step(found))
+        self.rows += _rows(outputs, mask)
+
+    @property
+    def _is_widened(self) -> bool:
+        first = next((each for each in self.model.parameters() if each.is_floating_point()), None)
+        return first is not None and first.element_size() >= 4
+
+
+def _rows(outputs: Any, mask: Tensor | None) -> int:
+    try:
+        return len(rows_of(features_of(outputs), mask))
+    except TypeError:  # what a loss of one's own understands
+        return 0

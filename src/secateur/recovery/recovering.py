@@ -1,0 +1,267 @@
+"""The verb `recover`: training of what pruning left, towards the model it came from.
+
+Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import InMemory, Outputs, Replay, find_blocks, prepared, refuse_repeated
+from secateur.recovery.descent import Descent
+from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
+from secateur.recovery.losses import OutputLoss
+from secateur.recovery.moving import movers_for, moving, widened_batch
+from secateur.recovery.outcome import Recovered, memory_of
+from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers
+from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.zeros import count_zeros, removed_of
+from secateur.support import Forward, device_of, mapped, moved, repeatable, run_batch, unchanged, unwrapped
+from secateur.targets import find_targets, kinds_within
+
+__all__ = ["recover"]
+
+
+def recover(
+    model: nn.Module | str | os.PathLike[str],
+    teacher: nn.Module | str | os.PathLike[str],
+    batches: Iterable[Any],
+    *,
+    steps: int = 500,
+    local: int = 2,
+    loss: str | OutputLoss | None = None,
+    adapters: int | None = None,
+    rate: float = 1e-4,
+    local_rate: float = 2e-4,
+    local_batches: int = 128,
+    decay: float = 0.0,
+    clip: float = 1.0,
+    masks: Any = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    forward: Forward | None = None,
+    seed: int = 0,
+) -> Recovered:
+    """Trains a pruned model towards its teacher, the model it came from; its zeros stay, to the last one.
+
+    First block by block against the teacher's activations (``local``), as Roux et al. 2025 (arXiv:2510.14444) found to
+    cost a tenth of training the whole; then the whole model by the teacher's outputs (``steps``), as Minitron does
+    (Muralidharan et al. 2024, arXiv:2407.14679). No labels are read. Both models run in evaluation mode: dropout is
+    off, and batch normalizations keep their statistics.
+
+    Args:
+        model: what any verb left: with masks, narrower, with fewer blocks or experts. Changed in place.
+        teacher: the model it came from, which is only run. Where both stack the same blocks, of one width outside of
+            them, the local part is done; else it is left out, and the result says so.
+        batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives.
+        steps: by the outputs, each over one batch. 0: none.
+        local: epochs in which each half of a block (attention, and the rest) sees the first ``local_batches``. 0: none.
+        loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; or ``(outputs, wanted, batch) ->
+            scalar``. None: chosen by what the teacher returns.
+        adapters: a rank: by the outputs, each weight that pruning may touch moves by ``mask ∘ (B A)`` alone, and
+            nothing else does; the optimizer then remembers that of the factors only.
+        rate, local_rate: the highest learning rates of AdamW, by the outputs and of a block; a tenth of the steps leads
+            up to them, and half a cosine down.
+        decay: of the weights.
+        clip: the largest norm of a step's gradients.
+        masks: ``{name: mask}``, or a `Pruner`. Beside them all zeros of weights that pruning may touch stay, and what
+            attached masks hide.
+        include, exclude: globs over names of parameters: train these, and not those. Default: all that ask for a
+            gradient.
+        forward: ``(model, batch) -> outputs``, of both models.
+        seed: of the batches' order and the adapters' start; the generators of the process are left as they are.
+
+    Half precision is trained as float32, and rounded once at the end. Beside the two models it takes a copy of the
+    trained parameters, their gradients, and twice their memory for AdamW.
+
+    Returns:
+        What it did, which prints as a table.
+
+    Raises:
+        ValueError: an argument out of range, a parameter on the meta device, a loss or gradient that is not finite,
+            outputs of two shapes, or no batches. TypeError: batches that can't be run.
+
+    >>> import copy
+    >>> teacher = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    >>> model = copy.deepcopy(teacher)
+    >>> with torch.no_grad():
+    ...     _ = model[0].weight.mul_(model[0].weight.abs() > 0.15)
+    >>> done = recover(model, teacher, [torch.randn(32, 8) for _ in range(8)], steps=60, rate=1e-2, loss="mse")
+    >>> done.last < done.first, [before == after for before, after in done.zeros.values()]
+    (True, [True])
+    """
+    request = Request(
+        steps,
+        local,
+        loss,
+        adapters,
+        rate,
+        local_rate,
+        local_batches,
+        decay,
+        clip,
+        seed,
+        masks,
+        include,
+        exclude,
+        forward,
+    )
+    if not isinstance(model, nn.Module) or not isinstance(teacher, nn.Module):
+        raise TypeError("recover takes two modules; of directories, use recover_checkpoint.")
+    return _recovered(unwrapped(model), unwrapped(teacher), batches, request)
+
+
+def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], request: Request) -> Recovered:
+    started = time.monotonic()
+    batches = repeatable(batches)
+    trained = names_to_train(model, request.include, request.exclude)
+    removed = removed_of(model, request.masks)
+    _check_apart(model, teacher, trained)
+    weights = {name: each for name, each in model.named_parameters() if name in removed}
+    before = count_zeros(weights, removed)
+    parts: list[LocalPart] = []
+    left_out: list[str] = []
+    done: Steps | None = None
+    with unchanged(model), unchanged(teacher), prepared(model), prepared(teacher):
+        teacher.requires_grad_(False)
+        model.requires_grad_(False)
+        with moving(model, trained, removed) as held:
+            if request.local:
+                parts += recovered_locally(model, teacher, batches, request, trained, removed, left_out)
+            if request.steps:
+                done = steps_of(model, teacher, held.parameters, removed, request)
+                done.run(batches, request.seed)
+            values = held.values()
+        with torch.no_grad():
+            for name, each in values.items():  # all is computed: from here on things change
+                held.own[name].copy_(each)
+    zeros = {name: (before[name], count) for name, count in count_zeros(weights, removed).items()}
+    return Recovered(
+        losses=() if done is None else tuple(done.losses),
+        loss=None if done is None else done.word,
+        parts=tuple(parts),
+        zeros=zeros,
+        rows=0 if done is None else done.rows,
+        seconds=time.monotonic() - started,
+        memory=memory_of(device_of(model)),
+        left_out=tuple(left_out),
+    )
+
+
+def _check_apart(model: nn.Module, teacher: nn.Module, trained: Iterable[str]) -> None:
+    theirs = {id(each): name for name, each in teacher.named_parameters()}
+    for name in trained:
+        if (other := theirs.get(id(model.get_parameter(name)))) is not None:
+            raise ValueError(
+                f"{name} is the teacher's own {other}: training would move both; pass a copy as the teacher."
+            )
+
+
+def recovered_locally(
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[Any],
+    request: Request,
+    trained: Sequence[str],
+    removed: Mapping[str, Tensor],
+    left_out: list[str],
+) -> list[LocalPart]:
+    """The local part of a model in memory, whose parameters are copies already; why not, where it is left out."""
+    held = list(itertools.islice(batches, request.local_batches))
+    wide = [mapped(batch, widened_batch) for batch in held]  # the model is float32 by now; the teacher is what it is
+    if not held:
+        raise ValueError(NO_BATCHES)
+    for each, own in ((model, wide), (teacher, held)):  # an error of a model's own is none to go on after
+        with torch.no_grad():
+            run_batch(each, moved(own[0], device_of(each)), request.forward)
+    try:
+        stacks = [find_blocks(each) for each in (model, teacher)]
+        for each, blocks, own in zip((model, teacher), stacks, (wide, held), strict=True):
+            refuse_repeated(each, blocks, own[0], request.forward)
+    except ValueError as error:
+        left_out.append(f"the local part, since {str(error).rstrip('.')}")
+        return []
+    if (why := other_stack(*stacks)) is not None:
+        left_out.append(f"the local part, since {why}")
+        return []
+    found: list[LocalPart] = []
+    with contextlib.ExitStack() as stack:
+        sides = []
+        for each, blocks, own in zip((model, teacher), stacks, (wide, held), strict=True):
+            replay = Replay(each, blocks, outputs=Outputs(), forward=request.forward, device=device_of(each))
+            stack.callback(replay.clear)
+            stack.enter_context(replay.installed())
+            sides.append(Side(replay, InMemory(blocks), own))
+        walk = recover_blocks(
+            *sides,
+            Epochs(request.local, request.local_rate, request.clip, request.seed),
+            trained=of_one_block(model, stacks[0], trained),
+            masks_of=lambda block: {
+                name.removeprefix(f"{block}."): mask for name, mask in removed.items() if name.startswith(f"{block}.")
+            },
+            commit=_commit_to(stacks[0]),
+        )
+        try:
+            found.extend(walk)
+        except NotComparableError as error:
+            left_out.append(f"the local part, since {error}")
+    return found
+
+
+def other_stack(ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> str | None:
+    """Why the blocks of two models can't be compared one by one; None where they can."""
+    if ours.keys() == theirs.keys():
+        return None
+    return f"the model has {len(ours)} blocks and the teacher {len(theirs)}, of other names"
+
+
+def _commit_to(blocks: Mapping[str, nn.Module]) -> Callable[..., None]:
+    def commit(block: str, new: Mapping[str, Tensor], _said: Sequence[LocalPart]) -> None:
+        parameters = dict(blocks[block].named_parameters())
+        with torch.no_grad():
+            for name, values in new.items():
+                parameters[name].copy_(values)
+
+    return commit
+
+
+def steps_of(
+    model: nn.Module,
+    teacher: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    removed: Mapping[str, Tensor],
+    request: Request,
+) -> Steps:
+    """The steps by the outputs of a model whose parameters are copies already."""
+    routers = [name for name, reason in kinds_within(model).items() if reason == "routers" and name in parameters]
+    first = narrower_routers(model, teacher, routers)
+    chosen = dict(parameters)
+    adapted: set[str] = set()
+    if request.adapters is not None:
+        adapted = set(parameters) & set(_adapted(model))
+        if not adapted:
+            raise ValueError(f"adapters= finds no weight of {type(model).__name__} among those that are trained.")
+        chosen = {name: each for name, each in parameters.items() if name in adapted or name in first}
+    generator = torch.Generator().manual_seed(request.seed % (1 << 63))
+    movers = movers_for(model, chosen, removed, rank=request.adapters, adapted=adapted, generator=generator)
+    for each in chosen.values():
+        each.requires_grad_(True)
+    descent = Descent(movers, request.steps, rate=request.rate, decay=request.decay, clip=request.clip)
+    return Steps(
+        model, teacher, descent, request.loss, forward=request.forward, first=[parameters[name] for name in first]
+    )
+
+
+def _adapted(model: nn.Module) -> list[str]:
+    try:
+        return [name for name, each in find_targets(model).items() if each.dim() >= 2]
+    except ValueError:
+        return []

@@ -1,0 +1,98 @@
+"""What is asked of a recovery, as one value: checked before anything is run.
+
+Law: what the bytes of a result depend on can be said as JSON.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from secateur.recovery.losses import OutputLoss, parse
+from secateur.support import Forward, described, matched
+
+__all__ = ["Request", "names_to_train"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `recover` was asked for; see there."""
+
+    steps: int
+    local: int
+    loss: str | OutputLoss | None
+    adapters: int | None
+    rate: float
+    local_rate: float
+    local_batches: int
+    decay: float
+    clip: float
+    seed: int
+    masks: Any = None
+    include: str | Iterable[str] | None = None
+    exclude: str | Iterable[str] | None = None
+    forward: Forward | None = None
+
+    def __post_init__(self) -> None:
+        parse(self.loss)
+        for name, least in (("steps", 0), ("local", 0), ("local_batches", 1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"{name} is a whole number, {least} or more; got {value!r}.")
+        if not self.steps and not self.local:
+            raise ValueError("steps=0 and local=0: nothing is asked for.")
+        if self.adapters is not None and (type(self.adapters) is not int or self.adapters < 1):
+            raise ValueError(f"adapters is the rank of the updates, 1 or more; got {self.adapters!r}.")
+        for name in ("rate", "local_rate", "clip"):
+            value = getattr(self, name)
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise ValueError(f"{name} is a number above 0; got {value!r}.")
+        if not 0 <= self.decay < math.inf:
+            raise ValueError(f"decay is 0 or more; got {self.decay!r}.")
+        if type(self.seed) is not int:
+            raise ValueError(f"seed is a whole number; got {self.seed!r}.")
+
+    def described(self) -> dict[str, Any]:
+        """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
+        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "decay", "clip", "seed")
+        said = {name: getattr(self, name) for name in plain}
+        loss = self.loss if self.loss is None or isinstance(self.loss, str) else described(self.loss)
+        globs = {name: _listed(getattr(self, name)) for name in ("include", "exclude")}
+        return {**said, "loss": loss, **globs}
+
+
+def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
+    if globs is None:
+        return None
+    return [globs] if isinstance(globs, str) else list(globs)
+
+
+def names_to_train(
+    model: nn.Module, include: str | Iterable[str] | None, exclude: str | Iterable[str] | None
+) -> list[str]:
+    """The parameters that move: those of floating numbers that ask for a gradient; or those of these names, whether
+    they ask or not.
+
+    Raises:
+        ValueError: a glob matches nothing, or nothing is left.
+
+    >>> names_to_train(nn.Linear(2, 2), None, "bias")
+    ['weight']
+    """
+    every = dict(model.named_parameters(remove_duplicate=False))
+    included, excluded = matched(include, every), matched(exclude, every) or set()
+    first = {id(each): name for name, each in model.named_parameters()}
+    chosen = {
+        first[id(each)]
+        for name, each in every.items()
+        if each.is_floating_point() and (each.requires_grad if included is None else name in included)
+    }
+    chosen -= {first[id(every[name])] for name in excluded}
+    if not chosen:
+        why = "include= and exclude= leave none" if include or exclude else "none of them requires a gradient"
+        raise ValueError(f"no parameter of {type(model).__name__} is to be trained: {why}.")
+    return [name for name, _ in model.named_parameters() if name in chosen]

@@ -1,0 +1,93 @@
+"""``secateur recover``: from a pruned directory, its teacher and a text to a directory that is better, and verifies."""
+
+import json
+
+import pytest
+import torch
+import typer
+from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
+
+from secateur.blockwise import oneshot as prune_blocks
+from secateur.cli.recover import recover
+from secateur.cli.verify import verify
+from support.families import batches, make
+from support.tokenizers_of_words import WORDS, write_tokenizer
+
+app = typer.Typer(pretty_exceptions_enable=False)
+app.command()(recover)
+verifying = typer.Typer(pretty_exceptions_enable=False)
+verifying.command()(verify)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small Llama with a tokenizer, what oneshot left of it, and a text."""
+    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
+    write_tokenizer(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
+    prune_blocks(tmp_path / "dense", batches("llama"), 0.5, out=tmp_path / "sparse")
+    return tmp_path
+
+
+def call(folder, *words, data="text.txt", teacher="dense"):
+    places = [str(folder / "sparse"), "--teacher", str(folder / teacher), "--data", str(folder / data)]
+    sizes = ["--out", str(folder / "out"), "--samples", "8", "--sequence-length", "16", "--batch", "4"]
+    return CliRunner().invoke(app, [*places, *sizes, *words])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--steps", "4"),
+        ("--steps", "0", "--local", "1"),
+        ("--steps", "4", "--local", "0", "--adapters", "2", "--loss", "mse"),
+        ("--steps", "2", "--exclude", "*embed*", "--rate", "0.01", "--local-rate", "0.01"),
+    ],
+    ids=" ".join,
+)
+def test_a_recovered_directory_loads_and_verifies(folder, words):
+    ended = call(folder, *words)
+    assert ended.exit_code == 0, ended.stderr
+    assert "Zeros in 14 weights: 1,920 before, 1,920 after." in ended.stdout
+    assert ended.stdout.rstrip().endswith("secateur.json in it says what was done.")
+    local = words[words.index("--local") + 1] if "--local" in words else "2"
+    assert ended.stderr.count("of what the teacher's gives, before") == (0 if local == "0" else 4)
+    steps = words[words.index("--steps") + 1]
+    assert (f"step {steps} of {steps}: loss " in ended.stderr) == (steps != "0")
+    record = json.loads((folder / "out/secateur.json").read_text())
+    assert record["arguments"]["command"].startswith("secateur recover ")
+    assert f"--steps {steps}" in record["arguments"]["command"]
+    found = CliRunner().invoke(verifying, [str(folder / "out"), "--source", str(folder / "sparse")])
+    assert found.exit_code == 0, found.stdout
+    assert LlamaForCausalLM.from_pretrained(folder / "out")(torch.arange(5)[None]).logits.isfinite().all()
+
+
+def test_a_page_has_the_curve_and_the_parts(folder):
+    ended = call(folder, "--steps", "5", "--report", str(folder / "page.html"))
+    assert ended.exit_code == 0, ended.stderr
+    page = (folder / "page.html").read_text()
+    for word in (
+        "The learning curve",
+        "Block by block",
+        "zeros before",
+        "secateur recover",
+        "post_attention_layernorm",
+    ):
+        assert word in page
+
+
+def test_what_is_wrong_is_one_line(folder):
+    for words, options, message in (
+        (("--steps", "0", "--local", "0"), {}, "steps=0 and local=0: nothing is asked for."),
+        (("--loss", "no"), {}, "no loss is called 'no'"),
+        (("--rate", "-1"), {}, "rate is a number above 0; got -1.0."),
+        ((), {"data": "none.txt"}, "none.txt"),
+        ((), {"teacher": "none"}, "none: no such directory."),
+    ):
+        ended = call(folder, *words, **options)
+        assert ended.exit_code == 2, ended.stdout
+        assert message in ended.stderr
+        assert ended.stderr.startswith("secateur: ")
+        assert len(ended.stderr.splitlines()) == 1
+        assert not (folder / "out").exists()

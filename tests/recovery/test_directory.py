@@ -1,0 +1,199 @@
+"""A directory: zeros stay on the bytes, sources do not change, and a run that was killed goes on to the same bytes."""
+
+import json
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from secateur import verify_checkpoint
+from secateur.blockwise import directory as block_files
+from secateur.blockwise import journal as resumable
+from secateur.checkpoints import CheckpointError, inspect_checkpoint
+from secateur.recovery import directory as recovery
+from secateur.recovery import recover, recover_checkpoint
+from secateur.shrinking import shrink_checkpoint
+from support.families import batches, make
+from support.forks import forked, killing
+from support.stacks import contents
+
+FAST = {"rate": 1e-3, "local_rate": 1e-3}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"steps": 0}, {"steps": 5, "local": 0}, {"steps": 5}, {"steps": 5, "adapters": 2}],
+    ids=str,
+)
+def test_zeros_stay_on_the_bytes(directories, options):
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+    before = contents(sparse), contents(dense)
+    done = recover_checkpoint(sparse, dense, out, batches("llama"), **FAST, **options)
+    assert (contents(sparse), contents(dense)) == before
+    found = verify_checkpoint(out, sparse)
+    assert found.ok
+    assert not found.problems
+    assert not found.unchecked
+    was, now = ({each.name: each.zeros for each in inspect_checkpoint(each).tensors} for each in (sparse, out))
+    assert was == now
+    assert done.zeros == {name: (count, count) for name, count in was.items() if count and "embed" not in name}
+    assert len(done.zeros) == 14
+    record = json.loads((out / "secateur.json").read_text())
+    assert record["method"] == "recover"
+    assert record["previous"]["method"] == "oneshot"
+    assert len(record["losses"]) == done.steps == options["steps"]
+    assert len(record["blocks"]) == len(done.parts) == (0 if options.get("local") == 0 else 4)
+    everything = [*record["pruned"], *record["left_alone"]["not trained"]]
+    assert sorted(everything) == sorted(make("llama").state_dict())
+    moved = set(record["pruned"])
+    expected = set(done.zeros)
+    if options["steps"] and "adapters" not in options:
+        expected = set(make("llama").state_dict())
+    elif options.get("local") != 0:
+        expected |= {name for name in was if ".layers." in name}
+    assert moved == expected
+    assert LlamaForCausalLM.from_pretrained(out)(torch.arange(5)[None]).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{"steps": 4, "local": 0}, {"steps": 3, "local": 1, "adapters": 2}], ids=str)
+def test_a_directory_becomes_what_the_model_becomes_in_memory(directories, options):
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+    recover_checkpoint(sparse, dense, out, batches("llama"), **FAST, **options)
+    model, teacher = (LlamaForCausalLM.from_pretrained(each) for each in (sparse, dense))
+    recover(model, teacher, batches("llama"), **FAST, **options)
+    other = LlamaForCausalLM.from_pretrained(out).state_dict()
+    for name, each in model.state_dict().items():
+        assert torch.allclose(each, other[name], atol=1e-6), name
+
+
+def test_activations_may_lie_in_files(directories):
+    sparse, dense = directories / "sparse", directories / "dense"
+    (directories / "scratch").mkdir()
+    for out, folder in (("one", None), ("other", directories / "scratch")):
+        recover_checkpoint(sparse, dense, directories / out, batches("llama"), steps=0, activations=folder)
+    assert contents(directories / "one") == contents(directories / "other")
+    assert list((directories / "scratch").iterdir()) == []
+
+
+STEPS = {
+    "write": (block_files, "write_tensor"),
+    "copy": (resumable, "copy_tree"),
+    "journal": (resumable.Unfinished, "_write"),
+    "state": (recovery, "save_state"),
+    "publish": (resumable.Unfinished, "publish"),
+}
+
+
+def dying(moment, directories, out):
+    """`recover_checkpoint` in a process that is killed at the n-th call of a function."""
+    recovery.EVERY = 0.0  # a state after each step
+    recovery._Clock.is_due = lambda self: True
+    recovery._Clock.rewind = lambda self: None
+    killing(moment, **STEPS)
+    sparse, dense = directories / "sparse", directories / "dense"
+    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+
+
+def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directories):
+    out, whole = directories / "out", directories / "whole"
+    assert forked(lambda: dying("never", directories, whole)) == 0
+    # copying; in the first block; before the journal says so; in the second; at the first and the second state; writing
+    # what became of all; at the end
+    for moment in ("copy:1", "write:3", "journal:1", "journal:2", "state:1", "state:2", "write:20", "publish:1"):
+        assert os.WTERMSIG(forked(lambda: dying(moment, directories, out))) == signal.SIGKILL, moment  # noqa: B023
+        assert not out.exists()
+    assert (directories / "out.unfinished" / "state.safetensors").is_file()
+    assert forked(lambda: dying("never", directories, out)) == 0
+    assert contents(out) == contents(whole)
+    assert not (directories / "out.unfinished").exists()
+
+
+def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(directories):
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+    assert os.WTERMSIG(forked(lambda: dying("publish:1", directories, out))) == signal.SIGKILL
+    for keywords, difference in (
+        ({"steps": 6}, "steps 5, not 6"),
+        ({"seed": 1}, "seed 0, not 1"),
+        ({"adapters": 2}, "adapters null, not 2"),
+        ({"loss": "mse"}, 'loss null, not "mse"'),
+    ):
+        with pytest.raises(CheckpointError, match=difference):
+            recover_checkpoint(sparse, dense, out, batches("llama"), **{"steps": 5, **FAST, **keywords})
+    config = (dense / "config.json").read_text()
+    (dense / "config.json").write_text(config + " ")
+    with pytest.raises(CheckpointError, match=r"teacher\.config\.json"):
+        recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    (dense / "config.json").write_text(config)
+    state = directories / "out.unfinished" / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-1] + b"\x01")
+    with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to begin anew"):
+        recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    shutil.rmtree(directories / "out.unfinished")
+    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    assert verify_checkpoint(out, sparse).ok
+
+
+def test_a_full_disk_leaves_the_last_state_and_no_result(directories, monkeypatch):
+    import errno
+
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+    monkeypatch.setattr(recovery._Clock, "is_due", lambda self: True)
+    calls = []
+
+    def full(path, steps):
+        calls.append(path)
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recovery, "save_state", full)
+    with pytest.raises(CheckpointError, match="the disk is full; free space and run the same command again"):
+        recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    assert calls
+    assert not out.exists()
+    monkeypatch.undo()
+    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    assert verify_checkpoint(out, sparse).ok
+
+
+def test_a_narrower_directory_recovers_and_fewer_blocks_by_the_outputs(directories):
+    dense = directories / "dense"
+    shrink_checkpoint(dense, directories / "narrow", 0.3, batches=batches("llama"))
+    done = recover_checkpoint(directories / "narrow", dense, directories / "out", batches("llama"), steps=3)
+    assert len(done.parts) == 4
+    assert not done.left_out
+    assert verify_checkpoint(directories / "out", directories / "narrow").ok
+    config = make("llama").config
+    config.num_hidden_layers, config.layer_types = 1, None
+    LlamaForCausalLM(config).save_pretrained(directories / "fewer")
+    done = recover_checkpoint(directories / "fewer", dense, directories / "less", batches("llama"), steps=2)
+    assert done.left_out
+    assert done.steps == 2
+
+
+def test_half_precision_on_the_disk(directories):
+    model = LlamaForCausalLM.from_pretrained(directories / "sparse").bfloat16()
+    model.save_pretrained(directories / "half")
+    done = recover_checkpoint(
+        directories / "half", directories / "dense", directories / "out", batches("llama"), steps=3, **FAST
+    )
+    assert all(was == now for was, now in done.zeros.values())
+    assert {each.dtype for each in inspect_checkpoint(directories / "out").tensors} == {"BF16"}
+    assert verify_checkpoint(directories / "out", directories / "half").ok
+
+
+def test_what_is_wrong_is_said(directories, monkeypatch):
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+    with pytest.raises(CheckpointError, match="already exists"):
+        recover_checkpoint(sparse, dense, dense, batches("llama"))
+    with pytest.raises(CheckpointError, match="no such directory"):
+        recover_checkpoint(sparse, directories / "none", out, batches("llama"))
+    with pytest.raises(CheckpointError, match="lies inside the input"):
+        recover_checkpoint(sparse, dense, dense / "out", batches("llama"))
+    monkeypatch.setattr(recovery, "rank_and_world", lambda: (0, 2))
+    with pytest.raises(ValueError, match="recover runs in one process; start it without torchrun"):
+        recover_checkpoint(sparse, dense, out, batches("llama"))
+    assert not out.exists()
+    assert not (directories / "out.unfinished").exists()

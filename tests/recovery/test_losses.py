@@ -1,0 +1,79 @@
+"""Losses between outputs: nothing is lost where they are equal, padding does not count, and each is what it says."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from secateur.recovery.losses import WORDS, chosen_for, features_of, loss_between, parse, rows_of
+
+
+@pytest.mark.parametrize("word", WORDS)
+@given(st.integers(0, 100))
+def test_equal_outputs_lose_nothing_and_others_something(word, seed):
+    torch.manual_seed(seed)
+    outputs = torch.randn(5, 7)
+    assert float(WORDS[word](outputs, outputs.clone())) == pytest.approx(0, abs=1e-6)
+    assert float(WORDS[word](torch.randn(5, 7), outputs)) > 1e-3
+
+
+def test_kl_is_forward_in_nats_for_each_row():
+    p, q = torch.tensor([0.5, 0.25, 0.25]), torch.tensor([0.25, 0.5, 0.25])
+    wanted = 0.5 * math.log(2) - 0.25 * math.log(2)
+    both = loss_between({"logits": q.log().repeat(3, 1)}, {"logits": p.log().repeat(3, 1) + 7}, None, "kl", None)
+    assert float(both) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_padding_does_not_count(word):
+    outputs, wanted = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    before = loss_between({"logits": outputs}, {"logits": wanted}, None, word, mask)
+    outputs[~mask] = 100.0
+    assert torch.equal(loss_between({"logits": outputs}, {"logits": wanted}, None, word, mask), before)
+    assert rows_of(outputs, mask).shape == (3, 4)
+    assert rows_of(torch.ones(2, 3, 5, 4), mask).shape == (15, 4)
+    assert rows_of(torch.ones(3), mask).shape == (3, 1)
+
+
+def test_the_loss_is_chosen_by_what_the_outputs_are():
+    unit = torch.nn.functional.normalize(torch.randn(3, 5), dim=-1)
+    assert chosen_for(SimpleNamespace(logits=torch.randn(2, 3, 5))) == "kl"
+    assert chosen_for({"logits": torch.randn(2, 1)}) == "mse"
+    assert (
+        chosen_for(SimpleNamespace(last_hidden_state=torch.randn(2, 3, 5), pooler_output=torch.randn(2, 5))) == "cosine"
+    )
+    assert chosen_for({"sentence_embedding": torch.randn(2, 5)}) == "cosine"
+    assert chosen_for(unit) == "cosine"
+    assert chosen_for(torch.randn(4, 10)) == "kl"
+    assert chosen_for(torch.randn(4)) == "mse"
+    assert chosen_for((torch.randn(4, 10), torch.ones(1))) == "kl"
+
+
+def test_a_half_precision_teacher_and_a_function_of_ones_own():
+    outputs, wanted = torch.randn(4, 6), torch.randn(4, 6, dtype=torch.bfloat16)
+    assert loss_between(outputs, wanted, None, "kl", None).dtype == torch.float32
+    seen = []
+    own = loss_between(outputs, wanted, "batch", lambda a, b, c: seen.append(c) or (a - b).square().sum(), None)
+    assert seen == ["batch"]
+    assert own.shape == ()
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(ValueError, match=r"no loss is called 'kll'; did you mean kl\? There are cosine, kl and mse"):
+        parse("kll")
+    with pytest.raises(
+        TypeError, match=r"loss= is one of kl, cosine, mse, or \(outputs, wanted, batch\) -> scalar; got 3"
+    ):
+        parse(3)
+    with pytest.raises(ValueError, match=r"returns shape \(2, 3\) and the teacher \(2, 4\): no two numbers to compare"):
+        loss_between(torch.ones(2, 3), torch.ones(2, 4), None, "kl", None)
+    with pytest.raises(TypeError, match=r"loss= is to return one number.*got shape \(2,\)"):
+        loss_between(torch.ones(2), None, None, lambda *_: torch.ones(2), None)
+    with pytest.raises(TypeError, match=r"loss= is to return one number.*got float"):
+        loss_between(torch.ones(2), None, None, lambda *_: 1.0, None)
+    with pytest.raises(TypeError, match=r"the outputs \(dict\) hold no tensor of floating numbers to compare"):
+        features_of({"tokens": torch.ones(3, dtype=torch.int64)})

@@ -1,0 +1,88 @@
+"""Adapters of peft merged under the mask: the count of zeros is the same, to the last one."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from secateur import sparsify
+from secateur.recovery import merge_keeping_zeros
+from support.families import make
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for what is deprecated
+peft = pytest.importorskip("peft")
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+
+
+@given(
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.integers(0, 100), st.sampled_from([0.3, 0.9])
+)
+def test_zeros_stay_and_the_rest_is_the_plain_merge(dtype, seed, sparsity):
+    torch.manual_seed(seed)
+    base = network()
+    sparsify(base, sparsity)
+    base.to(dtype)
+    before = {name: each.clone() for name, each in base.state_dict().items()}
+    config = peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False)
+    adapted = peft.get_peft_model(base, config)
+    plain = copy.deepcopy(adapted).merge_and_unload().state_dict()
+    done = merge_keeping_zeros(adapted)
+    assert type(done.model) is nn.Sequential
+    for name, each in done.model.state_dict().items():
+        if name.endswith("weight"):
+            assert torch.equal(each.eq(0), before[name].eq(0))
+            kept = each.ne(0) & plain[name].ne(0)
+            assert torch.equal(each[kept], plain[name][kept])
+        else:
+            assert torch.equal(each, before[name])
+    assert set(done.kept) == {"0.weight", "2.weight"}
+    assert done.kept == {name: int(before[name].eq(0).sum()) for name in done.kept}
+    assert done.plain == {name: int(plain[name].eq(0).sum()) for name in done.kept}
+    assert done.plain_sparsity < done.sparsity
+    assert "a plain merge would have left" in str(done)
+
+
+def test_a_language_model_and_adapters_that_were_injected():
+    model = make("llama")
+    sparsify(model, 0.5)
+    zeros = {name: int(each.eq(0).sum()) for name, each in model.named_parameters()}
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    injected = peft.inject_adapter_in_model(config, copy.deepcopy(model))
+    for done in (merge_keeping_zeros(peft.get_peft_model(model, config)), merge_keeping_zeros(injected)):
+        assert {name: int(each.eq(0).sum()) for name, each in done.model.named_parameters()} == zeros
+        assert len(done.kept) == 4
+        assert not any("lora" in name for name, _ in done.model.named_modules())
+
+
+def test_a_call_that_fails_changes_nothing(monkeypatch):
+    base = network()
+    sparsify(base, 0.5)
+    adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0", "2"], init_lora_weights=False))
+    before = {name: each.clone() for name, each in adapted.state_dict().items()}
+    monkeypatch.setattr("secateur.recovery.merging.settled", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        merge_keeping_zeros(adapted)
+    assert adapted.state_dict().keys() == before.keys()
+    assert all(torch.equal(each, before[name]) for name, each in adapted.state_dict().items())
+    monkeypatch.undo()
+    merge_keeping_zeros(adapted)
+
+
+def test_what_is_wrong_is_said():
+    with pytest.raises(ValueError, match="Sequential has no adapters to merge: it is no model of peft's"):
+        merge_keeping_zeros(network())
+    adapted = peft.get_peft_model(network(), peft.LoraConfig(r=2, target_modules=["0"]))
+    adapted.merge_adapter()
+    with pytest.raises(ValueError, match="its adapters are merged already; take them out with unmerge_adapter first"):
+        merge_keeping_zeros(adapted)
+    adapted.unmerge_adapter()
+    layer = adapted.base_model.model[0].base_layer
+    layer.weight = nn.Parameter(torch.ones(8, 6, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ValueError, match="the Linear below it has no weight of floating numbers"):
+        merge_keeping_zeros(adapted)

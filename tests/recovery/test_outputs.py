@@ -1,0 +1,60 @@
+"""The order of batches, and routers that move first where experts have left."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+from secateur.recovery import recover
+from secateur.recovery.outputs import batches_from, narrower_routers
+from support.families import make
+
+
+def test_the_batches_of_a_step_follow_from_its_number():
+    whole = list(itertools.islice(batches_from(list("abcde"), 3, 0), 17))
+    assert sorted(whole[:5]) == sorted(whole[5:10]) == list("abcde")
+    assert whole[:5] != whole[5:10] or whole[5:10] != whole[10:15]
+    for start in range(17):
+        assert list(itertools.islice(batches_from(list("abcde"), 3, start), 17 - start)) == whole[start:]
+
+
+def test_what_is_no_sequence_is_gone_through_again():
+    class Loader:
+        def __iter__(self):
+            return iter("ab")
+
+    assert list(itertools.islice(batches_from(Loader(), 0, 0), 5)) == list("ababa")
+    with pytest.raises(ValueError, match="there are no batches"):
+        next(batches_from(iter(()), 0, 0))
+
+
+def test_routers_move_first_where_experts_have_left():
+    teacher = make("mixtral")
+    config = copy.deepcopy(teacher.config)
+    config.num_local_experts = 3
+    model = type(teacher)(config)
+    own = dict(teacher.named_parameters())
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            each.copy_(own[name][: len(each)] if each.shape != own[name].shape else own[name])
+    routers = [name for name, _ in model.named_parameters() if name.endswith("gate.weight")]
+    assert narrower_routers(model, teacher, routers) == routers
+    assert narrower_routers(teacher, teacher, routers) == []
+    start = {name: each.detach().clone() for name, each in model.named_parameters()}
+    batches = [{"input_ids": torch.randint(3, 64, (4, 12))} for _ in range(2)]
+    recover(model, teacher, batches, steps=1, local=0, rate=1e-2)
+    assert any(not torch.equal(each, start[name]) for name, each in model.named_parameters() if name not in routers)
+    with torch.no_grad():
+        for name, each in model.named_parameters():
+            each.copy_(start[name])
+    seen = []
+
+    def loss(outputs, wanted, batch):
+        seen.append({name for name, each in model.named_parameters() if each.requires_grad})
+        return (outputs.logits - wanted.logits).square().mean()
+
+    recover(model, teacher, batches, steps=10, local=0, rate=1e-3, loss=loss)
+    assert seen[0] == seen[1] == set(routers)
+    assert seen[2] == seen[9] == set(start)
+    recover(model, teacher, batches, steps=5, local=0, rate=1e-3, adapters=2)

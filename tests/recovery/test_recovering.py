@@ -1,0 +1,221 @@
+"""The verb: nearer to the teacher, the zeros as they were, and nothing else changed; or nothing at all."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from secateur import attach, oneshot, shrink, sparsify
+from secateur.recovery import recover
+from support.families import batches, make
+
+
+def contents(model):
+    return {name: each.clone() for name, each in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"local": 0}, {"adapters": 2}, {"local": 0, "loss": "mse", "decay": 0.1}], ids=str
+)
+def test_zeros_stay_and_outputs_come_nearer(pair, options):
+    model, teacher, tokens = pair
+    before, theirs = contents(model), contents(teacher)
+    done = recover(model, teacher, tokens, steps=30, rate=1e-2, **options)
+    assert done.last < done.first
+    assert same(contents(teacher), theirs)
+    assert len(done.zeros) == 14
+    for name, each in model.named_parameters():
+        if name in done.zeros:
+            assert torch.equal(each.eq(0), before[name].eq(0))
+            assert not torch.equal(each, before[name])
+        elif "adapters" in options and "layers" not in name:
+            assert torch.equal(each, before[name]), f"{name}: adapters move the weights that pruning may touch"
+    assert all(was == now == int(before[name].eq(0).sum()) for name, (was, now) in done.zeros.items())
+    assert done.rows == 30 * 48
+    assert str(done)
+
+
+def test_one_seed_is_one_result_and_generators_and_modes_stay(pair):
+    model, teacher, tokens = pair
+    model.train()
+    teacher.model.layers[0].train()
+    model.lm_head.weight.requires_grad_(False)
+    model.model.norm.weight.grad = torch.ones(16)
+    others = [copy.deepcopy(model) for _ in range(2)]
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    modes = [each.training for each in (*model.modules(), *teacher.modules())]
+    recover(model, teacher, tokens, steps=4, adapters=2)
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert random.getstate() == states[1]
+    assert np.random.get_state()[1].tolist() == states[2]  # noqa: NPY002
+    assert [each.training for each in (*model.modules(), *teacher.modules())] == modes
+    assert not model.lm_head.weight.requires_grad
+    assert torch.equal(model.lm_head.weight, others[0].lm_head.weight)
+    assert torch.equal(model.model.norm.weight.grad, torch.ones(16))
+    assert all(each.grad is None for name, each in model.named_parameters() if name != "model.norm.weight")
+    assert all(each.grad is None and each.requires_grad for each in teacher.parameters())
+    recover(others[0], teacher, tokens, steps=4, adapters=2)
+    assert same(contents(model), contents(others[0]))
+    recover(others[1], teacher, tokens, steps=4, adapters=2, seed=1)
+    assert not same(contents(model), contents(others[1]))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("adapters", [None, 2])
+def test_half_precision_is_trained_as_float32_and_rounded_once(pair, dtype, adapters):
+    model, teacher, tokens = pair
+    model.to(dtype)
+    wide = copy.deepcopy(model).float()
+    places = {name: each.data_ptr() for name, each in model.named_parameters()}
+    recover(wide, teacher, tokens, steps=6, rate=1e-3, adapters=adapters)
+    done = recover(model, teacher, tokens, steps=6, rate=1e-3, adapters=adapters)
+    assert all(was == now for was, now in done.zeros.values())
+    expected = dict(wide.named_parameters())
+    for name, each in model.named_parameters():
+        assert each.dtype == dtype
+        assert each.data_ptr() == places[name], "the model's own memory"
+        rounded = expected[name].to(dtype)
+        assert torch.equal(each, rounded) or name in done.zeros
+        assert torch.equal(each[rounded.ne(0)], rounded[rounded.ne(0)])
+
+
+def test_a_teacher_in_half_precision_and_inputs_of_numbers():
+    teacher = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).bfloat16()
+    model = copy.deepcopy(teacher)
+    sparsify(model, 0.5)
+    images = [(torch.randn(5, 6).bfloat16(), torch.zeros(5)) for _ in range(4)]
+    done = recover(model, teacher, images, steps=40, rate=1e-2, loss="mse")
+    assert done.last < done.first
+    assert model[0].weight.dtype == torch.bfloat16
+
+
+def test_attached_masks_stay_attached_and_what_they_hide_stays_too(pair):
+    model, teacher, tokens = pair
+    masks = sparsify(model, 0.5)
+    plain = copy.deepcopy(model)
+    attach(model, masks)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            model.get_parameter(f"{name}_orig")[~mask] = 5.0  # hidden
+    done = recover(model, teacher, tokens, steps=4, rate=1e-3, local=0)
+    recover(plain, teacher, tokens, steps=4, rate=1e-3, local=0)
+    weights = dict(plain.named_parameters())
+    assert all(was == now for was, now in done.zeros.values())
+    for name, mask in masks.items():
+        assert bool(model.get_parameter(f"{name}_orig")[~mask].eq(5).all())
+        module, _, key = name.rpartition(".")
+        assert torch.allclose(getattr(model.get_submodule(module), key), weights[name], atol=1e-6)
+
+
+def test_what_shrink_left_recovers_against_the_wider_teacher():
+    teacher = make("llama")
+    model = copy.deepcopy(teacher)
+    tokens = [{"input_ids": torch.randint(3, 64, (4, 12))} for _ in range(3)]
+    shrink(model, tokens[0], 0.3, batches=tokens)
+    shapes = {name: each.shape for name, each in model.named_parameters()}
+    done = recover(model, teacher, tokens, steps=40, rate=1e-2)
+    assert done.last < done.first
+    assert {name: each.shape for name, each in model.named_parameters()} == shapes
+
+
+def test_an_n_m_pattern_stays_one():
+    teacher = make("bert")
+    model = copy.deepcopy(teacher)
+    oneshot(model, batches("bert"), pattern="2:4")
+    done = recover(model, teacher, batches("bert"), steps=5)
+    for name in done.zeros:
+        groups = model.get_parameter(name).reshape(-1, 4)
+        assert bool(groups.ne(0).sum(1).le(2).all()), name
+
+
+def test_a_network_with_batch_normalization_keeps_its_statistics():
+    teacher = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    model = copy.deepcopy(teacher).train()
+    sparsify(model, 0.5)
+    before = model[1].running_mean.clone()
+    done = recover(model, teacher, [torch.randn(6, 1, 8, 8) for _ in range(3)], steps=20, rate=1e-2, adapters=2)
+    assert torch.equal(model[1].running_mean, before)
+    assert done.loss == "kl"
+    assert done.last < done.first
+
+
+WRONG = {
+    "a loss that is nan": (
+        {"loss": lambda outputs, wanted, batch: outputs.logits.sum() * torch.nan},
+        "the loss of step 0",
+    ),
+    "a loss that ends": ({"loss": lambda outputs, wanted, batch: 1 / 0}, "division by zero"),
+    "a rate too high": ({"rate": 1e37}, "not finite|is nan|is inf|grew beyond"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_call_that_fails_changes_nothing(pair, what, dtype):
+    model, teacher, tokens = pair
+    model.to(dtype)
+    before, objects = contents(model), list(model.parameters())
+    options, message = WRONG[what]
+    with pytest.raises((ValueError, ZeroDivisionError), match=message):
+        recover(model, teacher, tokens, steps=20, **options)
+    assert same(contents(model), before)
+    assert all(one is other for one, other in zip(model.parameters(), objects, strict=True))
+    assert all(each.grad is None and each.dtype == dtype for each in model.parameters())
+    assert not any("forward" in vars(each) for each in (*model.modules(), *teacher.modules()))
+
+
+def test_ctrl_c_changes_nothing(pair):
+    model, teacher, tokens = pair
+    before, calls = contents(model), []
+
+    def stop(outputs, wanted, batch):
+        calls.append(0)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return (outputs.logits - wanted.logits).square().mean()
+
+    with pytest.raises(KeyboardInterrupt):
+        recover(model, teacher, tokens, steps=5, loss=stop)
+    assert same(contents(model), before)
+
+
+def test_what_is_wrong_is_said(pair):
+    model, teacher, tokens = pair
+    with pytest.raises(TypeError, match="recover takes two modules; of directories, use recover_checkpoint"):
+        recover("somewhere", teacher, tokens)
+    with pytest.raises(ValueError, match=r"model.embed_tokens.weight is the teacher's own .*pass a copy"):
+        recover(model, model, tokens)
+    with pytest.raises(TypeError, match=r"pass \[batch\]"):
+        recover(model, teacher, tokens[0])
+    for local in (0, 1):
+        with pytest.raises(ValueError, match="there are no batches"):
+            recover(model, teacher, [], local=local)
+    with pytest.raises(ValueError, match="adapters= finds no weight of"):
+        recover(model, teacher, tokens, local=0, adapters=2, include="*norm*")
+    with pytest.raises(ValueError, match="no parameter of LlamaForCausalLM is to be trained"):
+        recover(model.requires_grad_(False), teacher, tokens)
+
+
+def test_batches_may_be_gone_through_once_and_a_tied_head_moves_once():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    size = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "vocab_size": 64,
+    }
+    teacher = LlamaForCausalLM(LlamaConfig(**size, tie_word_embeddings=True))
+    model = copy.deepcopy(teacher)
+    sparsify(model, 0.6)
+    done = recover(model, teacher, ({"input_ids": torch.randint(3, 64, (2, 8))} for _ in range(2)), steps=5)
+    assert done.steps == 5
+    assert model.lm_head.weight is model.model.embed_tokens.weight

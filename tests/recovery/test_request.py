@@ -1,0 +1,60 @@
+"""What is asked for is looked at before anything is run."""
+
+import json
+
+import pytest
+from torch import nn
+
+from secateur.recovery.request import Request, names_to_train
+
+ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "local_rate": 1e-3, "local_batches": 1,
+         "decay": 0.0, "clip": 1.0, "seed": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"steps": -1}, "steps is a whole number, 0 or more; got -1"),
+        ({"steps": 1.5}, "steps is a whole number, 0 or more; got 1.5"),
+        ({"local": True}, "local is a whole number, 0 or more; got True"),
+        ({"local_batches": 0}, "local_batches is a whole number, 1 or more; got 0"),
+        ({"steps": 0}, "steps=0 and local=0: nothing is asked for"),
+        ({"adapters": 0}, "adapters is the rank of the updates, 1 or more; got 0"),
+        ({"rate": 0}, "rate is a number above 0; got 0"),
+        ({"local_rate": float("nan")}, "local_rate is a number above 0; got nan"),
+        ({"clip": float("inf")}, "clip is a number above 0; got inf"),
+        ({"decay": -1}, "decay is 0 or more; got -1"),
+        ({"seed": "1"}, "seed is a whole number; got '1'"),
+        ({"loss": "no"}, "no loss is called 'no'"),
+    ],
+)
+def test_what_is_wrong_is_said(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Request(**{**ASKED, **wrong})
+
+
+def test_a_request_is_json():
+    said = Request(**ASKED, include="*.weight", exclude=["a", "b"]).described()
+    assert json.loads(json.dumps(said)) == {**ASKED, "include": ["*.weight"], "exclude": ["a", "b"]}
+    assert "loss_of" in Request(**{**ASKED, "loss": loss_of}).described()["loss"]
+
+
+def loss_of(outputs, wanted, batch):
+    return outputs
+
+
+def test_what_moves_is_what_asks_for_gradients_or_is_named():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    assert names_to_train(model, None, None) == ["0.weight", "1.bias"]
+    assert names_to_train(model, "*.bias", None) == ["0.bias", "1.bias"]
+    assert names_to_train(model, None, "1.weight") == ["1.bias"], "by either of its names"
+    with pytest.raises(
+        ValueError, match="no parameter of Sequential is to be trained: include= and exclude= leave none"
+    ):
+        names_to_train(model, "0.*", "0.*")
+    with pytest.raises(ValueError, match="is to be trained: none of them requires a gradient"):
+        names_to_train(model.requires_grad_(False), None, None)
+    with pytest.raises(ValueError, match="other"):
+        names_to_train(model, "other", None)
