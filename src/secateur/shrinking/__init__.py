@@ -2,7 +2,7 @@
 
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.branches import KEPT
-from secateur.shrinking.configuration import Configured
+from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
@@ -14,10 +14,11 @@ from secateur.shrinking.losses import ties_around
 from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, not_finite
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.output_costs import OutputCosts, running
-from secateur.shrinking.plan import Plan, plan_without, plans_of
+from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.repairing import free_in
 from secateur.shrinking.request import Request
+from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.routing import routed_in_memory
 from secateur.shrinking.scope import check_globs, may_leave, names_of
 from secateur.shrinking.subject import subject_of
@@ -51,6 +52,7 @@ __all__ = [
     "for_slopes",
     "free_in",
     "gradable",
+    "has_configuration",
     "has_fewer_experts",
     "is_shrunken",
     "load_shrunken",
@@ -58,6 +60,7 @@ __all__ = [
     "mixtures_in_scope",
     "names_of",
     "not_finite",
+    "plan_of",
     "plan_without",
     "plans_of",
     "proof_words",
@@ -70,6 +73,7 @@ __all__ = [
     "shrunk_parts",
     "subject_of",
     "ties_around",
+    "tie_roles",
     "verify_experts_checkpoint",
     "verify_shrunken",
     "verify_shrunken_checkpoint",
