@@ -29,6 +29,8 @@ from .pipeline import detach as detach
 from .pipeline import make_masks as make_masks
 from .pipeline import sparsify as sparsify
 from .pipeline import sparsity_of as sparsity_of
+from .search import fit as fit
+from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken
 from .shrinking import save_shrunken as save_shrunken
 from .shrinking import shrink as shrink

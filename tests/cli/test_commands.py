@@ -49,8 +49,8 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack", "experts"},  # groups, layers, mixtures
-    "exclude": {"shrink", "pack", "experts"},
+    "include": {"shrink", "pack", "experts", "sensitivity"},  # groups, layers, mixtures
+    "exclude": {"shrink", "pack", "experts", "sensitivity"},
     "out": {
         "shrink",
         "pack",
@@ -62,7 +62,12 @@ OWN = {
     },  # may be left out; a directory or a file
     "no_verify": {"experts"},  # on a small model of the class
     "seed": {"prune"},  # of the criterion, not of the text
-    "data": {"oneshot", "vocabulary", "experts"},  # nothing without; several, all of which are counted; or a plan
+    "data": {
+        "oneshot",
+        "vocabulary",
+        "experts",
+        "sensitivity",
+    },  # nothing without; several, all of which are counted; or a plan
 }
 
 

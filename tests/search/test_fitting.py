@@ -194,7 +194,7 @@ def test_a_weight_that_is_nan_is_refused_and_nothing_changes():
     model = blocks(3)
     with torch.no_grad():
         model[1].up.weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match="no finite number|NaN"):
+    with pytest.raises(ValueError, match=r"no finite number|NaN"):
         fit(model, inputs(), budget={"params": 0.5}, shares=SHARES)
     assert widths(model) == [20, 20, 20]
 

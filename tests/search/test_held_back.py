@@ -83,7 +83,7 @@ def test_a_score_is_what_it_is_less_than_of_the_dense_model():
         model[0].down.bias[0] -= 2
     assert measured(range(3)) == pytest.approx(2)
     assert measured([0]) != pytest.approx(2)  # a part of the data is compared by outputs
-    assert measured.finished() == (pytest.approx(measured._diverged(range(3))), pytest.approx(measured.scored()))
+    assert measured.finished() == (pytest.approx(measured._differs(range(3))), pytest.approx(measured.scored()))
 
 
 def test_a_score_that_is_not_finite_is_the_worst_there_is():
@@ -115,3 +115,12 @@ def test_a_choice_that_overflows_is_the_worst_there_is():
     with torch.no_grad():
         model[0].down.bias[0] = math.nan
     assert measured(range(2)) == math.inf
+
+
+def test_a_word_says_how_outputs_are_compared():
+    model = Classes()
+    assert HeldBack(model, [torch.tensor([[0, 1]])]).word == "kl"
+    assert HeldBack(blocks(2), inputs(2)).word == "change"
+    assert HeldBack(blocks(2), inputs(2), score="cosine").word == "cosine"
+    with pytest.raises(ValueError, match="score must be one of 'kl', 'cosine', 'change', or a function, not 'f1'"):
+        HeldBack(blocks(2), inputs(2), score="f1")

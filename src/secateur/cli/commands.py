@@ -16,6 +16,7 @@ from secateur.cli.inspect import inspect
 from secateur.cli.oneshot import oneshot
 from secateur.cli.pack import pack
 from secateur.cli.prune import prune
+from secateur.cli.sensitivity import sensitivity
 from secateur.cli.shrink import shrink
 from secateur.cli.storage import compress, expand
 from secateur.cli.verify import verify
@@ -64,6 +65,7 @@ for verb, line in (
     (shrink, "Take channels and heads out of a model, which gets smaller."),
     (experts, "Take experts out of a mixture, by what a text says of them."),
     (vocabulary, "Take tokens out of a model and its tokenizer."),
+    (sensitivity, "Say what each part of a model would cost it, with a text."),
     (oneshot, "Prune a transformer block by block, with calibration text."),
     (pack, "Put layers that skip zeros where they are faster, measured here."),
     (compress, "Write a copy of a checkpoint in which zeros take little room."),

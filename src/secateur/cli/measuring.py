@@ -28,7 +28,7 @@ from secateur.pipeline import sparsify
 from secateur.shrinking import shrink
 from secateur.support import alternating, printable, run_example, track
 
-__all__ = ["Bench", "Form", "bytes_of", "inputs_for", "measured", "model_and_inputs", "packed"]
+__all__ = ["Bench", "Form", "bytes_of", "inputs_for", "measured", "model_and_inputs", "model_in", "packed"]
 
 ROUNDS = 7
 SECONDS_A_TURN = 0.02
@@ -61,17 +61,23 @@ def model_and_inputs(where: str, example: str | None, batch: int, tokens: int) -
                 "a tensor, a tuple of arguments or a dict of keyword arguments."
             )
         return model_of(where)[0], inputs_of(example), ""
-    from transformers.utils import logging
-
-    kind = type(build_on_meta(open_checkpoint(Path(where))))
-    # Its own bar would be drawn in a pipe as well
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with waiting("loading the model"), blaming_config(Path(where), "its model cannot be loaded"):
-        built: nn.Module = kind.from_pretrained(where, local_files_only=True, dtype="auto")  # type: ignore[attr-defined]
+    built = model_in(Path(where))
     if example is not None:
         return built, inputs_of(example), ""
     inputs, what = inputs_for(built, where, batch, tokens)
     return built, inputs, f"{what}; "
+
+
+def model_in(directory: Path) -> nn.Module:
+    """The model in a Hugging Face directory, in memory."""
+    from transformers.utils import logging
+
+    kind = type(build_on_meta(open_checkpoint(directory)))
+    # Its own bar would be drawn in a pipe as well
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with waiting("loading the model"), blaming_config(directory, "its model cannot be loaded"):
+        built: nn.Module = kind.from_pretrained(directory, local_files_only=True, dtype="auto")  # type: ignore[attr-defined]
+    return built.eval()
 
 
 def inputs_for(model: Any, where: str, batch: int, tokens: int) -> tuple[dict[str, Tensor], str]:

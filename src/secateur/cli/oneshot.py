@@ -26,7 +26,9 @@ from secateur.cli.options import (
     Samples,
     Seed,
     SequenceLength,
+    Solver,
     Sparsity,
+    Text,
 )
 from secateur.cli.page import page_at
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
@@ -40,20 +42,11 @@ __all__ = ["oneshot"]
 
 def oneshot(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
-    data: Annotated[
-        str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
-    ],
+    data: Text,
     out: NewDirectory,
     sparsity: Sparsity = None,
     pattern: Pattern = None,
-    solver: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="What chooses the weights, and mends the others: admm, alps or sparsegpt. dsnot, wanda, ria and "
-            "magnitude only choose.",
-        ),
-    ] = "admm",
+    solver: Solver = "admm",
     allocate: Annotated[str, ALLOCATE] = "uniform",
     stages: Annotated[
         bool | None,

@@ -19,15 +19,24 @@ __all__ = [
     "Example",
     "Exclude",
     "Include",
+    "LeaveWhole",
+    "LookAt",
     "Model",
     "NewCopy",
     "NewDirectory",
+    "Over",
     "Pattern",
     "Report",
+    "RoundTo",
     "Samples",
+    "Score",
     "Seed",
     "SequenceLength",
+    "Shares",
+    "Solver",
     "Sparsity",
+    "Store",
+    "Text",
     "Threads",
     "Tokens",
     "Weights",
@@ -104,6 +113,23 @@ Exclude = Annotated[
     list[str] | None, typer.Option(metavar="GLOB", help="Leave these alone, whatever else is said. Repeatable.")
 ]
 
+RoundTo = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",
+    ),
+]
+Solver = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="What chooses the weights, and mends the others: admm, alps or sparsegpt. dsnot, wanda, ria and "
+        "magnitude only choose.",
+    ),
+]
+
 # ---- how it is timed ----
 
 Batch = Annotated[int, typer.Option(min=1, metavar="N", help="Of a directory: how many texts or images at once.")]
@@ -114,6 +140,9 @@ Threads = Annotated[
 
 # ---- calibration text ----
 
+Text = Annotated[
+    str, typer.Option(metavar="FILE", help="Calibration text, .txt or .jsonl; or random, for tokens without sense.")
+]
 Samples = Annotated[int, typer.Option(min=1, metavar="N", help="How many sequences of the text.")]
 SequenceLength = Annotated[
     int | None,
@@ -127,4 +156,49 @@ Activations = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
+]
+
+# ---- levels ----
+
+Over = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="VERB",
+        help="What may leave: shrink, units of groups, which is meant if left out; or oneshot, entries of layers. "
+        "Repeatable.",
+        show_default=False,
+    ),
+]
+Shares = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--share",
+        metavar="FRACTION",
+        help="How much of each alone leaves, in (0, 1). Repeatable; 0.1, 0.3, 0.5 and 0.7 if left out.",
+        show_default=False,
+    ),
+]
+LookAt = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="Only groups and layers with tensors of these names. Repeatable."),
+]
+LeaveWhole = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="Leave groups and layers with tensors of these names whole. Repeatable."),
+]
+Score = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="What the model loses: kl, of its logits; cosine, of its embeddings; change, of its outputs. If left out, "
+        "what fits the model.",
+        show_default=False,
+    ),
+]
+Store = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Keep levels and scores here: a run that was stopped goes on, and what is there already is not made anew.",
+    ),
 ]

@@ -19,6 +19,7 @@ from secateur.cli.options import (
     Example,
     Model,
     Report,
+    RoundTo,
     Samples,
     Seed,
     SequenceLength,
@@ -72,14 +73,7 @@ def shrink(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Leave what these take part in whole. Repeatable.")
     ] = None,
-    round_to: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Keep multiples of this many units; 16 of 64 or more if left out, or fewer where that is coarse.",
-        ),
-    ] = None,
+    round_to: RoundTo = None,
     weights: Weights = None,
     no_verify: Annotated[
         bool, typer.Option("--no-verify", help="Do not prove that nothing else changed: faster, in less memory.")

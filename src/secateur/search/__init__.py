@@ -1,8 +1,33 @@
-"""What a model may spend, and what it gives up for it: levels of every group, what each costs, and a choice; `fit`."""
+"""What a model may spend, and what it gives up for it: levels of every group, what each costs; `sensitivity`, `fit`.
+
+Modules and the functions in them share names; here the name is the function.
+"""
 
 from secateur.search.fitted import Fitted
 from secateur.search.fitting import fit
-from secateur.search.levels import Level, Levels
-from secateur.search.making import make_levels
+from secateur.search.levels import Level, Levels, shown_name, told_share
+from secateur.search.making import OVER, SHARES, make_levels
+from secateur.search.replaying import Replayed
+from secateur.search.scoring import ROWS, SCORES, Score, Scorer, scorer
+from secateur.search.sensitivity import Sensitivity, sensitivity, told
 
-__all__ = ["Fitted", "Level", "Levels", "fit", "make_levels"]
+__all__ = [
+    "Fitted",
+    "Level",
+    "Levels",
+    "OVER",
+    "ROWS",
+    "Replayed",
+    "SCORES",
+    "SHARES",
+    "Score",
+    "Scorer",
+    "Sensitivity",
+    "fit",
+    "make_levels",
+    "scorer",
+    "sensitivity",
+    "shown_name",
+    "told",
+    "told_share",
+]

@@ -319,4 +319,5 @@ class Choosing:
             held_back=len(self.measured.batches),
             passes=self.spent,
             generations=found.generations,
+            compared=self.measured.word,
         )

@@ -22,6 +22,13 @@ from secateur.support import Part, Rows, Shown, bytes_text, percent, printable
 __all__ = ["Chosen", "Fitted", "Point", "cost_text", "knee_of"]
 
 
+_LOSSES = {
+    "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
+    "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
+    "change": "half of the squared change of the model's outputs over their variance",
+}
+
+
 @dataclass(frozen=True)
 class Point:
     """One budget of the curve: what share of the dense model's cost it is, and what the choice of the least errors
@@ -49,6 +56,7 @@ class Chosen:
         knee: the share of the curve below which it bends most; None where it has no bend.
         held_back: how many batches were held back.
         passes: over them that were made, and ``generations`` how often levels were switched.
+        compared: by which word of `secateur.search.scorer` outputs were.
     """
 
     limits: Mapping[str, float]
@@ -64,6 +72,7 @@ class Chosen:
     held_back: int
     passes: float
     generations: int
+    compared: str = "change"
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,13 +173,12 @@ class Fitted(Shown):
 
     def _said(self) -> Iterator[str]:
         back, every = self.held_back, self.batches
-        unit = "a divergence from the dense model's outputs, for each token or example"
         if self.dense_score is not None:
             yield f"The score of the dense model is {self.dense_score:.5g}."
             if self.finished_score is not None:
                 yield f"The score of the finished one, repaired in order, is {self.finished_score:.5g}."
         else:
-            yield f"The loss is {unit}."
+            yield f"The loss is {_LOSSES[self.compared]}."
             if self.finished is not None:
                 yield f"The loss of the finished model, repaired in order, is {self.finished:.5g}."
         where = f"{back} of {every} batches, held back from the levels" if back < every else "the only batch"

@@ -24,10 +24,11 @@ from secateur.search.budgets import Budget, parse_budget
 from secateur.search.candidates import LAYER
 from secateur.search.choosing import Choosing
 from secateur.search.fitted import Chosen, Fitted, cost_text
-from secateur.search.held_back import HeldBack, Score, split
+from secateur.search.held_back import HeldBack, split
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import OVER, example_of, make_levels
+from secateur.search.scoring import Score
 from secateur.shrinking import Shrunk, shrink
 from secateur.solvers import admm
 from secateur.support import Forward, Undo, check_batches
@@ -82,8 +83,9 @@ def fit(
             Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
             is kept and a bit an entry).
         keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can.
-        score: ``(model) -> float``, higher is better. By default the loss is a divergence of the model's outputs from
-            those of the dense model, on the batches held back.
+        score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
+            the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
+            are made for (see `secateur.search.scorer`).
         over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
             themselves, so a latency asks for the first.
         target: which cost is to get small, with ``keep``.
@@ -122,7 +124,7 @@ def fit(
     True
     """
     started = time.monotonic()
-    asked = parse_budget(budget, keep, scored=score is not None, target=target)
+    asked = parse_budget(budget, keep, scored=callable(score), target=target)
     kinds = check_asked(asked, over, evaluations, score)
     solver = solvers.parse(solver)
     check_batches(batches)
@@ -200,7 +202,7 @@ def check_asked(asked: Budget, over: str | Sequence[str], evaluations: float, sc
         )
     if not evaluations > 0 or math.isinf(evaluations):
         raise ValueError(f"evaluations is how many passes a search may make, more than 0, not {evaluations}.")
-    if score is not None and not callable(score):
+    if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
     return kinds
 

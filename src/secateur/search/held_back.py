@@ -7,20 +7,18 @@ the batches compares with that on others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Tokens, divergence
+from secateur.blockwise import Tokens
+from secateur.search.scoring import COMPARISONS, SCORES, Score, compared, real_tensors, word_for
 from secateur.shrinking import running
-from secateur.support import Forward, device_of, moved, run_batch, tensors_in
+from secateur.support import Forward, device_of, moved, run_batch, unwrapped
 
-__all__ = ["HeldBack", "Score", "split"]
-
-Score = Callable[[nn.Module], float]  # of the model as it is then; higher is better
+__all__ = ["HeldBack", "split"]
 
 _QUARTER = 4  # one of so many batches is held back
 _NUMBERS = 2**26  # of the dense model's logits that are held
@@ -52,85 +50,89 @@ def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], lis
 
 
 class HeldBack:
-    """How far the outputs are from the dense model's: `secateur.blockwise.divergence`, a mean over tokens or examples.
+    """How far the outputs are from the dense model's, or how much less the score of one's own is.
 
     Args:
         model: the dense one, which is run once on all batches.
         batches: that are held back. Of logits over many classes only as many tokens as make 64 million numbers are
             compared, evenly over each batch.
         forward: how a batch is run.
-        score: what counts instead where all batches are asked for: what the score is less than the dense model's. Some
-            batches are compared by their outputs all the same.
+        score: a word of `secateur.search.scorer`; by default what fits the outputs. Or ``model -> float``, higher is
+            better: it counts where all batches are asked for, and some of them are compared by their outputs.
+
+    Attributes:
+        word: how outputs are compared.
+        score: the function, None where there is none.
+        dense_score: its value of the dense model.
 
     Raises:
-        ValueError: the dense model's outputs, or its score, are not finite.
+        ValueError: no such word; the dense model's outputs, or its score, are not finite.
         TypeError: a score is no number.
     """
 
     def __init__(
         self, model: nn.Module, batches: Sequence[Any], forward: Forward | None = None, score: Score | None = None
     ) -> None:
-        self.model, self.forward, self.score = model, forward, score
+        if isinstance(score, str) and score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(map(repr, SCORES))}, or a function, not {score!r}.")
+        self.model, self.forward = unwrapped(model), forward
+        self.score: Callable[[nn.Module], float] | None = score if callable(score) else None
         self.batches = [moved(each, device_of(model)) for each in batches]
-        with running(model):
-            self._dense = [self._outputs(each) for each in self.batches]
-        for at, outputs in enumerate(self._dense):
-            if not all(bool(each.isfinite().all()) for each in tensors_in(vars(outputs)) if each.is_floating_point()):
+        self.word = score if isinstance(score, str) else ""
+        with running(self.model):
+            self._dense = [self._compared(each) for each in self.batches]
+        for at, held in enumerate(self._dense):
+            if not all(bool(each.isfinite().all()) for each in real_tensors(held)):
                 raise ValueError(f"the dense model's outputs for held-back batch {at} hold NaN or infinity.")
-        self.dense_score = None if score is None else self.scored()
+        self.dense_score: float | None = None
+        if self.score is not None:
+            self.dense_score = self.scored()
+            if not math.isfinite(self.dense_score):
+                raise ValueError(f"the dense model's score is {self.dense_score}; a score is a finite number.")
 
     def __call__(self, some: Sequence[int]) -> float:
         """The loss of the model as it is now, on the batches of these numbers."""
-        if self.score is not None and len(some) == len(self.batches):
-            assert self.dense_score is not None
-            return self.dense_score - self.scored()
-        return self._diverged(some)
-
-    def _diverged(self, some: Sequence[int]) -> float:
-        total, rows = 0.0, 0
-        with running(self.model):
-            for at in some:
-                more, count = divergence(self._dense[at].held, self._outputs(self.batches[at]).held, self._mask(at))
-                total, rows = total + more, rows + count
-        return total / rows if rows and not math.isnan(total) else math.inf
+        if self.dense_score is not None and len(some) == len(self.batches):
+            found = self.scored()
+            return self.dense_score - found if math.isfinite(found) else math.inf
+        return self._differs(some)
 
     def finished(self) -> tuple[float, float | None]:
-        """The divergence on all batches, and the user's score, if there is one."""
-        return self._diverged(range(len(self.batches))), None if self.score is None else self.scored()
+        """How far the outputs on all batches are, and the score, if there is one."""
+        return self._differs(range(len(self.batches))), None if self.score is None else self.scored()
 
     def scored(self) -> float:
-        """The user's score of the model as it is now."""
+        """The score of one's own of the model as it is now."""
         assert self.score is not None
         with running(self.model):
             found = self.score(self.model)
         try:
-            number = float(found)
+            return float(found)
         except (TypeError, ValueError):
             raise TypeError(f"the score is a {type(found).__name__}; return one number, higher is better.") from None
-        if not math.isfinite(number):
-            if getattr(self, "dense_score", None) is None:
-                raise ValueError(f"the dense model's score is {number}; a score is a finite number.")
-            return -math.inf
-        return number
 
-    def _mask(self, at: int) -> Tensor | None:
-        return None if self._dense_is_cut(at) else Tokens.of(self.batches[at]).own
+    def _differs(self, some: Sequence[int]) -> float:
+        total, rows = 0.0, 0
+        with running(self.model):
+            for at in some:
+                batch, dense = self.batches[at], self._dense[at]
+                mask = None if self.word == "kl" else Tokens.of(batch).own  # those logits are without padding
+                more, count = COMPARISONS[self.word](dense, self._compared(batch), mask)
+                total, rows = total + more, rows + count
+        return max(0.0, total / rows) if rows and not math.isnan(total) else math.inf
 
-    def _dense_is_cut(self, at: int) -> bool:
-        return isinstance(self._dense[at].held, SimpleNamespace)
-
-    def _outputs(self, batch: Any) -> SimpleNamespace:
-        """What of the outputs is compared, in ``held``."""
+    def _compared(self, batch: Any) -> Any:
+        """What of the outputs is compared; of logits some rows."""
         outputs = run_batch(self.model, batch, self.forward)
-        logits = getattr(outputs, "logits", None)
-        if isinstance(logits, Tensor) and logits.dim() > 1 and logits.shape[-1] > 1:
-            rows = logits.reshape(-1, logits.shape[-1])
-            mask = Tokens.of(batch).own
-            if mask is not None and mask.shape == logits.shape[:-1]:
-                rows = rows[mask.reshape(-1).to(rows.device)]
-            most = max(1, _NUMBERS // (rows.shape[-1] * max(1, len(self.batches))))
-            if len(rows) > most:
-                rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
-            return SimpleNamespace(held=SimpleNamespace(logits=rows.detach().clone()))
-        plain = dict(outputs) if isinstance(outputs, Mapping) else outputs
-        return SimpleNamespace(held=[each.detach().clone() for each in tensors_in(plain)])
+        self.word = self.word or word_for(outputs)
+        found = compared(outputs, self.word)
+        if self.word != "kl":
+            return found
+        rows: Tensor = found.reshape(-1, found.shape[-1])
+        mask = Tokens.of(batch).own
+        if mask is not None and mask.shape == found.shape[:-1]:
+            rows = rows[mask.reshape(-1).to(rows.device)]
+        most = max(1, _NUMBERS // (rows.shape[-1] * len(self.batches)))
+        if len(rows) > most:
+            rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
+        return rows.clone()  # and the others are let go of

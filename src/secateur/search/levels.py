@@ -24,9 +24,9 @@ from secateur.blockwise import digest
 from secateur.search.costs import TARGETS, Bill, bill_in
 from secateur.search.files import Stored, read_entry, write_entry
 from secateur.shrinking import carry_out
-from secateur.support import Fields, Part, Rows, Shown, Undo, percent, tensors_of, unwrapped, write_whole
+from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
 
-__all__ = ["KINDS", "Level", "Levels", "Made", "digest_of"]
+__all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told_share"]
 
 KINDS = ("width", "heads", "branch", "experts", "layer")
 FORMAT, VERSION = "secateur levels", 1
@@ -187,6 +187,16 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
             new[key] = _combined(parameters[key].detach(), values, zeros.get(key, ()), slices)
         return new
 
+    def touched(self, choice: Mapping[str, int]) -> set[str]:
+        """The parameters that a choice changes, or takes a part of."""
+        found: set[str] = set()
+        for name, at in self._chosen(choice).items():
+            entry = self._entries[name]
+            found |= {*entry.levels[at - 1].values, *(member for member, _, _ in entry.members)}
+            for plan in entry.plans(at):
+                found |= {*plan.tensors, *plan.modules, *(str(place[0]) for place, _, _ in plan.numbers)}
+        return found
+
     @contextlib.contextmanager
     def assembled(self, model: nn.Module, choice: Mapping[str, int]) -> Iterator[nn.Module]:
         """Within, the model has these levels' weights, in dense shape: units that left are zeros, and what consumes
@@ -280,7 +290,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
 
     def _parts(self) -> Iterator[Part]:
         shares = sorted({level.share for each in self._levels.values() for level in each[1:]})
-        columns = ["Group", "Kind", ">Of", *(f">{percent(share)}" for share in shares)]
+        columns = ["Group", "Kind", ">Of", *(f">{told_share(share)}" for share in shares)]
         rows: list[list[object]] = []
         for name, levels in self._levels.items():
             errors = {level.share: f"{level.error:.4f}" for level in levels[1:]}
@@ -298,7 +308,17 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
             yield f"{len(self.left_alone)} groups have no levels, such as {_first(self.left_alone)}."
 
 
+def told_share(share: float) -> str:
+    """A share that was asked for, as it was asked.
+
+    >>> told_share(0.3), told_share(0.125)
+    ('30%', '12.5%')
+    """
+    return f"{100 * share:g}%"
+
+
 def shown_name(name: str) -> str:
+    """The name of a group, or of a layer's parameter."""
     return name.removesuffix(":layer")
 
 

@@ -62,6 +62,7 @@ __all__ = ["OVER", "SHARES", "example_of", "make_levels"]
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
+_PROVED = 8  # tokens of a text
 _ROWS = 2  # of the first batch, that are watched to find what leaves together: sizes say nothing of it
 
 
@@ -159,7 +160,7 @@ def make_levels(
     left_alone: dict[str, str] = {}
     if "shrink" in kinds:
         check_globs(names_of(coupling), request.globs)
-        subject = subject_of(inner, coupling, [example], proved_on=inner if verify else None)
+        subject = subject_of(inner, coupling, [_shorter(example)], proved_on=inner if verify else None)
         tied, left_alone = gradable(subject, request, parts, shares)
     layers: dict[str, nn.Parameter] = {}
     if "oneshot" in kinds:
@@ -206,6 +207,17 @@ def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
         return given
     caches = "use_cache" in inspect.signature(model.forward).parameters
     return {**given, **({"use_cache": False} if caches else {})}
+
+
+def _shorter(example: Any) -> Any:
+    """Of a text a few tokens, which the proof of what leaves together needs no more of."""
+    ids = example.get("input_ids") if isinstance(example, Mapping) else None
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] <= _PROVED:
+        return example
+    return {
+        name: each[:, :_PROVED] if isinstance(each, Tensor) and each.shape == ids.shape else each
+        for name, each in example.items()
+    }
 
 
 @dataclass(eq=False)

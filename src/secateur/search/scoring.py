@@ -1,0 +1,200 @@
+"""How far a model is from the dense one: by its outputs on real inputs, or by a score of one's own.
+
+Law: what is lost is 0 for the dense model, and more is worse, whatever the score is; the model is left as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Tokens, divergence
+from secateur.shrinking import check_finite, running
+from secateur.support import Forward, device_of, mapped, moved, name_of, run_batch, tensors_in, unwrapped
+
+__all__ = ["COMPARISONS", "ROWS", "SCORES", "Score", "Scorer", "compared", "real_tensors", "scorer", "word_for"]
+
+ROWS = 1024  # tokens, or examples, that outputs are compared on
+SCORES = ("kl", "cosine", "change")
+Score = Literal["kl", "cosine", "change"] | Callable[[nn.Module], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Scorer:
+    """What a model lost.
+
+    Attributes:
+        name: "kl", the Kullback-Leibler divergence of its outputs from the dense model's, taken as logits, a mean over
+            tokens; "cosine", 1 less the mean cosine of its embeddings, of tokens their mean; "change", half of the
+            squared change of its outputs over their variance; or the name of a function.
+        measure: ``model -> lost``.
+        dense: the dense model's own score, where it is a function's.
+        rows: tokens or examples that it is measured on; 0 for a function's.
+        share: of the batches' entries.
+    """
+
+    name: str
+    measure: Callable[[nn.Module], float]
+    dense: float = 0.0
+    rows: int = 0
+    share: float = 0.0
+
+    def __call__(self, model: nn.Module) -> float:
+        """What it lost; infinite where that is no number."""
+        lost = float(self.measure(model))
+        return lost if lost == lost else float("inf")
+
+
+def scorer(
+    model: nn.Module,
+    batches: Sequence[Any],
+    score: Score | None = None,
+    *,
+    forward: Forward | None = None,
+    rows: int = ROWS,
+) -> Scorer:
+    """What says how far a model is from this one, which is the dense one.
+
+    Args:
+        model: it is run on the first batches, as many as make so many rows of outputs.
+        batches: what a DataLoader yields.
+        score: "kl", "cosine" or "change"; or ``model -> float``, higher = better, of which less than the dense model's
+            is lost. By default "kl" where outputs have logits, "cosine" where they have a last hidden state (of BERT
+            and the like), else "change".
+        forward: ``(model, batch) -> outputs``.
+        rows: how many tokens or examples to compare, at least; the last batch is cut where it can be.
+
+    Raises:
+        ValueError: no such word, or outputs or a score that is not finite.
+
+    >>> model = nn.Linear(2, 3)
+    >>> kl = scorer(model, [torch.randn(8, 2)], "kl")
+    >>> kl(model), kl.rows
+    (0.0, 8)
+    >>> _ = model.weight.data.mul_(2)
+    >>> kl(model) > 0
+    True
+    """
+    if callable(score):
+        own = float(score(model))
+        if not abs(own) < float("inf"):
+            raise ValueError(f"{name_of(score)} is {own} of the dense model; a score is a finite number.")
+        told = score
+        return Scorer(name_of(score), lambda other: own - float(told(other)), own)
+    if score is not None and score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(map(repr, SCORES))}, or a function, not {score!r}.")
+    held: list[tuple[Any, Any, Tensor | None]] = []
+    count, share, word = 0, 0.0, score
+    inner = unwrapped(model)
+    sizes = [_entries(batch) for batch in batches]
+    with running(inner):
+        for batch, size in zip(batches, sizes, strict=True):
+            batch = moved(batch, device_of(inner))
+            outputs = run_batch(inner, batch, forward)
+            word = word or word_for(outputs)
+            its = _rows_of(outputs)
+            if its > rows - count and (less := _first(batch, (rows - count) / its)) is not batch:
+                size *= _entries(less) / max(1, _entries(batch))
+                batch, outputs = less, run_batch(inner, less, forward)
+                its = _rows_of(outputs)
+            if not all(bool(each.isfinite().all()) for each in real_tensors(outputs)):
+                check_finite(inner)
+                raise ValueError("the dense model's outputs hold NaN or infinity; look at the batches.")
+            held.append((batch, compared(outputs, word), Tokens.of(batch).own))
+            count, share = count + its, share + size
+            if count >= rows:
+                break
+    compare = COMPARISONS[word or "change"]
+
+    def measure(other: nn.Module) -> float:
+        other, total, seen = unwrapped(other), 0.0, 0
+        with running(other):
+            for batch, dense, mask in held:
+                more, its = compare(dense, compared(run_batch(other, batch, forward), word), mask)
+                total, seen = total + more, seen + its
+        return total / seen if seen and not total < 0 else 0.0  # no number stays none
+
+    return Scorer(word or "change", measure, 0.0, count, share / (sum(sizes) or 1.0))
+
+
+def word_for(outputs: Any) -> Literal["kl", "cosine", "change"]:
+    """How outputs are compared by default."""
+    if isinstance(getattr(outputs, "logits", None), Tensor):
+        return "kl"
+    return "cosine" if isinstance(getattr(outputs, "last_hidden_state", None), Tensor) else "change"
+
+
+def compared(outputs: Any, word: str | None) -> Any:
+    """What is compared of the outputs."""
+    named = {"kl": "logits", "cosine": "last_hidden_state"}.get(word or "")
+    found = getattr(outputs, named, None) if named else None
+    if isinstance(found, Tensor):
+        return found
+    if word in ("kl", "cosine"):
+        return next(real_tensors(outputs))
+    return list(real_tensors(outputs))
+
+
+def real_tensors(outputs: Any) -> Iterator[Tensor]:
+    """Those that hold numbers and no ids."""
+    plain = dict(outputs) if isinstance(outputs, Mapping) else outputs
+    return (each for each in tensors_in(plain) if each.is_floating_point())
+
+
+def _rows_of(outputs: Any) -> int:
+    """Tokens of its outputs, or examples."""
+    return max((each[..., 0].numel() if each.dim() > 1 else each.numel() for each in real_tensors(outputs)), default=0)
+
+
+def _by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, int]:
+    p, q = (_rows(each, mask).float().log_softmax(-1) for each in (dense, found))
+    return float((p.exp() * (p - q)).sum(dtype=torch.float64)), len(p)
+
+
+def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, int]:
+    one, other = _pooled(dense, mask).double(), _pooled(found, mask).double()
+    norms = (one.norm(dim=-1) * other.norm(dim=-1)).clamp_min(1e-30)
+    return float((1 - (one * other).sum(-1) / norms).sum()), len(one)
+
+
+def _pooled(states: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean of an example's tokens, padding left out."""
+    if states.dim() < 3:
+        return states.reshape(-1, states.shape[-1])
+    if mask is None or mask.shape != states.shape[:2]:
+        return states.flatten(1, -2).mean(1)
+    weights = mask.to(states).unsqueeze(-1)
+    return (states * weights).sum(1) / weights.sum(1).clamp_min(1)
+
+
+def _rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
+    rows = tensor.reshape(-1, tensor.shape[-1])
+    if mask is None or tensor.shape[:-1] != mask.shape:
+        return rows
+    return rows[mask.reshape(-1).to(rows.device)]
+
+
+COMPARISONS: dict[str, Callable[[Any, Any, Tensor | None], tuple[float, int]]] = {
+    "kl": _by_kl,
+    "cosine": _by_cosine,
+    "change": divergence,
+}
+
+
+def _entries(batch: Any) -> float:
+    return float(max((each.numel() for each in tensors_in(batch)), default=0))
+
+
+def _first(batch: Any, share: float) -> Any:
+    """So much of a batch, where all tensors in it have as many examples; else the batch."""
+    if not isinstance(batch, Tensor | Mapping | tuple | list):
+        return batch
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return batch
+    count = max(1, -int(-share * min(sizes) // 1))
+    return batch if count >= min(sizes) else mapped(batch, lambda tensor: tensor[:count])

@@ -1,0 +1,288 @@
+"""What each group of a model costs when it alone goes to 10, 30, 50, 70 %: its own error, and the model's score.
+
+Law: every cell is measured, none is guessed; the model is what it was afterwards, bit for bit; what was measured is
+kept beside the levels, and a run that was killed goes on with the groups that are not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secateur.blockwise import Solve
+from secateur.search.levels import Levels, shown_name, told_share
+from secateur.search.making import SHARES, make_levels
+from secateur.search.replaying import Replayed
+from secateur.search.scoring import ROWS, Score, Scorer, scorer
+from secateur.solvers import admm
+from secateur.support import Fields, Forward, Part, Rows, Shown, percent, track, unwrapped, write_whole
+
+__all__ = ["Sensitivity", "sensitivity"]
+
+FILE = "scores.json"
+_FORMAT, _VERSION = "secateur scores", 1
+_HINT = " Delete it: the scores are measured anew."
+_MEANS = {
+    "kl": "the Kullback-Leibler divergence of its outputs from the dense model's, for each token or example",
+    "cosine": "1 less the mean cosine of its embeddings with the dense model's",
+    "change": "half of the squared change of its outputs over their variance",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Sensitivity(Shown):
+    """What was measured; as a string, a table.
+
+    Attributes:
+        levels: of every group.
+        scores: ``{group: what the model lost at each level}``, 0 for the dense one; of a function the dense model's
+            score less the model's.
+        score: "kl", "cosine", "change" or the name of a function.
+        dense: the dense model's own score, where it is a function's.
+        rows: tokens or examples that scores are measured on; 0 where a function says.
+        share: of the batches' entries.
+        passes: forward passes of these rows that the scores took.
+    """
+
+    levels: Levels
+    scores: Mapping[str, tuple[float, ...]]
+    score: str
+    dense: float = 0.0
+    rows: int = 0
+    share: float = 0.0
+    passes: float = 0.0
+    _made: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the levels into a folder, as `Levels.save` does, and the scores beside them."""
+        self.levels.save(folder)
+        _write(Path(folder), self._made, self.scores, self.passes)
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Sensitivity:
+        """What is in a folder.
+
+        Raises:
+            FileNotFoundError: there is none.
+            ValueError: a file is damaged, or not all groups are measured.
+        """
+        folder = Path(folder)
+        levels = Levels.load(folder)
+        made, scores, passes = _read(folder / FILE, levels)
+        if missing := [name for name in levels if name not in scores]:
+            raise ValueError(f"{folder / FILE}: {missing[0]} is not measured yet; run the same call again to go on.")
+        return cls(
+            levels,
+            {name: scores[name] for name in levels},
+            made["score"],
+            made["dense"],
+            made["rows"],
+            made["share"],
+            passes,
+            made,
+        )
+
+    def _parts(self) -> Iterator[Part]:
+        return self.parts()
+
+    def parts(self) -> Iterator[Part]:
+        """Lines and a table, as they are printed."""
+        shares = self.shares
+        columns = ["Group", "Kind", ">Of", *(f">error {told_share(share)}" for share in shares)]
+        columns += [f">{self.score} {told_share(share)}" for share in shares]
+        rows: list[list[object]] = []
+        for name, each in self.levels.items():
+            errors = {level.share: f"{level.error:.4f}" for level in each[1:]}
+            lost = {level.share: told(value) for level, value in zip(each[1:], self.scores[name][1:], strict=True)}
+            rows.append(
+                [
+                    shown_name(name),
+                    self.levels.kind[name],
+                    f"{each[0].of:,}",
+                    *(errors.get(share) for share in shares),
+                    *(lost.get(share) for share in shares),
+                ]
+            )
+        yield Rows(columns, rows)
+        yield ""
+        meant = _MEANS.get(self.score, f"of {self.score}, which is {self.dense:g} for the dense one")
+        yield "Where so much of a group alone leaves: the squared relative error of what consumes it, after repair; and"
+        yield f"what the model loses: {meant}."
+        yield self.told_cost()
+        if self.levels.left_alone:
+            name, why = next(iter(self.levels.left_alone.items()))
+            yield f"{len(self.levels.left_alone)} without levels, such as {name}: {why}."
+
+    @property
+    def shares(self) -> list[float]:
+        """Those of all levels."""
+        return sorted({level.share for each in self.levels.values() for level in each[1:]})
+
+    def told_cost(self) -> str:
+        """What the scores took."""
+        cells = sum(len(each) - 1 for each in self.levels.values())
+        what = f"of the {self.rows:,} rows that they are measured on" if self.rows else "of the function"
+        line = f"{cells} scores took {self.passes:.1f} runs {what}"
+        if self.share:
+            line += (
+                f", {percent(self.share)} of the calibration: as much as {self.passes * self.share:.2f} runs of that"
+            )
+        return f"{line}."
+
+
+def told(value: float) -> str:
+    """A number whose size matters, small or large.
+
+    >>> told(0.0), told(0.00012345), told(1.5), told(123.456)
+    ('0', '0.000123', '1.5', '123')
+    """
+    return f"{value:.3g}"
+
+
+def sensitivity(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    score: Score | None = None,
+    over: str | Sequence[str] = ("shrink",),
+    shares: Sequence[float] = SHARES,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    solver: str | Solve = admm,
+    round_to: int | None = None,
+    verify: bool = True,
+    example_inputs: Any = None,
+    forward: Forward | None = None,
+    rows: int = ROWS,
+    store: str | Path | None = None,
+) -> Sensitivity:
+    """What each group costs when it alone loses a share of its units, or each layer of its entries. The model stays.
+
+    Errors come with the levels (`make_levels`): two passes over the batches for all cells. Each score is measured, on
+    the first thousand rows of the batches; of the model only the changed block and what is behind it is run, half of
+    it in the mean, since the dense stream before it is remembered. So of a calibration of a hundred thousand tokens
+    the eight cells of a block take a twenty-fifth of a pass. What was run is in ``passes``.
+
+    Args:
+        score: what the model loses by it: "kl", "cosine" or "change", or ``model -> float``, higher = better; see
+            `secateur.search.scorer`. A function is run for every cell, on whatever it likes: where that is the same
+            inputs each time, what is before the changed block is not computed again.
+        rows: tokens or examples that scores are measured on.
+        store: a folder, which `secateur.search.Levels.load` and `Sensitivity.load` read, and in which a run that was
+            killed goes on.
+        model, batches, over, shares, include, exclude, solver, round_to, verify, example_inputs, forward: as for
+            `make_levels`.
+
+    Raises:
+        ValueError: as `make_levels`; or a score is not known, or not finite of the dense model.
+
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)))
+    >>> found = sensitivity(model, [torch.randn(64, 4)], shares=(0.25, 0.75))
+    >>> found.score, {name: each[0] for name, each in found.scores.items()}
+    ('change', {'0.0.weight': 0.0, '1.0.weight': 0.0})
+    >>> all(less < more for _, less, more in found.scores.values())
+    True
+    """
+    held = batches if isinstance(batches, list) else list(batches)
+    levels = make_levels(
+        model,
+        held,
+        over=over,
+        shares=shares,
+        include=include,
+        exclude=exclude,
+        solver=solver,
+        round_to=round_to,
+        verify=verify,
+        example_inputs=example_inputs,
+        forward=forward,
+        store=store,
+    )
+    lost = scorer(model, held, score, forward=forward, rows=rows)
+    made = {
+        "of_levels": levels.made.digest,
+        "score": lost.name,
+        "dense": lost.dense,
+        "rows": lost.rows,
+        "share": lost.share,
+    }
+    folder = None if store is None else Path(store)
+    scores, before = _already(folder, levels, made)
+    passes = before
+    if any(name not in scores for name in levels):
+        for name, values, more in _measured(model, levels, lost, scores):
+            scores[name], passes = values, before + more
+            if folder is not None:
+                _write(folder, made, scores, passes)
+    ordered = {name: scores[name] for name in levels}
+    return Sensitivity(levels, ordered, str(made["score"]), lost.dense, lost.rows, lost.share, passes, made)
+
+
+def _measured(
+    model: nn.Module, levels: Levels, lost: Scorer, already: Mapping[str, Any]
+) -> Iterator[tuple[str, tuple[float, ...], float]]:
+    """Of each group that is not measured yet its scores, and how many passes were run so far."""
+    replayed = Replayed(unwrapped(model), lambda: lost(model))
+    for name in track([name for name in levels if name not in already], "measuring scores"):
+        values = [0.0]
+        for at in range(1, len(levels[name])):
+            with levels.assembled(model, {name: at}):
+                values.append(replayed(levels.touched({name: at})))
+        yield name, tuple(values), replayed.passes
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+
+def _already(
+    folder: Path | None, levels: Levels, made: Mapping[str, Any]
+) -> tuple[dict[str, tuple[float, ...]], float]:
+    """What an earlier run measured, by the same score."""
+    if folder is None or not (folder / FILE).exists():
+        return {}, 0.0
+    found, scores, passes = _read(folder / FILE, levels)
+    return (scores, passes) if found == dict(made) else ({}, 0.0)
+
+
+def _write(folder: Path, made: Mapping[str, Any], scores: Mapping[str, Sequence[float]], passes: float) -> None:
+    said = {
+        "format": _FORMAT,
+        "version": _VERSION,
+        **made,
+        "passes": passes,
+        "scores": {name: [value if value < float("inf") else None for value in each] for name, each in scores.items()},
+    }
+    write_whole(folder / FILE, json.dumps(said, indent=1, allow_nan=False))
+
+
+def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[float, ...]], float]:
+    read = Fields.read(path, hint=_HINT)
+    read.only("format", "version", "of_levels", "score", "dense", "rows", "share", "passes", "scores")
+    if read.take("format", str) != _FORMAT or read.take("version", int) != _VERSION:
+        raise read.wrong("format", f"is not {_FORMAT!r} of version {_VERSION}")
+    if read.take("of_levels", str) != levels.made.digest:
+        raise read.wrong("of_levels", "is of other levels than those beside it")
+    made = {
+        "of_levels": read.take("of_levels", str),
+        "score": read.take("score", str),
+        "dense": float(read.take("dense", float)),
+        "rows": read.take("rows", int, least=0),
+        "share": float(read.take("share", float, least=0)),
+    }
+    named = read.inner("scores")
+    scores: dict[str, tuple[float, ...]] = {}
+    for name in named.values:
+        if name not in levels:
+            raise named.wrong(name, "is no group that has levels")
+        values = named.take(name, list)
+        if len(values) != len(levels[name]):
+            raise named.wrong(name, f"is of {len(values)} levels, and there are {len(levels[name])}")
+        if not all(each is None or type(each) in (int, float) for each in values):
+            raise named.wrong(name, "holds what is no number")
+        scores[name] = tuple(float("inf") if each is None else float(each) for each in values)
+    return made, scores, float(read.take("passes", float, least=0))

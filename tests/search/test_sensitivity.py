@@ -1,0 +1,143 @@
+"""Laws of sensitivity: each cell is what the model loses, measured; the model stays; a killed run goes on."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+import secateur
+from secateur.search import Levels, Sensitivity, scorer, sensitivity
+from secateur.search.sensitivity import FILE
+from support.measured import text, words
+from support.stacks import contents, data, stack
+from support.unchanged import is_unchanged, state_of
+
+MODULE = sys.modules["secateur.search.sensitivity"]  # the name is the function
+OPTIONS = {"over": ("shrink", "oneshot"), "shares": (0.25, 0.75)}
+
+
+@pytest.fixture(scope="module")
+def found():
+    model = words()
+    return model, sensitivity(model, text(), score="kl", **OPTIONS)
+
+
+def test_it_is_at_the_front_door():
+    assert secateur.sensitivity is sensitivity
+
+
+def test_each_cell_is_what_a_whole_run_measures(found):
+    model, said = found
+    lost = scorer(words(), text(), "kl")
+    for name, each in said.levels.items():
+        assert said.scores[name][0] == 0
+        for at in range(1, len(each)):
+            with said.levels.assembled(model, {name: at}):
+                assert said.scores[name][at] == pytest.approx(lost(model), rel=1e-5, abs=1e-9)
+
+
+def test_the_model_stays_and_half_of_it_is_run_for_a_cell():
+    model = words(layers=4).train()
+    state = state_of(model)
+    said = sensitivity(model, text(), shares=(0.5,))
+    assert is_unchanged(model, state)
+    cells = sum(len(each) - 1 for each in said.levels.values())
+    assert said.passes == pytest.approx(cells * (4 + 1) / 8)
+    assert (said.rows, said.share) == (216, 1.0)
+
+
+def test_it_is_shown_as_a_table(found):
+    said = found[1]
+    lines = str(said).splitlines()
+    assert lines[0].split()[:2] == ["Group", "Kind"]
+    assert "kl 75%" in lines[0]
+    assert "scores took" in str(said)
+    assert "<table>" in said._repr_html_()
+
+
+def test_a_function_of_ones_own_is_measured_for_every_cell():
+    model, batches = stack(), data()
+
+    @torch.no_grad()
+    def sharp(each):
+        return float(each(batches[0]).std())
+
+    said = sensitivity(model, batches, score=sharp, shares=(0.5,))
+    assert said.score == "sharp"
+    assert said.dense == sharp(model)
+    for name, (_, value) in said.scores.items():
+        with said.levels.assembled(model, {name: 1}):
+            assert value == pytest.approx(said.dense - sharp(model))
+
+
+# ---- on disk --------------------------------------------------------------------------------------------------------
+
+
+def test_it_is_the_levels_and_their_scores(found, tmp_path):
+    said = found[1]
+    said.save(tmp_path)
+    assert dict(Levels.load(tmp_path)) == dict(said.levels)
+    read = Sensitivity.load(tmp_path)
+    assert (read.scores, read.score, read.rows, read.passes) == (said.scores, said.score, said.rows, said.passes)
+    assert str(read) == str(said)
+
+
+def test_the_same_call_gives_the_same_bytes_and_takes_what_is_there(tmp_path, monkeypatch):
+    for name in ("one", "two"):
+        sensitivity(words(), text(), store=tmp_path / name, **OPTIONS)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    monkeypatch.setattr(MODULE, "Replayed", None)
+    again = sensitivity(words(), text(), store=tmp_path / "one", **OPTIONS)
+    assert again.scores == Sensitivity.load(tmp_path / "two").scores
+
+
+def test_a_killed_run_goes_on_to_the_same_scores(tmp_path, monkeypatch):
+    real, written = MODULE._write, []
+
+    def dies(*given):
+        if len(written) == 4:
+            raise KeyboardInterrupt
+        written.append(given)
+        real(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MODULE, "_write", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
+    with pytest.raises(ValueError, match="is not measured yet; run the same call again"):
+        Sensitivity.load(tmp_path / "killed")
+    on = sensitivity(words(), text(), store=tmp_path / "killed", **OPTIONS)
+    whole = sensitivity(words(), text(), store=tmp_path / "whole", **OPTIONS)
+    assert on.scores == whole.scores
+    assert on.passes == pytest.approx(whole.passes)
+
+
+def test_another_score_is_measured_anew(tmp_path):
+    first = sensitivity(words(), text(), store=tmp_path, shares=(0.5,))
+    other = sensitivity(words(), text(), score="cosine", store=tmp_path, shares=(0.5,))
+    assert first.score != other.score
+    assert Sensitivity.load(tmp_path).scores == other.scores
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda said: said.update(format="another"),
+        lambda said: said.update(version=7),
+        lambda said: said.update(more=1),
+        lambda said: said.update(of_levels="0"),
+        lambda said: said.update(rows=-1),
+        lambda said: said.update(scores={"nothing": [0.0]}),
+        lambda said: said["scores"].update({"blocks.0.up.weight": [0.0]}),
+        lambda said: said["scores"].update({"blocks.0.up.weight": [0.0, "much", 1.0]}),
+        lambda said: said.pop("passes"),
+    ],
+)
+def test_a_hostile_file_gives_one_error(found, tmp_path, change):
+    found[1].save(tmp_path)
+    said = json.loads((tmp_path / FILE).read_text())
+    change(said)
+    (tmp_path / FILE).write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=r"scores\.json: damaged"):
+        Sensitivity.load(tmp_path)
