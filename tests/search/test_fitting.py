@@ -216,6 +216,17 @@ def test_counts_are_allocations():
     assert Entries({"b": 0.5})({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}, 0.9, Unstructured()) == {"a": 6, "b": 4}
 
 
+def test_padded_convolutions_whose_inputs_share_memory_one_after_the_other():
+    """What is summed is told apart by where its input lies, and memory is used again within a pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)) for _ in range(4))
+    )
+    batches = [torch.randn(rows, 4, 8, 8) for rows in (8, 5, 7, 3, 8, 6)]
+    done = fit(model, batches, budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=4)
+    assert done.got["params"] <= 0.6 * done.dense["params"]
+
+
 def test_convolutions_share_tensors_and_the_budget_holds_all_the_same():
     torch.manual_seed(0)
     model = nn.Sequential(

@@ -276,6 +276,7 @@ class Products(TorchFunctionMode):
         self.shared: dict[Piece, Piece] = {}  # a piece whose inputs are another's, tensor for tensor
         self.seen: dict[Any, tuple[Tensor, Piece]] = {}  # in this forward pass; the tensors are held, so none is new
         self.counted: set[tuple[Piece, Any]] = set()
+        self.given: list[Tensor] = []  # to convolutions, which hold what is padded: its memory would be another's
         self.tokens = Tokens()
         self.states: Tensor | None = None
         self.biases: dict[Piece, list[Tensor | None]] = {}  # what each product of a piece adds, each once
@@ -289,6 +290,7 @@ class Products(TorchFunctionMode):
         self.tokens, self.states, self.stops = tokens, states, stops
         self.seen.clear()
         self.counted.clear()
+        self.given.clear()
         return self
 
     def found(self) -> dict[Piece, Met]:
@@ -404,13 +406,15 @@ class Products(TorchFunctionMode):
         if weight.shape != owner[1].shape or not weight.is_contiguous():
             return
         outputs, inputs = weight.shape[0] // len(groups), math.prod(weight.shape[1:])
+        given = args[0] if args else kwargs["input"]
+        self.given.append(given)
         for number, patches in enumerate(groups):
             piece = Piece(owner[0], number * outputs * inputs, (outputs, inputs), (inputs, 1))
             bias = _pick(args, kwargs, ("input", "weight", "bias"))[2]
             self._add_bias(piece, bias[number * outputs :][:outputs] if isinstance(bias, Tensor) else None)
             how = (patches.kernel, patches.stride, patches.dilation, number, len(groups))
             # padding makes another tensor each time, and what is padded is the same for the same input
-            self._met(piece, patches, (*_key(args[0] if args else kwargs["input"]), how, patches.x.shape))
+            self._met(piece, patches, (*_key(given), how, patches.x.shape))
 
     def _recur(self, func: Any, args: Any) -> None:
         for _, weight, x in gates(func, args):

@@ -3,7 +3,9 @@
 Modules and the functions in them share names; here the name is the function.
 """
 
-from secateur.search.fitted import Fitted
+from secateur.search.budgets import budget_in_words
+from secateur.search.directory import fit_checkpoint
+from secateur.search.fitted import Fitted, cost_text
 from secateur.search.fitting import fit
 from secateur.search.levels import Level, Levels, shown_name, told_share
 from secateur.search.making import OVER, SHARES, make_levels
@@ -23,7 +25,10 @@ __all__ = [
     "Score",
     "Scorer",
     "Sensitivity",
+    "budget_in_words",
+    "cost_text",
     "fit",
+    "fit_checkpoint",
     "make_levels",
     "scorer",
     "sensitivity",

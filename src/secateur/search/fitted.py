@@ -112,6 +112,10 @@ class Fitted(Shown):
             raise AttributeError(f"{type(self).__name__} has no {name!r}.")
         return getattr(self.chosen, name)
 
+    def parts(self) -> Iterator[Part]:
+        """What is printed, as lines and tables."""
+        return self._parts()
+
     def _parts(self) -> Iterator[Part]:
         yield f"Asked: {words_of_budget(self.asked)}."
         yield ""
