@@ -30,6 +30,7 @@ from .pipeline import make_masks as make_masks
 from .pipeline import sparsify as sparsify
 from .pipeline import sparsity_of as sparsity_of
 from .recovery import recover as recover
+from .search import fit as fit
 from .search import sensitivity as sensitivity
 from .shrinking import load_shrunken as load_shrunken
 from .shrinking import save_shrunken as save_shrunken

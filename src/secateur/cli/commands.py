@@ -12,6 +12,7 @@ import typer
 from secateur.cli.bench import bench
 from secateur.cli.demo import demo
 from secateur.cli.experts import experts
+from secateur.cli.fit import fit
 from secateur.cli.inspect import inspect
 from secateur.cli.oneshot import oneshot
 from secateur.cli.pack import pack
@@ -69,6 +70,7 @@ for verb, line in (
     (sensitivity, "Say what each part of a model would cost it, with a text."),
     (oneshot, "Prune a transformer block by block, with calibration text."),
     (recover, "Train what pruning left towards the model that it came from."),
+    (fit, "Spend no more than a budget, and lose as little as can be."),
     (pack, "Put layers that skip zeros where they are faster, measured here."),
     (compress, "Write a copy of a checkpoint in which zeros take little room."),
     (expand, "Write the dense checkpoint that a compressed one was made of."),

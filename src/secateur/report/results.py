@@ -8,7 +8,6 @@ import json
 import math
 import os
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from secateur.support import Fields, write_whole
+from secateur.support import Fields, processor, write_whole
 from secateur.version import __version__
 
 __all__ = ["Check", "History", "Layer", "Network", "Results", "Run", "environment", "load_results", "save_results"]
@@ -241,19 +240,10 @@ def environment() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}".strip(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(os.cpu_count() or "unknown"),
         "torch threads": str(torch.get_num_threads()),
     }
-
-
-def _processor() -> str:
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        text = ""
-    model = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return model[1].strip() if model else platform.processor() or "unknown"
 
 
 def save_results(results: Results, path: str | os.PathLike[str]) -> None:

@@ -1,8 +1,12 @@
-"""What a model may spend, and what it gives up for it: levels of every group, and what each costs; `sensitivity`.
+"""What a model may spend, and what it gives up for it: levels of every group, what each costs; `sensitivity`, `fit`.
 
 Modules and the functions in them share names; here the name is the function.
 """
 
+from secateur.search.budgets import budget_in_words
+from secateur.search.directory import fit_checkpoint
+from secateur.search.fitted import Fitted, cost_text
+from secateur.search.fitting import fit
 from secateur.search.levels import Level, Levels, shown_name, told_share
 from secateur.search.making import OVER, SHARES, make_levels
 from secateur.search.replaying import Replayed
@@ -10,6 +14,7 @@ from secateur.search.scoring import ROWS, SCORES, Score, Scorer, scorer
 from secateur.search.sensitivity import Sensitivity, sensitivity, told
 
 __all__ = [
+    "Fitted",
     "Level",
     "Levels",
     "OVER",
@@ -20,6 +25,10 @@ __all__ = [
     "Score",
     "Scorer",
     "Sensitivity",
+    "budget_in_words",
+    "cost_text",
+    "fit",
+    "fit_checkpoint",
     "make_levels",
     "scorer",
     "sensitivity",

@@ -17,7 +17,7 @@ __all__ = ["Choice", "Evolved", "evolved"]
 
 Choice = tuple[int, ...]  # the number of the level of each group
 
-_OFFSPRING = 16
+_OFFSPRING = 16, 4  # at most and at least; twice as many as there are batches, so that a generation stays cheap
 _SHARES = (1 / 16, 1 / 4)  # of the data, before all of it
 _SURVIVORS = (4, 1)  # after each of these
 _SWITCHES = 3  # at most, of which the fewer are the more likely
@@ -83,11 +83,12 @@ def evolved(
     losses = {name: counted(choice, every) for name, choice in starts.items()}
     parent = starts[min(losses, key=lambda name: losses[name])]
     generations = idle = 0
+    most = min(_OFFSPRING[0], max(_OFFSPRING[1], 2 * batches))
     for generation in track(_numbers(), "switching levels"):
         if counted.passes >= passes or idle >= _IDLE:
             break
         largest = _largest_step(sizes, counted.passes / passes)
-        children = list(_children(parent, sizes, fits, draw, largest, counted.known))
+        children = list(_children(parent, sizes, fits, draw, largest, counted.known, most))
         generations, before = generation + 1, counted.passes
         for share, survivors in zip(_SHARES, _SURVIVORS, strict=True):
             some = _some(batches, share, draw)
@@ -162,16 +163,17 @@ def _children(
     draw: random.Random,
     largest: int,
     known: set[Choice],
+    most: int,
 ) -> Iterator[Choice]:
     """Those that all data has not been asked of; fewer where chance finds no more."""
     seen = {parent}
-    for _ in range(4 * _OFFSPRING):
+    for _ in range(4 * most):
         child = _child(parent, sizes, fits, draw, largest)
         if child in seen or child in known:
             continue
         seen.add(child)
         yield child
-        if len(seen) > _OFFSPRING:
+        if len(seen) > most:
             return
 
 

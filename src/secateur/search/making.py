@@ -69,7 +69,7 @@ from secateur.support import (
     unwrapped,
 )
 
-__all__ = ["OVER", "SHARES", "make_levels"]
+__all__ = ["OVER", "SHARES", "example_of", "make_levels"]
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
@@ -167,7 +167,7 @@ def make_levels(
         return found
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    example = _example(inner, held[0]) if example_inputs is None else example_inputs
+    example = example_of(inner, held[0]) if example_inputs is None else example_inputs
     coupling = find_coupling(inner, example)
     request = Request(include=include, exclude=exclude or (), round_to=round_to, verify=verify)
     parts = parts_of(inner)
@@ -228,13 +228,13 @@ def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return None if given is None else (given,) if isinstance(given, str) else tuple(given)
 
 
-def _example(model: nn.Module, batch: Any) -> Any:
-    """What the model is called with, as `run_batch` calls it: the first rows of a batch, and no cache, which would be
-    an output of the model."""
+def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
+    """What the model is called with, as `run_batch` calls it: the first rows of a batch, or all of them, and no cache,
+    which would be an output of the model."""
     given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
     sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
-    if len(sizes) == 1 and min(sizes) > _ROWS:
-        given = mapped(given, lambda tensor: tensor[:_ROWS])
+    if rows is not None and len(sizes) == 1 and min(sizes) > rows:
+        given = mapped(given, lambda tensor: tensor[:rows])
     main = getattr(model, "main_input_name", None)
     if isinstance(given, Tensor) and isinstance(main, str):
         given = {main: given}

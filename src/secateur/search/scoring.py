@@ -16,7 +16,7 @@ from secateur.blockwise import Tokens, divergence
 from secateur.shrinking import check_finite, running
 from secateur.support import Forward, device_of, mapped, moved, name_of, run_batch, tensors_in, unwrapped
 
-__all__ = ["ROWS", "SCORES", "Score", "Scorer", "scorer"]
+__all__ = ["COMPARISONS", "ROWS", "SCORES", "Score", "Scorer", "compared", "real_tensors", "scorer", "word_for"]
 
 ROWS = 1024  # tokens, or examples, that outputs are compared on
 SCORES = ("kl", "cosine", "change")
@@ -95,57 +95,59 @@ def scorer(
         for batch, size in zip(batches, sizes, strict=True):
             batch = moved(batch, device_of(inner))
             outputs = run_batch(inner, batch, forward)
-            word = word or _word_for(outputs)
+            word = word or word_for(outputs)
             its = _rows_of(outputs)
             if its > rows - count and (less := _first(batch, (rows - count) / its)) is not batch:
                 size *= _entries(less) / max(1, _entries(batch))
                 batch, outputs = less, run_batch(inner, less, forward)
                 its = _rows_of(outputs)
-            if not all(bool(each.isfinite().all()) for each in _real(outputs)):
+            if not all(bool(each.isfinite().all()) for each in real_tensors(outputs)):
                 check_finite(inner)
                 raise ValueError("the dense model's outputs hold NaN or infinity; look at the batches.")
-            held.append((batch, _kept(outputs, word), Tokens.of(batch).own))
+            held.append((batch, compared(outputs, word), Tokens.of(batch).own))
             count, share = count + its, share + size
             if count >= rows:
                 break
-    compare = _COMPARISONS[word or "change"]
+    compare = COMPARISONS[word or "change"]
 
     def measure(other: nn.Module) -> float:
         other, total, seen = unwrapped(other), 0.0, 0
         with running(other):
             for batch, dense, mask in held:
-                more, its = compare(dense, _kept(run_batch(other, batch, forward), word), mask)
+                more, its = compare(dense, compared(run_batch(other, batch, forward), word), mask)
                 total, seen = total + more, seen + its
         return total / seen if seen and not total < 0 else 0.0  # no number stays none
 
     return Scorer(word or "change", measure, 0.0, count, share / (sum(sizes) or 1.0))
 
 
-def _word_for(outputs: Any) -> Literal["kl", "cosine", "change"]:
+def word_for(outputs: Any) -> Literal["kl", "cosine", "change"]:
+    """How outputs are compared by default."""
     if isinstance(getattr(outputs, "logits", None), Tensor):
         return "kl"
     return "cosine" if isinstance(getattr(outputs, "last_hidden_state", None), Tensor) else "change"
 
 
-def _kept(outputs: Any, word: str | None) -> Any:
+def compared(outputs: Any, word: str | None) -> Any:
     """What is compared of the outputs."""
     named = {"kl": "logits", "cosine": "last_hidden_state"}.get(word or "")
     found = getattr(outputs, named, None) if named else None
     if isinstance(found, Tensor):
         return found
     if word in ("kl", "cosine"):
-        return next(_real(outputs))
-    return list(_real(outputs))
+        return next(real_tensors(outputs))
+    return list(real_tensors(outputs))
 
 
-def _real(outputs: Any) -> Iterator[Tensor]:
+def real_tensors(outputs: Any) -> Iterator[Tensor]:
+    """Those that hold numbers and no ids."""
     plain = dict(outputs) if isinstance(outputs, Mapping) else outputs
     return (each for each in tensors_in(plain) if each.is_floating_point())
 
 
 def _rows_of(outputs: Any) -> int:
     """Tokens of its outputs, or examples."""
-    return max((each[..., 0].numel() if each.dim() > 1 else each.numel() for each in _real(outputs)), default=0)
+    return max((each[..., 0].numel() if each.dim() > 1 else each.numel() for each in real_tensors(outputs)), default=0)
 
 
 def _by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, int]:
@@ -176,7 +178,7 @@ def _rows(tensor: Tensor, mask: Tensor | None) -> Tensor:
     return rows[mask.reshape(-1).to(rows.device)]
 
 
-_COMPARISONS: dict[str, Callable[[Any, Any, Tensor | None], tuple[float, int]]] = {
+COMPARISONS: dict[str, Callable[[Any, Any, Tensor | None], tuple[float, int]]] = {
     "kl": _by_kl,
     "cosine": _by_cosine,
     "change": divergence,

@@ -2,7 +2,7 @@
 
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.branches import KEPT
-from secateur.shrinking.configuration import Configured
+from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
@@ -18,6 +18,7 @@ from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.shrinking.proof import right_branches, verify_shrunken
 from secateur.shrinking.repairing import free_in
 from secateur.shrinking.request import Request
+from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.routing import mixture_of, routed_in_memory
 from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
 from secateur.shrinking.subject import Subject, subject_of
@@ -53,6 +54,7 @@ __all__ = [
     "free_in",
     "gradable",
     "groups_in_scope",
+    "has_configuration",
     "has_fewer_experts",
     "is_shrunken",
     "load_shrunken",
@@ -75,6 +77,7 @@ __all__ = [
     "shrunk_parts",
     "subject_of",
     "ties_around",
+    "tie_roles",
     "verify_experts_checkpoint",
     "verify_shrunken",
     "verify_shrunken_checkpoint",

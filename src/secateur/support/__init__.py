@@ -4,6 +4,7 @@ from secateur.support import documents, private, records
 from secateur.support.files import naming, whole_file, write_whole
 from secateur.support.globs import matched, matches, no_match
 from secateur.support.lazy import LazyTensors
+from secateur.support.machine import processor
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
@@ -77,6 +78,7 @@ __all__ = [
     "percents",
     "printable",
     "private",
+    "processor",
     "ratio",
     "ratios",
     "records",

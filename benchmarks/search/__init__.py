@@ -1,0 +1,1 @@
+"""What `secateur.fit` finds, beside fixed allocations at the same budget."""

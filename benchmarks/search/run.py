@@ -1,0 +1,247 @@
+"""What `fit` finds, beside fixed allocations of the same budget, solver and calibration, on data that no search saw.
+
+    python benchmarks/search/run.py cnn [--settings 60%,70%,-20%,-30%] [--seeds 3] [--out FILE.jsonl]
+    python benchmarks/search/run.py vit
+    python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16]
+    python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6]
+    python benchmarks/search/run.py table --out FILE.jsonl
+
+A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `shrink` takes out. What is judged is the
+gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
+digits the divergence of the outputs on the test images. ``--model`` is the directory of all-MiniLM-L6-v2. What is
+measured is written to FILE, a line at a time, and what is there is not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+if not __package__:  # run as a script
+    sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.shrinking.networks import ViT, right_share, train
+from benchmarks.support.language_models import MiniLM
+from benchmarks.support.tables import head, row
+from secateur import demo, oneshot, shrink
+from secateur.blockwise import divergence
+from secateur.search import fit
+
+FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
+SETTINGS = ("60%", "70%", "-20%", "-30%")
+GOAL = 0.8  # of the best fixed allocation's gap
+EPOCHS = {"cnn": ("sgd", 40), "vit": ("adam", 60)}
+
+
+class Digits:
+    """A network that is trained here; the gap is the divergence on the test images."""
+
+    score = "kl"
+
+    def __init__(self, name: str, seed: int) -> None:
+        self.data = demo.load_digits()
+        torch.manual_seed(seed)
+        self.model: nn.Module = demo.DigitsNet() if name == "cnn" else ViT()
+        train(self.model, self.data, *EPOCHS[name], seed)
+        self.dense = self._outputs(self.model)
+
+    @torch.no_grad()
+    def _outputs(self, model: nn.Module) -> SimpleNamespace:
+        return SimpleNamespace(logits=model(self.data.test_images))
+
+    def batches(self, seed: int) -> list[torch.Tensor]:
+        order = torch.randperm(len(self.data.train_images), generator=torch.Generator().manual_seed(seed))
+        return list(self.data.train_images[order].split(64))
+
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        total, rows = divergence(self.dense, self._outputs(model.eval()))
+        return {"gap": total / rows, "accuracy": right_share(model, self.data)}
+
+
+class Embeddings:
+    """all-MiniLM-L6-v2; the gap is 1 less the cosine of embeddings."""
+
+    score = "cosine"
+
+    def __init__(self, directory: Path, samples: int, size: int) -> None:
+        self.subject, self.samples, self.size = MiniLM(directory), samples, size
+        self.model = self.subject.model
+
+    def batches(self, seed: int) -> list[dict[str, torch.Tensor]]:
+        return self.subject.batches(seed, self.samples, self.size)
+
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        return {"gap": 1 - self.subject.measure(model)[0]}
+
+
+def example_of(batches: Sequence[Any]) -> Any:
+    first = batches[0]
+    return {key: each[:2] for key, each in first.items()} if isinstance(first, Mapping) else first[:2]
+
+
+def count_of(model: nn.Module) -> int:
+    return sum(int(each.count_nonzero()) for each in model.parameters())
+
+
+def methods(setting: str, score: str) -> dict[str, Callable[[nn.Module, list[Any], int], dict[str, float]]]:
+    """What is compared at a setting; each changes the model, and says what else it found."""
+    share = abs(float(setting.rstrip("%"))) / 100
+    if setting.startswith("-"):
+
+        def shrunk(model: nn.Module, batches: list[Any], allocate: str | None) -> dict[str, float]:
+            shrink(model, example_of(batches), share, batches=batches, allocate=allocate)
+            return {}
+
+        def fitted(model: nn.Module, batches: list[Any], seed: int) -> dict[str, float]:
+            done = fit(
+                model, batches, budget={"params": 1 - share}, score=score, seed=seed, example_inputs=example_of(batches)
+            )
+            return {"passes": done.passes, "candidate": min(done.candidates.values()), "searched": done.loss}
+
+        return {
+            "shrink": lambda model, batches, _: shrunk(model, batches, None),
+            "uniform": lambda model, batches, _: shrunk(model, batches, "uniform"),
+            "fit": fitted,
+        }
+
+    def pruned(model: nn.Module, batches: list[Any], allocate: str) -> dict[str, float]:
+        oneshot(model, batches, share, allocate=allocate)
+        return {}
+
+    def searched(model: nn.Module, batches: list[Any], seed: int) -> dict[str, float]:
+        whole = sum(each.numel() for each in model.parameters())
+        layers = oneshot(copy.deepcopy(model), batches[:1], 0.5, solver="magnitude").layers
+        leaves = round(share * sum(torch.Size(each.shape).numel() for each in layers))
+        around = [round(share + 0.05 * step, 3) for step in range(-5, 6) if 0.02 < share + 0.05 * step < 0.97]
+        done = fit(
+            model,
+            batches,
+            budget={"params": float(whole - leaves)},
+            over="oneshot",
+            shares=around,
+            score=score,
+            seed=seed,
+            example_inputs=example_of(batches),
+        )
+        return {"passes": done.passes, "candidate": min(done.candidates.values()), "searched": done.loss}
+
+    return {
+        **{name: lambda model, batches, _, name=name: pruned(model, batches, name) for name in FIXED},  # type: ignore[misc]
+        "fit": searched,
+    }
+
+
+def compare(
+    name: str, subject_of: Callable[[int], Any], settings: Sequence[str], seeds: int, out: Path | None
+) -> list[dict[str, Any]]:
+    rows = _read(out)
+    known = {(each["subject"], each["setting"], each["seed"], each["method"]) for each in rows}
+    for seed in range(seeds):
+        subject = None
+        for setting in settings:
+            for method, call in methods(setting, "").items():
+                if (name, setting, seed, method) in known:
+                    continue
+                subject = subject_of(seed) if subject is None else subject
+                call = methods(setting, subject.score)[method]
+                model, started = copy.deepcopy(subject.model), time.process_time()
+                more = call(model, subject.batches(seed), seed)
+                seconds = time.process_time() - started
+                found = {"subject": name, "setting": setting, "seed": seed, "method": method, "seconds": seconds}
+                rows.append({**found, "left": count_of(model), **subject.measure(model), **more})
+                print(json.dumps(rows[-1]), flush=True)
+                if out is not None:
+                    with out.open("a") as file:
+                        file.write(json.dumps(rows[-1]) + "\n")
+    return rows
+
+
+def latency(directory: Path | None, asked: Sequence[float], seeds: int) -> None:
+    """How far the milliseconds of the finished model are from those that were asked for."""
+    columns = ("asked", "predicted", "measured on its structure", "measured in the end")
+    print(head(columns))
+    for share in asked:
+        for seed in range(seeds):
+            subject = Digits("vit", seed) if directory is None else Embeddings(directory, 64, 16)
+            done = fit(copy.deepcopy(subject.model), subject.batches(seed), budget={"latency": share}, seed=seed)
+            dense = done.dense["latency"]
+            shares = (done.predicted["latency"], done.measured, done.got["latency"])
+            print(row([f"{share:.1%}", *(f"{each / dense:.1%}" for each in shares)]), flush=True)
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A row a method: the gap of each seed; and of fit how much of the best fixed allocation's that is."""
+    lines = []
+    for subject in dict.fromkeys(each["subject"] for each in rows):
+        for setting in dict.fromkeys(each["setting"] for each in rows if each["subject"] == subject):
+            these = [each for each in rows if (each["subject"], each["setting"]) == (subject, setting)]
+            seeds = sorted({each["seed"] for each in these})
+            lines += [
+                "",
+                f"**{subject}, {setting}**",
+                "",
+                head(["method", *(f"seed {seed}" for seed in seeds), "mean"]),
+            ]
+            for method in dict.fromkeys(each["method"] for each in these):
+                gaps = {each["seed"]: each["gap"] for each in these if each["method"] == method}
+                cells = [f"{gaps[seed]:.4g}" if seed in gaps else "" for seed in seeds]
+                lines.append(row([method, *cells, f"{statistics.mean(gaps.values()):.4g}"]))
+            shares = [share for seed in seeds if (share := _share(these, seed)) is not None]
+            if shares:
+                met = "met" if max(shares) <= GOAL else "missed"
+                told = ", ".join(f"{each:.2f}" for each in shares)
+                lines.append(f"\nfit / the best fixed: {told}. At most {GOAL} in each seed: {met}.")
+    return "\n".join(lines)
+
+
+def _share(rows: Sequence[Mapping[str, Any]], seed: int) -> float | None:
+    mine = [each["gap"] for each in rows if each["seed"] == seed and each["method"] == "fit"]
+    others = [each["gap"] for each in rows if each["seed"] == seed and each["method"] != "fit"]
+    return mine[0] / min(others) if mine and others and min(others) > 0 else None
+
+
+def _read(out: Path | None) -> list[dict[str, Any]]:
+    if out is None or not out.exists():
+        return []
+    return [json.loads(line) for line in out.read_text().splitlines() if line]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("subject", choices=["cnn", "vit", "minilm", "latency", "table"])
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--asked", default="0.8,0.6")
+    parser.add_argument("--out", type=Path)
+    asked = parser.parse_args()
+    if asked.subject == "latency":
+        latency(asked.model, [float(each) for each in asked.asked.split(",")], asked.seeds)
+        return
+    if asked.subject == "table":
+        print(table(_read(asked.out)))
+        return
+    if asked.subject == "minilm" and asked.model is None:
+        parser.error("minilm needs --model DIR.")
+    subject_of: Callable[[int], Any] = (
+        (lambda _: Embeddings(asked.model, asked.samples, asked.size))
+        if asked.subject == "minilm"
+        else (lambda seed: Digits(asked.subject, seed))
+    )
+    print(table(compare(asked.subject, subject_of, asked.settings.split(","), asked.seeds, asked.out)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""``secateur fit``: a model directory fitted to a budget, by calibration text.
+
+Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from secateur.cli.options import (
+    LeaveWhole,
+    LookAt,
+    NewDirectory,
+    Over,
+    Report,
+    RoundTo,
+    Samples,
+    Score,
+    Seed,
+    SequenceLength,
+    Solver,
+    Store,
+    Text,
+)
+from secateur.cli.page import page_at
+from secateur.cli.runs import read_text, resumable, warnings_as_lines
+from secateur.cli.terminal import clear_errors, command_line, show, terminable
+
+__all__ = ["fit"]
+
+
+def fit(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
+    budget: Annotated[
+        list[str],
+        typer.Option(
+            metavar="COST=LIMIT",
+            help="What may be spent: params, macs, bytes or latency; up to 1 a share of what the model costs, above "
+            "that the amount, of latency in milliseconds on this machine. Repeatable: all of them hold.",
+        ),
+    ],
+    data: Text,
+    out: NewDirectory,
+    over: Over = None,
+    share: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--share",
+            metavar="FRACTION",
+            help="A level: how much of a group leaves, in (0, 1). Repeatable; 0.05, 0.1, up to 0.9 if left out.",
+            show_default=False,
+        ),
+    ] = None,
+    score: Score = None,
+    include: LookAt = None,
+    exclude: LeaveWhole = None,
+    solver: Solver = "admm",
+    round_to: RoundTo = None,
+    held_back: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="How many sequences of the text the search looks at; a quarter if left out. Levels are made of the "
+            "others.",
+            show_default=False,
+        ),
+    ] = None,
+    evaluations: Annotated[
+        float, typer.Option(metavar="N", help="How often the search may look at all of these.")
+    ] = 30.0,
+    samples: Samples = 128,
+    sequence_length: SequenceLength = None,
+    seed: Seed = 0,
+    store: Store = None,
+    report: Report = None,
+) -> None:
+    """Spend no more than a budget, and lose as little as that allows.
+
+    Of each group some levels are made, of how much of it leaves, and each is repaired. Which of them together lose
+    least at the budget is searched with the whole model, which is loaded into memory for it. Then shrink and oneshot go
+    through the directory block by block with what was chosen, and mend what stays; from_pretrained loads OUT. A run
+    that was stopped goes on if the same command is given again; OUT appears complete or not at all.
+    """
+    with clear_errors(), terminable(), resumable():
+        from secateur.blockwise import check_new
+        from secateur.cli.measuring import model_in
+        from secateur.cli.printing.fitted import fitted_sheets
+        from secateur.search import budget_in_words, fit_checkpoint
+
+        page = page_at(report)
+        limits = budget_in_words(budget)
+        check_new(out)
+        asked: dict[str, Any] = {
+            "budget": budget,
+            "data": data,
+            "out": out,
+            "over": over or [],
+            "share": share or [],
+            "score": score,
+            "include": include or [],
+            "exclude": exclude or [],
+            "solver": solver if over and "oneshot" in over else None,
+            "round_to": round_to,
+            "held_back": held_back,
+            "evaluations": evaluations,
+            "samples": samples,
+            "sequence_length": sequence_length,
+            "seed": seed,
+            "store": store,
+        }
+        with warnings_as_lines():
+            batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
+            done = fit_checkpoint(
+                directory,
+                out,
+                batches,
+                model=model_in(directory),
+                budget=limits,
+                score=score,  # type: ignore[arg-type]
+                over=over or ("shrink",),
+                shares=share or None,
+                include=include or None,
+                exclude=exclude or None,
+                solver=solver,
+                round_to=round_to,
+                held_back=held_back,
+                evaluations=evaluations,
+                seed=seed,
+                store=store,
+                arguments={"command": command_line("fit", directory, **asked), "directory": str(directory)},
+            )
+        parts = [*done.parts()]
+        show(parts)
+        page.write(f"{directory}, fitted to a budget", "fit", [directory], asked, parts, lambda: fitted_sheets(done))

@@ -1,0 +1,268 @@
+"""A directory fitted to a budget: the model is loaded to choose, and the directory is carried through by the verbs.
+
+Law: the result appears under its name complete or not at all; a run that was killed goes on with its levels and with
+what was chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secateur import solvers
+from secateur.blockwise import OneShot, Solve, check_new, oneshot
+from secateur.search.budgets import parse_budget
+from secateur.search.choosing import Choosing
+from secateur.search.fitted import Chosen, Fitted, Point, cost_text
+from secateur.search.fitting import Entries, Units, check_asked, entries_of, kept_of, shares_for, within_as_it_is
+from secateur.search.held_back import HeldBack, split
+from secateur.search.levels import Levels
+from secateur.search.making import example_of, make_levels
+from secateur.search.scoring import SCORES, Score
+from secateur.shrinking import CheckpointShrinking, shrink_checkpoint
+from secateur.solvers import admm
+from secateur.support import Fields, check_batches, write_whole
+
+__all__ = ["fit_checkpoint"]
+
+FILE = "chosen.json"
+FORMAT, VERSION = "secateur choice", 1
+_HINT = " Delete it: it is chosen anew."
+_EXACT = 1 + 1e-9
+
+
+def fit_checkpoint(
+    source: Path | str,
+    out: Path | str,
+    batches: Iterable[Any],
+    *,
+    model: nn.Module,
+    budget: Mapping[str, float],
+    score: Score | None = None,
+    over: str | Sequence[str] = ("shrink",),
+    shares: Sequence[float] | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    solver: str | Solve = admm,
+    round_to: int | None = None,
+    held_back: int | None = None,
+    evaluations: float = 30.0,
+    seed: int = 0,
+    store: Path | str | None = None,
+    arguments: Mapping[str, Any] | None = None,
+) -> Fitted:
+    """Writes to ``out`` what `secateur.fit` with ``uniform=True`` makes of a directory; ``from_pretrained`` loads it.
+
+    The model is in memory while it is chosen. Then `secateur.shrink_checkpoint` and `secateur.oneshot` go through the
+    directory block by block with what was chosen, so that ``secateur.json`` says what was done, `verify_checkpoint`
+    and `secateur verify` prove it, and a run that was killed goes on.
+
+    Args:
+        source: a Hugging Face directory.
+        out: the one to write, which must not exist. Beside it are ``<out>.levels`` (unless ``store`` names another
+            folder) with the levels and what was chosen, and, where both verbs have work, ``<out>.shrunk-..`` after the
+            first; they are deleted in the end.
+        model: the module that the directory holds, in memory; it stays as it is.
+        arguments: what ``secateur.json`` shall say of how this was called.
+
+    The others are as for `secateur.fit`.
+
+    Raises:
+        CheckpointError: an ``out`` that exists, a directory that cannot be read.
+        ValueError: the budget cannot be met; what is in the store is of something else.
+    """
+    started = time.monotonic()
+    source, out = Path(source), Path(out)
+    asked = parse_budget(budget)
+    kinds = check_asked(asked, over, evaluations, score)
+    solver = solvers.parse(solver)
+    check_batches(batches)
+    check_new(out)
+    every = list(batches)
+    rest, back = split(every, held_back)
+    include, exclude = _listed(include), _listed(exclude)
+    folder = out.with_name(f"{out.name}.levels") if store is None else Path(store)
+    levels = make_levels(
+        model,
+        rest,
+        over=kinds,
+        shares=shares_for(shares, uniform=True),
+        include=include,
+        exclude=exclude,
+        solver=solver,
+        round_to=round_to,
+        store=folder,
+    )
+    said = {
+        "levels": levels.made.digest,
+        "budget": dict(asked.limits),
+        "score": score if isinstance(score, str) else None,
+        "held_back": len(back),
+        "evaluations": float(evaluations),
+        "seed": seed,
+    }
+    chosen = None if callable(score) else _chosen_before(folder / FILE, said, levels)
+    if chosen is None:
+        chosen = Choosing(
+            model=model,
+            asked=asked,
+            levels=levels,
+            rest=rest,
+            measured=HeldBack(model, back, score=score),
+            example=example_of(model, every[0]),
+            timed_on=example_of(model, every[0], None),
+            uniform=True,
+            seed=seed,
+            passes=float(evaluations),
+            folder=folder,
+        ).within()
+        write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
+    within_as_it_is(chosen)
+    units, entries = kept_of(levels, chosen.choice), entries_of(levels, chosen.choice)
+    shrunk: CheckpointShrinking | None = None
+    pruned: OneShot | None = None
+    scope: dict[str, Any] = {"include": include, "exclude": exclude}
+    if not units and not entries:
+        raise ValueError(f"{source}: costs no more than the budget as it is; nothing was written.")
+    where = source
+    if units:
+        first = out.with_name(f"{out.name}.shrunk-{_digest(units)}") if entries else out
+        if not (entries and first.exists()):
+            shrunk = shrink_checkpoint(
+                source,
+                first,
+                0.5,  # the allocation says how many
+                target="units",
+                allocate=Units(units),
+                round_to=1,
+                batches=every,
+                arguments=arguments,
+                **scope,
+            )
+        where = first
+    if entries:
+        pruned = oneshot(
+            where,
+            every,
+            sum(entries.values()) / len(entries),
+            solver=solver,
+            pattern="unstructured",
+            allocate=Entries(entries),
+            out=out,
+            arguments=arguments,
+            **scope,
+        )
+        if where != source:
+            shutil.rmtree(where)
+    got = dict(chosen.predicted)
+    if shrunk is not None and pruned is None:
+        for word, (before, after) in (("params", shrunk.parameters), ("bytes", shrunk.nbytes)):
+            got[word] = chosen.dense[word] - before + after
+    if over_limit := [
+        word for word, limit in chosen.limits.items() if word != "latency" and got[word] > limit * _EXACT
+    ]:
+        shutil.rmtree(out)
+        raise ValueError(
+            f"{cost_text(over_limit[0], got[over_limit[0]])} of the {over_limit[0]} would be left, and "
+            f"{cost_text(over_limit[0], chosen.limits[over_limit[0]])} were asked for: some of it had to stay. Nothing "
+            "was written."
+        )
+    if chosen.measured is not None:
+        got["latency"] = chosen.measured
+    if store is None:
+        shutil.rmtree(folder)
+    return Fitted(
+        asked=asked,
+        chosen=chosen,
+        got=got,
+        levels=levels,
+        batches=len(every),
+        finished=None,
+        finished_score=None,
+        seconds=time.monotonic() - started,
+        out=out,
+        shrunk=shrunk,
+        pruned=pruned,
+    )
+
+
+def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
+    return None if globs is None else [globs] if isinstance(globs, str) else list(globs)
+
+
+def _digest(units: Mapping[str, int]) -> str:
+    return hashlib.sha256(json.dumps(units, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _to_json(chosen: Chosen, said: Mapping[str, Any]) -> dict[str, Any]:
+    return {"format": FORMAT, "version": VERSION, "asked": dict(said), "chosen": _finite(asdict(chosen))}
+
+
+def _finite(value: Any) -> Any:
+    """With null for what is infinite, which JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and value in (math.inf, -math.inf) else value
+
+
+def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chosen | None:
+    """What an earlier run chose; None where there is nothing, or it was asked for something else.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        read = Fields.read(path, hint=_HINT)
+    except FileNotFoundError:
+        return None
+    if read.take("format", str) != FORMAT or read.take("version", int) != VERSION:
+        raise read.wrong("format", f"is not {FORMAT!r} of version {VERSION}")
+    read.only("format", "version", "asked", "chosen")
+    if read.take("asked", dict) != said:
+        return None
+    its = read.inner("chosen")
+    its.only(*Chosen.__dataclass_fields__)
+    choice = its.each_named("choice", int, least=1)
+    for name, at in choice.items():
+        if name not in levels or at >= len(levels[name]):
+            raise its.wrong(f"choice.{name}", "is no level that there is")
+    numbers = {name: its.each_named(name, float) for name in ("limits", "dense", "predicted")}
+    for name, each in numbers.items():
+        if not set(said["budget"]) <= set(each):
+            raise its.wrong(name, f"is not of {', '.join(said['budget'])}")
+    lost = its.inner("candidates")
+    compared = its.take("compared", str)
+    if compared not in SCORES:
+        raise its.wrong("compared", f"is none of {', '.join(SCORES)}")
+    return Chosen(
+        **numbers,
+        measured=its.maybe("measured", float, least=0),
+        choice=choice,
+        candidates={name: _or_infinite(lost.maybe(name, float)) for name in lost.values},
+        loss=_or_infinite(its.maybe("loss", float)),
+        dense_score=its.maybe("dense_score", float),
+        curve=tuple(
+            Point(each.take("share", float), _or_infinite(each.maybe("loss", float)), each.maybe("score", float))
+            for each in its.inners("curve")
+        ),
+        knee=its.maybe("knee", float),
+        held_back=its.take("held_back", int, least=1),
+        passes=its.take("passes", float, least=0),
+        generations=its.take("generations", int, least=0),
+        compared=compared,
+    )
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value

@@ -1,0 +1,228 @@
+"""What `fit` did: levels that were chosen, what they cost, what the model loses by them, and by which budget it would
+lose how much.
+
+Law: what was measured and what was predicted are told apart; what was not measured is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from secateur.blockwise import OneShot
+from secateur.search.budgets import Budget, words_of_budget
+from secateur.search.levels import Levels
+from secateur.shrinking import CheckpointShrinking, Shrunk
+from secateur.support import Part, Rows, Shown, bytes_text, percent, printable
+
+__all__ = ["Chosen", "Fitted", "Point", "cost_text", "knee_of"]
+
+
+_LOSSES = {
+    "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
+    "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
+    "change": "half of the squared change of the model's outputs over their variance",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One budget of the curve: what share of the dense model's cost it is, and what the choice of the least errors
+    loses there. The user's score is beside, where there is one."""
+
+    share: float
+    loss: float
+    score: float | None = None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What was chosen, before it is carried out: plain values.
+
+    Attributes:
+        limits: ``{word: the most that it may cost}``.
+        dense: ``{word: what the model costs}``.
+        predicted: ``{word: what the choice costs}``: of latency what the table of operations says, corrected.
+        measured: the milliseconds of a model of this structure; None where no latency is asked for.
+        choice: ``{group: number of its level}``; groups that are not named are whole.
+        candidates: ``{name: loss}`` of what the search began with, each at this budget.
+        loss: of the choice, on the batches held back.
+        dense_score: the user's score of the dense model; None where there is none, and losses are divergences.
+        curve: of several budgets, the largest first.
+        knee: the share of the curve below which it bends most; None where it has no bend.
+        held_back: how many batches were held back.
+        passes: over them that were made, and ``generations`` how often levels were switched.
+        compared: by which word of `secateur.search.scorer` outputs were.
+    """
+
+    limits: Mapping[str, float]
+    dense: Mapping[str, float]
+    predicted: Mapping[str, float]
+    measured: float | None
+    choice: Mapping[str, int]
+    candidates: Mapping[str, float]
+    loss: float
+    dense_score: float | None
+    curve: Sequence[Point]
+    knee: float | None
+    held_back: int
+    passes: float
+    generations: int
+    compared: str = "change"
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted(Shown):
+    """What a call of `fit` or `fit_checkpoint` did; as a string, a table.
+
+    Attributes:
+        asked: the budget.
+        chosen: the choice: what it costs and loses, what others do, and the curve; its fields are this one's, too, such
+            as ``.loss`` or ``.choice``.
+        got: ``{word: cost}`` of the finished model: of latency what was measured.
+        levels: all that could be chosen.
+        batches: how many there were.
+        finished: the loss of the finished model, which was repaired in order, on all batches; None of a directory.
+        finished_score: the user's score of the finished model.
+        seconds: that it took.
+        model: the module that was fitted, the same object as before; None of a directory.
+        out: the directory that was written.
+        shrunk, pruned: what the verbs did that carried it out.
+    """
+
+    asked: Budget
+    chosen: Chosen
+    got: Mapping[str, float]
+    levels: Levels = field(repr=False)
+    batches: int
+    finished: float | None
+    finished_score: float | None
+    seconds: float
+    model: nn.Module | None = field(default=None, repr=False)
+    out: Path | None = None
+    shrunk: Shrunk | CheckpointShrinking | None = field(default=None, repr=False)
+    pruned: OneShot | None = field(default=None, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in Chosen.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__} has no {name!r}.")
+        return getattr(self.chosen, name)
+
+    def parts(self) -> Iterator[Part]:
+        """What is printed, as lines and tables."""
+        return self._parts()
+
+    def _parts(self) -> Iterator[Part]:
+        yield f"Asked: {words_of_budget(self.asked)}."
+        yield ""
+        yield self._costs()
+        yield ""
+        rows = [(name, self._shown(loss)) for name, loss in sorted(self.candidates.items(), key=lambda each: each[1])]
+        what = "Score" if self.dense_score is not None else "Loss"
+        yield Rows(("Choice", f">{what}"), [("searched", self._shown(self.loss)), *rows])
+        yield ""
+        if self.curve:
+            yield Rows(
+                (f"{self._word.capitalize()} left", f">{what}", ""),
+                [
+                    (percent(each.share), self._shown(each.loss), "the knee" if each.share == self.knee else None)
+                    for each in self.curve
+                ],
+            )
+            yield ""
+        yield self._chosen()
+        yield ""
+        yield from self._said()
+
+    @property
+    def _word(self) -> str:
+        return self.asked.words[0]
+
+    def _shown(self, loss: float) -> str:
+        return f"{loss:.5g}" if self.dense_score is None else f"{self.dense_score - loss:.5g}"
+
+    def _costs(self) -> Rows:
+        rows = [
+            (
+                word,
+                cost_text(word, self.dense[word]),
+                cost_text(word, self.limits[word]) if word in self.limits else None,
+                cost_text(word, self.predicted[word]),
+                cost_text(word, got),
+                percent(got / self.dense[word]) if self.dense[word] else None,
+            )
+            for word, got in self.got.items()
+        ]
+        return Rows(("Cost", ">dense", ">asked", ">predicted", ">got", ">left"), rows)
+
+    def _chosen(self) -> Rows:
+        rows = []
+        for name, levels in self.levels.items():
+            level = levels[self.choice.get(name, 0)]
+            rows.append(
+                (
+                    printable(name.removesuffix(":layer")),
+                    self.levels.kind[name],
+                    f"{level.of:,}",
+                    f"{level.kept:,}",
+                    percent(level.kept / level.of),
+                    f"{level.error:.4f}",
+                )
+            )
+        return Rows(("~Group", "Kind", ">of", ">stay", ">left", ">error"), rows)
+
+    def _said(self) -> Iterator[str]:
+        back, every = self.held_back, self.batches
+        if self.dense_score is not None:
+            yield f"The score of the dense model is {self.dense_score:.5g}."
+            if self.finished_score is not None:
+                yield f"The score of the finished one, repaired in order, is {self.finished_score:.5g}."
+        else:
+            yield f"The loss is {_LOSSES[self.compared]}."
+            if self.finished is not None:
+                yield f"The loss of the finished model, repaired in order, is {self.finished:.5g}."
+        where = f"{back} of {every} batches, held back from the levels" if back < every else "the only batch"
+        yield (
+            f"Searched on {where}, in {self.passes:.1f} passes over them and {self.generations} generations; "
+            f"{self.seconds:.0f} s in all."
+        )
+        if self.out is not None:
+            yield printable(f"In {self.out}.", 1000)
+        if self.knee is not None:
+            yield f"The knee of the curve is at {percent(self.knee)} of the {self._word}."
+
+
+def cost_text(word: str, cost: float) -> str:
+    """As it is shown.
+
+    >>> cost_text("params", 1234567.0), cost_text("latency", 1.23456), cost_text("bytes", 2e6)
+    ('1,234,567', '1.23 ms', '2 MB')
+    """
+    if word == "bytes":
+        return bytes_text(int(cost))
+    return f"{cost:.3g} ms" if word == "latency" else f"{cost:,.0f}"
+
+
+def knee_of(curve: Sequence[Point]) -> float | None:
+    """The share of the point that lies furthest below the line from the first to the last, both scaled to 1 (Satopää
+    et al. 2011, "Finding a kneedle in a haystack"): with less, each percent costs more than it did on the way there.
+
+    >>> knee_of([Point(1.0, 0.0), Point(0.8, 0.1), Point(0.6, 0.3), Point(0.4, 4.0)])
+    0.6
+    >>> knee_of([Point(1.0, 0.0), Point(0.5, 1.0)]) is None
+    True
+    """
+    points = [each for each in curve if each.loss < float("inf")]
+    if len(points) < 3:
+        return None
+    first, last = points[0], points[-1]
+    width, height = first.share - last.share, last.loss - first.loss
+    if width <= 0 or height <= 0:
+        return None
+    below = [(first.share - each.share) / width - (each.loss - first.loss) / height for each in points]
+    furthest = max(range(len(points)), key=lambda at: below[at])
+    return points[furthest].share if below[furthest] > 1e-9 else None

@@ -1,0 +1,352 @@
+"""As little lost as can be at what may be spent: levels are made, chosen, and carried out by the verbs themselves.
+
+Law: no budget is exceeded by what the model costs in the end, but latency by how far a measurement is off; nothing is
+returned that loses more than a fixed allocation of the same levels and budget does; a call that fails changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from secateur import solvers
+from secateur.blockwise import OneShot, Solve, oneshot
+from secateur.patterns import Pattern
+from secateur.search.budgets import Budget, parse_budget
+from secateur.search.candidates import LAYER
+from secateur.search.choosing import Choosing
+from secateur.search.fitted import Chosen, Fitted, cost_text
+from secateur.search.held_back import HeldBack, split
+from secateur.search.latency import milliseconds_of
+from secateur.search.levels import Levels
+from secateur.search.making import OVER, example_of, make_levels
+from secateur.search.scoring import Score
+from secateur.shrinking import Shrunk, shrink
+from secateur.solvers import admm
+from secateur.support import Forward, Undo, check_batches
+
+__all__ = ["Entries", "Units", "check_asked", "entries_of", "fit", "kept_of", "shares_for", "within_as_it_is"]
+
+SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
+FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # where many groups go to a level together
+
+
+class _MissedError(Exception):
+    """The finished model does not keep its score."""
+
+
+def fit(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    budget: Mapping[str, float] | None = None,
+    keep: float | None = None,
+    score: Score | None = None,
+    over: str | Sequence[str] = ("shrink",),
+    target: str = "params",
+    uniform: bool = False,
+    shares: Sequence[float] | None = None,
+    include: str | Iterable[str] | None = None,
+    exclude: str | Iterable[str] | None = None,
+    solver: str | Solve = admm,
+    round_to: int | None = None,
+    example_inputs: Any = None,
+    forward: Forward | None = None,
+    held_back: int | None = None,
+    evaluations: float = 30.0,
+    seed: int = 0,
+    store: Path | str | None = None,
+    verify: bool = True,
+) -> Fitted:
+    """The least loss at what may be spent, or the least that is spent at what has to be kept; in place.
+
+    For each group of units, or each matrix, there are a few levels of how much leaves, repaired, with error and cost
+    (`make_levels`). Dynamic programming over their errors gives a choice of them (SPDY, arXiv:2201.13096; ZipLM,
+    arXiv:2302.04089), and so do the fixed allocations. From the best of these levels are switched and the whole model
+    is looked at, since errors of layers do not add up (EvoPress, arXiv:2410.14649), in coarse steps first
+    (arXiv:2503.09657). What is chosen is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so
+    that the model gets smaller, or sparser, and is repaired block by block, each on what the ones before it give.
+
+    Args:
+        model: any module with its weights.
+        batches: what a DataLoader yields. A quarter of them is held back from the levels, for the search.
+        budget: ``{"params": 0.5, "macs": .., "bytes": .., "latency": ..}``, all of which hold: up to 1 a share of what
+            the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
+            Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
+            is kept and a bit an entry).
+        keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can.
+        score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
+            the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
+            are made for (see `secateur.search.scorer`).
+        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
+            themselves, so a latency asks for the first.
+        target: which cost is to get small, with ``keep``.
+        uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
+        shares: the levels: how much leaves, each in (0, 1); by default 10 % to 90 % in steps of ten, of five
+            with ``uniform``.
+        include, exclude: globs over the names of groups and of all their tensors.
+        solver: of entries; see `secateur.oneshot`.
+        round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more.
+        example_inputs: what the model is called with when its multiply-adds are counted and its latency is measured.
+            By default the first batch; needed with ``forward``.
+        forward: ``(model, batch) -> outputs``, how a batch is run.
+        held_back: how many batches are held back, instead of a quarter; of a single batch none is.
+        evaluations: passes over the batches held back that the search may make, with the curve and the candidates.
+        seed: of the switches. One seed, one result, but for latencies.
+        store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
+        verify: prove that nothing else changes, on random weights in float64.
+
+    Returns:
+        A `Fitted`: the choice, what it costs and loses, what the candidates lose, the curve with its knee; it prints
+        as tables. ``.model`` is the module, the same object.
+
+    Raises:
+        ValueError: the budget cannot be met, or the score not be kept; or what `make_levels`, `shrink` and `oneshot`
+            refuse.
+        TypeError: a limit or a score is no number.
+
+    Warns:
+        UserWarning: the model costs no more than the budget as it is.
+
+    >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)))
+    >>> done = fit(model, [torch.randn(32, 4) for _ in range(4)], budget={"params": 0.6}, evaluations=10)
+    >>> sum(each.numel() for each in model.parameters()) <= 0.6 * done.dense["params"]
+    True
+    >>> done.loss <= min(done.candidates.values())
+    True
+    """
+    started = time.monotonic()
+    asked = parse_budget(budget, keep, scored=callable(score), target=target)
+    kinds = check_asked(asked, over, evaluations, score)
+    solver = solvers.parse(solver)
+    check_batches(batches)
+    every = list(batches)
+    rest, back = split(every, held_back)
+    if forward is not None and example_inputs is None:
+        raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
+    example = example_of(model, every[0]) if example_inputs is None else example_inputs
+    scope = {"include": _globs(include), "exclude": _globs(exclude)}
+    levels = make_levels(
+        model,
+        rest,
+        over=kinds,
+        shares=shares_for(shares, uniform=uniform),
+        solver=solver,
+        round_to=round_to,
+        verify=verify,
+        example_inputs=example,
+        forward=forward,
+        store=store,
+        **scope,
+    )
+    choosing = Choosing(
+        model=model,
+        asked=asked,
+        levels=levels,
+        rest=rest,
+        measured=HeldBack(model, back, forward, score),
+        example=example,
+        timed_on=example_of(model, every[0], None) if example_inputs is None else example_inputs,
+        forward=forward,
+        uniform=uniform,
+        seed=seed,
+        passes=float(evaluations),
+        folder=None if store is None else Path(store),
+    )
+    carrying = _Carrying(choosing, every, solver, scope, uniform=uniform, verify=verify)
+    if asked.keep is None:
+        chosen = choosing.within()
+        within_as_it_is(chosen)
+        shrunk, pruned, finished = carrying(chosen, None)
+    else:
+        for chosen in choosing.kept():
+            try:
+                shrunk, pruned, finished = carrying(chosen, asked.keep * float(chosen.dense_score or 0.0))
+            except _MissedError:
+                continue
+            break
+        else:
+            raise choosing.nothing_kept(chosen.limits[asked.target] / chosen.dense[asked.target])
+    return Fitted(
+        asked=asked,
+        chosen=chosen,
+        got=carrying.costs(chosen, shrunk, pruned),
+        levels=levels,
+        batches=len(every),
+        finished=finished[0],
+        finished_score=finished[1],
+        seconds=time.monotonic() - started,
+        model=model,
+        shrunk=shrunk,
+        pruned=pruned,
+    )
+
+
+def check_asked(asked: Budget, over: str | Sequence[str], evaluations: float, score: object) -> tuple[str, ...]:
+    """Which kinds of levels; ValueError or TypeError for what cannot be asked for together."""
+    kinds = (over,) if isinstance(over, str) else tuple(over)
+    if not kinds or not set(kinds) <= set(OVER):
+        raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, OVER))}; got {kinds!r}.")
+    if "latency" in asked.words and "shrink" not in kinds:
+        raise ValueError(
+            'zeros make nothing faster by themselves, so a latency asks for over=("shrink",), or both; to make zeros '
+            "fast, secateur.pack the result."
+        )
+    if not evaluations > 0 or math.isinf(evaluations):
+        raise ValueError(f"evaluations is how many passes a search may make, more than 0, not {evaluations}.")
+    if score is not None and not isinstance(score, str) and not callable(score):
+        raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
+    return kinds
+
+
+def shares_for(shares: Sequence[float] | None, *, uniform: bool) -> Sequence[float]:
+    """Those that were asked for, or the default."""
+    return shares if shares is not None else FINE if uniform else SHARES
+
+
+def within_as_it_is(chosen: Chosen) -> None:
+    """Warns the caller's caller where nothing has to leave."""
+    if not chosen.choice and not chosen.candidates:
+        warnings.warn("the model costs no more than the budget as it is: nothing leaves.", UserWarning, stacklevel=3)
+
+
+def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    return None if given is None else (given,) if isinstance(given, str) else tuple(given)
+
+
+def kept_of(levels: Levels, choice: Mapping[str, int]) -> dict[str, int]:
+    """``{group of the coupling: units that stay}`` of those of which some leave."""
+    return {name: int(mask.sum()) for name, mask in levels.kept(choice).items()}
+
+
+def entries_of(levels: Levels, choice: Mapping[str, int]) -> dict[str, float]:
+    """``{matrix: share of its entries that becomes zero}``."""
+    return {name.removesuffix(LAYER): levels[name][at].share for name, at in choice.items() if name.endswith(LAYER)}
+
+
+@dataclass(eq=False)
+class _Carrying:
+    """A choice carried out by the verbs, on the module; if anything is wrong with what comes of it, it is as it was."""
+
+    choosing: Choosing
+    every: Sequence[Any]
+    solver: Solve
+    scope: Mapping[str, Any]
+    uniform: bool
+    verify: bool
+
+    def __call__(
+        self, chosen: Chosen, floor: float | None
+    ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None]]:
+        """What the verbs did, and the loss and score of the model that came of it.
+
+        Raises:
+            _MissedError: the score is below the floor.
+        """
+        task = self.choosing
+        units, entries = kept_of(task.levels, chosen.choice), entries_of(task.levels, chosen.choice)
+        result: list[tuple[OneShot | None, tuple[float, float | None]]] = []
+
+        def then(shrunk: Shrunk | None) -> None:
+            if shrunk is not None and not entries:
+                _check_costs(chosen, shrunk)
+            with Undo() as undo:
+                pruned = None
+                if entries:
+                    undo.values(*{id(each): each for each in task.inner.parameters()}.values())
+                    pruned = oneshot(
+                        task.model,
+                        self.every,
+                        sum(entries.values()) / len(entries),
+                        solver=self.solver,
+                        pattern="unstructured",
+                        allocate=Entries(entries),
+                        forward=task.forward,
+                        **self.scope,
+                    )
+                finished = task.measured.finished()
+                if floor is not None and finished[1] is not None and finished[1] < floor * (1 - 1e-9):
+                    raise _MissedError
+            result.append((pruned, finished))
+
+        shrunk = None
+        if units:
+            shrunk = shrink(
+                task.model,
+                task.example,
+                0.5,  # the allocation says how many
+                target="units",
+                allocate=Units(units),
+                round_to=1,
+                batches=self.every,
+                forward=task.forward,
+                uniform=self.uniform,
+                verify=self.verify,
+                report=then,
+                **self.scope,
+            )
+        else:
+            then(None)
+        return shrunk, *result[0]
+
+    def costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
+        """What the finished model costs."""
+        task = self.choosing
+        got = dict(chosen.predicted)
+        if shrunk is not None and pruned is None:
+            got |= _costs_of(shrunk)
+        if "latency" in got and task.whole is not None:
+            before, after = milliseconds_of(task.whole, task.inner, task.timed_on)
+            got["latency"] = after / before * chosen.dense["latency"]
+        return got
+
+
+def _costs_of(shrunk: Shrunk) -> dict[str, float]:
+    return {
+        "params": float(shrunk.parameters[1]),
+        "macs": float(shrunk.multiply_adds[1]),
+        "bytes": float(shrunk.nbytes[1]),
+    }
+
+
+def _check_costs(chosen: Chosen, shrunk: Shrunk) -> None:
+    """Raises ValueError where less left than was chosen, and the budget does not hold."""
+    got = _costs_of(shrunk)
+    for word, limit in chosen.limits.items():
+        if got.get(word, 0.0) > limit * (1 + 1e-9):
+            raise ValueError(
+                f"{cost_text(word, got[word])} of the {word} are left, where {cost_text(word, limit)} were asked for "
+                f"and {cost_text(word, chosen.predicted[word])} chosen: some of it had to stay. Nothing was changed."
+            )
+
+
+@dataclass(frozen=True)
+class Units:
+    """The allocation that keeps these counts, and all of other groups."""
+
+    counts: Mapping[str, int]
+
+    def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, _pattern: Pattern) -> dict[str, Any]:
+        return {name: self.counts.get(name, each.numel()) for name, each in scores.items()}
+
+
+@dataclass(frozen=True)
+class Entries:
+    """The allocation that removes these shares of matrices, and nothing of others."""
+
+    shares: Mapping[str, float]
+
+    def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, _pattern: Pattern) -> dict[str, Any]:
+        found = {}
+        for name, each in scores.items():
+            size = math.prod(each.shape)
+            found[name] = size - round(self.shares.get(name, 0.0) * size)
+        return found

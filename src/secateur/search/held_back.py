@@ -1,0 +1,138 @@
+"""What the whole model loses, on batches that levels were not made of.
+
+Law: less is better, and 0 is the dense model's; the model is run and left as it is; a mean, so that the loss on some of
+the batches compares with that on others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur.blockwise import Tokens
+from secateur.search.scoring import COMPARISONS, SCORES, Score, compared, real_tensors, word_for
+from secateur.shrinking import running
+from secateur.support import Forward, device_of, moved, run_batch, unwrapped
+
+__all__ = ["HeldBack", "split"]
+
+_QUARTER = 4  # one of so many batches is held back
+_NUMBERS = 2**26  # of the dense model's logits that are held
+
+
+def split(batches: Sequence[Any], held_back: int | None) -> tuple[list[Any], list[Any]]:
+    """What levels are made of, and what is held back from them: every fourth batch, or as many as are asked for. Of a
+    single batch both are all there is.
+
+    Raises:
+        ValueError: no batches, or not as many that one is left for the levels.
+
+    >>> split(range(8), None), split(range(4), 1)
+    (([0, 1, 2, 4, 5, 6], [3, 7]), ([0, 1, 2], [3]))
+    """
+    every = list(batches)
+    if not every:
+        raise ValueError("there are no batches: what a budget costs the model is learned from running it.")
+    if len(every) == 1 and held_back is None:
+        return every, every
+    count = max(1, len(every) // _QUARTER) if held_back is None else held_back
+    if not 0 < count < len(every):
+        raise ValueError(
+            f"held_back is how many of the {len(every)} batches are held back from the levels: at least one, and one "
+            f"less than there are, not {held_back}."
+        )
+    back = {(at + 1) * len(every) // count - 1 for at in range(count)}
+    return [each for at, each in enumerate(every) if at not in back], [every[at] for at in sorted(back)]
+
+
+class HeldBack:
+    """How far the outputs are from the dense model's, or how much less the score of one's own is.
+
+    Args:
+        model: the dense one, which is run once on all batches.
+        batches: that are held back. Of logits over many classes only as many tokens as make 64 million numbers are
+            compared, evenly over each batch.
+        forward: how a batch is run.
+        score: a word of `secateur.search.scorer`; by default what fits the outputs. Or ``model -> float``, higher is
+            better: it counts where all batches are asked for, and some of them are compared by their outputs.
+
+    Attributes:
+        word: how outputs are compared.
+        score: the function, None where there is none.
+        dense_score: its value of the dense model.
+
+    Raises:
+        ValueError: no such word; the dense model's outputs, or its score, are not finite.
+        TypeError: a score is no number.
+    """
+
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Any], forward: Forward | None = None, score: Score | None = None
+    ) -> None:
+        if isinstance(score, str) and score not in SCORES:
+            raise ValueError(f"score must be one of {', '.join(map(repr, SCORES))}, or a function, not {score!r}.")
+        self.model, self.forward = unwrapped(model), forward
+        self.score: Callable[[nn.Module], float] | None = score if callable(score) else None
+        self.batches = [moved(each, device_of(model)) for each in batches]
+        self.word = score if isinstance(score, str) else ""
+        with running(self.model):
+            self._dense = [self._compared(each) for each in self.batches]
+        for at, held in enumerate(self._dense):
+            if not all(bool(each.isfinite().all()) for each in real_tensors(held)):
+                raise ValueError(f"the dense model's outputs for held-back batch {at} hold NaN or infinity.")
+        self.dense_score: float | None = None
+        if self.score is not None:
+            self.dense_score = self.scored()
+            if not math.isfinite(self.dense_score):
+                raise ValueError(f"the dense model's score is {self.dense_score}; a score is a finite number.")
+
+    def __call__(self, some: Sequence[int]) -> float:
+        """The loss of the model as it is now, on the batches of these numbers."""
+        if self.dense_score is not None and len(some) == len(self.batches):
+            found = self.scored()
+            return self.dense_score - found if math.isfinite(found) else math.inf
+        return self._differs(some)
+
+    def finished(self) -> tuple[float, float | None]:
+        """How far the outputs on all batches are, and the score, if there is one."""
+        return self._differs(range(len(self.batches))), None if self.score is None else self.scored()
+
+    def scored(self) -> float:
+        """The score of one's own of the model as it is now."""
+        assert self.score is not None
+        with running(self.model):
+            found = self.score(self.model)
+        try:
+            return float(found)
+        except (TypeError, ValueError):
+            raise TypeError(f"the score is a {type(found).__name__}; return one number, higher is better.") from None
+
+    def _differs(self, some: Sequence[int]) -> float:
+        total, rows = 0.0, 0
+        with running(self.model):
+            for at in some:
+                batch, dense = self.batches[at], self._dense[at]
+                mask = None if self.word == "kl" else Tokens.of(batch).own  # those logits are without padding
+                more, count = COMPARISONS[self.word](dense, self._compared(batch), mask)
+                total, rows = total + more, rows + count
+        return max(0.0, total / rows) if rows and not math.isnan(total) else math.inf
+
+    def _compared(self, batch: Any) -> Any:
+        """What of the outputs is compared; of logits some rows."""
+        outputs = run_batch(self.model, batch, self.forward)
+        self.word = self.word or word_for(outputs)
+        found = compared(outputs, self.word)
+        if self.word != "kl":
+            return found
+        rows: Tensor = found.reshape(-1, found.shape[-1])
+        mask = Tokens.of(batch).own
+        if mask is not None and mask.shape == found.shape[:-1]:
+            rows = rows[mask.reshape(-1).to(rows.device)]
+        most = max(1, _NUMBERS // (rows.shape[-1] * len(self.batches)))
+        if len(rows) > most:
+            rows = rows[torch.linspace(0, len(rows) - 1, most, device=rows.device).round().long()]
+        return rows.clone()  # and the others are let go of

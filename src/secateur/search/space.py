@@ -1,0 +1,305 @@
+"""All choices that there are: classes of groups that go to a level together, what each choice costs, and what fits.
+
+Law: a choice that fits costs no more than any limit, by the costs of the model that it comes to; latencies are those
+that were predicted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from secateur.search.budgets import holds
+from secateur.search.evolution import Choice
+from secateur.search.levels import Levels
+from secateur.search.programming import least_errors
+
+__all__ = ["Class", "Predicted", "Space", "classes_of"]
+
+_TIGHTER = 24  # times that the sum of what groups cost is held to less, until what the model costs fits
+_BISECTIONS = 9
+
+
+@dataclass(frozen=True)
+class Class:
+    """Groups that go to a level together: of each of the class' levels the level of each group."""
+
+    names: tuple[str, ...]
+    levels: tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class Predicted:
+    """Milliseconds of the model.
+
+    Attributes:
+        dense: of the dense one, measured.
+        saved: ``{group: what each of its levels saves}``, by the table.
+        factor: what a millisecond of the table saves in the whole model, as far as that was measured.
+    """
+
+    dense: float
+    saved: Mapping[str, Sequence[float]]
+    factor: float = 1.0
+
+    def by_table(self, choice: Mapping[str, int]) -> float:
+        """What a choice saves by the table."""
+        return math.fsum(self.saved[name][at] for name, at in choice.items() if name in self.saved)
+
+    def of(self, choice: Mapping[str, int]) -> float:
+        """Of the model at a choice."""
+        return self.dense - self.factor * self.by_table(choice)
+
+
+def classes_of(levels: Levels, tied: Iterable[Iterable[str]]) -> list[Class]:
+    """A class for each set of groups that keep the same share, in the order of the levels; of their levels those that
+    all have. A group that is in no set stays dense.
+
+    >>> classes_of({}, [])
+    []
+    """
+    found = []
+    order = {name: at for at, name in enumerate(levels)}
+    for names in sorted((sorted(each, key=order.__getitem__) for each in tied), key=lambda each: order[each[0]]):
+        ladders = [{_share(levels, name, at): at for at in range(len(levels[name]))} for name in names]
+        shares = sorted(set.intersection(*map(set, ladders)))
+        found.append(Class(tuple(names), tuple(tuple(ladder[share] for ladder in ladders) for share in shares)))
+    return found
+
+
+def _share(levels: Levels, name: str, at: int) -> float:
+    level = levels[name][at]
+    return round(1 - level.kept / level.of, 9) if level.of else 0.0
+
+
+@dataclass
+class Space:
+    """The choices of a model's levels.
+
+    A choice has a number for each class, of its level; 0 is dense.
+
+    Attributes:
+        levels, classes: what can be chosen.
+        predicted: latencies, where they are asked for.
+        possible: whether there is a model of such a choice of groups.
+    """
+
+    levels: Levels
+    classes: Sequence[Class]
+    predicted: Predicted | None = None
+    possible: Callable[[Mapping[str, int]], bool] | None = None
+    _costs: dict[tuple[Choice, str], float] = field(default_factory=dict)
+    _possible: dict[Choice, bool] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many levels each class has."""
+        return [len(each.levels) for each in self.classes]
+
+    @property
+    def dense(self) -> Choice:
+        return (0,) * len(self.classes)
+
+    @property
+    def last(self) -> Choice:
+        """All that can leave."""
+        return tuple(size - 1 for size in self.sizes)
+
+    def named(self, choice: Choice) -> dict[str, int]:
+        """``{group: its level}`` of those that are not dense."""
+        return {
+            name: level
+            for each, at in zip(self.classes, choice, strict=True)
+            for name, level in zip(each.names, each.levels[at], strict=True)
+            if level
+        }
+
+    def shares(self, choice: Choice) -> list[float]:
+        """What leaves of each class."""
+        return [
+            _share(self.levels, each.names[0], each.levels[at][0])
+            for each, at in zip(self.classes, choice, strict=True)
+        ]
+
+    def cost(self, choice: Choice, word: str) -> float:
+        """What the model costs at a choice."""
+        if word == "latency":
+            assert self.predicted is not None  # it was asked for
+            return self.predicted.of(self.named(choice))
+        key = choice, word
+        if key not in self._costs:
+            self._costs[key] = float(self.levels.cost(self.named(choice), word))
+        return self._costs[key]
+
+    def costs(self, choice: Choice, words: Iterable[str]) -> dict[str, float]:
+        return {word: self.cost(choice, word) for word in words}
+
+    def fits(self, choice: Choice, limits: Mapping[str, float]) -> bool:
+        """Whether it costs no more than it may, and there is such a model."""
+        if not holds(limits, self.costs(choice, limits)):
+            return False
+        if self.possible is None:
+            return True
+        if choice not in self._possible:
+            self._possible[choice] = self.possible(self.named(choice))
+        return self._possible[choice]
+
+    def least(self, limits: Mapping[str, float]) -> Choice | None:
+        """The choice of the least sum of errors that fits, by dynamic programming; None where none was found.
+
+        What groups cost by themselves is too little where they share a tensor, so the sum is held to less until what
+        the model costs fits. Of several limits each counts by the share of it that is spent.
+        """
+        errors = self.errors()
+        own = {word: self._own(word) for word in limits}
+        fixed = {word: self.cost(self.dense, word) - sum(each[0] for each in own[word]) for word in limits}
+        weight = dict.fromkeys(limits, 1.0)
+        room = dict(limits)
+        best = None
+        for _ in range(_TIGHTER):
+            table = [
+                [
+                    math.fsum(weight[word] * own[word][at][level] / limits[word] for word in limits)
+                    for level in range(size)
+                ]
+                for at, size in enumerate(self.sizes)
+            ]
+            budget = math.fsum(weight[word] * (room[word] - fixed[word]) / limits[word] for word in limits)
+            found = least_errors(errors, table, budget)
+            if found is None:
+                break
+            choice = tuple(found)
+            if self.fits(choice, limits):
+                best = choice
+                break
+            costs = self.costs(choice, limits)
+            over = {word: costs[word] - limit for word, limit in limits.items()}
+            for word, more in over.items():
+                if more > 0:
+                    room[word] -= max(more, 1e-3 * limits[word])
+                    weight[word] *= costs[word] / limits[word]
+            if max(over.values()) <= 0:  # there is no such model: a little less may be one
+                room = {word: limit * 0.995 - (limits[word] - limit) for word, limit in room.items()}
+        if best is None:
+            best = self.last if self.fits(self.last, limits) else None
+        return None if best is None else self.filled(best, limits)
+
+    def by_slopes(self, limits: Mapping[str, float]) -> Choice | None:
+        """What loses least for what it saves comes next, by the lower convex hull of each class' curve, until it fits;
+        None where it never does."""
+        steps = []
+        for at, (losses, costs) in enumerate(zip(self.errors(), self._spent(limits), strict=True)):
+            corner = 0
+            while corner + 1 < len(losses):
+                slopes = {
+                    level: (losses[level] - losses[corner]) / (costs[corner] - costs[level])
+                    for level in range(corner + 1, len(losses))
+                    if costs[level] < costs[corner]
+                }
+                if not slopes:
+                    break
+                corner = min(slopes, key=lambda level: (slopes[level], -level))
+                steps.append((slopes[corner], at, corner))
+        choice = self.dense
+        for _, at, level in sorted(steps):
+            choice = (*choice[:at], level, *choice[at + 1 :])
+            if self.fits(choice, limits):
+                return self.filled(choice, limits)
+        return None
+
+    def _spent(self, limits: Mapping[str, float]) -> list[list[float]]:
+        """Of each class what each level costs by itself, as a share of what may be spent."""
+        own = {word: self._own(word) for word in limits}
+        return [
+            [math.fsum(own[word][at][level] / limits[word] for word in limits) for level in range(size)]
+            for at, size in enumerate(self.sizes)
+        ]
+
+    def filled(self, choice: Choice, limits: Mapping[str, float]) -> Choice:
+        """What is left of the budget goes, a level at a time, to where it takes the most error away."""
+        errors = self.errors()
+        while True:
+            lower = [
+                (errors[at][level - 1] - errors[at][level], (*choice[:at], level - 1, *choice[at + 1 :]))
+                for at, level in enumerate(choice)
+                if level
+            ]
+            fitting = [each for each in sorted(lower) if self.fits(each[1], limits)]
+            if not fitting:
+                return choice
+            choice = fitting[0][1]
+
+    def errors(self) -> list[list[float]]:
+        """Of each class what each level loses: divergences of the model's outputs; errors where not all are known."""
+        known = all(level.loss is not None for each in self.levels.values() for level in each)
+
+        def of(name: str, at: int) -> float:
+            level = self.levels[name][at]
+            return float(level.loss if known and level.loss is not None else level.error)
+
+        return [
+            [math.fsum(of(name, at) for name, at in zip(each.names, levels, strict=True)) for levels in each.levels]
+            for each in self.classes
+        ]
+
+    def _own(self, word: str) -> list[list[float]]:
+        """Of each class what each level costs while all others are whole."""
+
+        def of(name: str, at: int) -> float:
+            if word != "latency":
+                return float(self.levels[name][at].costs[word])
+            assert self.predicted is not None
+            return -self.predicted.factor * self.predicted.saved[name][at] if name in self.predicted.saved else 0.0
+
+        return [
+            [math.fsum(of(name, at) for name, at in zip(each.names, levels, strict=True)) for levels in each.levels]
+            for each in self.classes
+        ]
+
+    def snapped(self, shares_at: Callable[[float], Mapping[str, float]], limits: Mapping[str, float]) -> Choice | None:
+        """The levels nearest to what an allocation gives each group, at the least amount of it that fits.
+
+        Args:
+            shares_at: ``amount in [0, 1] -> {group: share that leaves}``; a group without one stays dense.
+            limits: what it may cost.
+        """
+
+        def at(amount: float) -> Choice:
+            wanted = shares_at(amount)
+            return tuple(self._nearest(each, wanted) for each in self.classes)
+
+        low, high, best = 0.0, 1.0, None
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            choice = at(middle)
+            if self.fits(choice, limits):
+                best, high = choice, middle
+            else:
+                low = middle
+        if best is None:
+            end = at(1.0)
+            best = end if self.fits(end, limits) else None
+        if best is None:
+            return None
+        wanted = shares_at(high)
+        return self._towards(best, wanted, limits)
+
+    def _nearest(self, each: Class, wanted: Mapping[str, float]) -> int:
+        share = math.fsum(wanted.get(name, 0.0) for name in each.names) / len(each.names)
+        of = [_share(self.levels, each.names[0], levels[0]) for levels in each.levels]
+        return min(range(len(of)), key=lambda at: (abs(of[at] - share), at))
+
+    def _towards(self, choice: Choice, wanted: Mapping[str, float], limits: Mapping[str, float]) -> Choice:
+        """What is left of the budget goes to where more left than was wanted."""
+        while True:
+            above = []
+            for at, (each, level) in enumerate(zip(self.classes, choice, strict=True)):
+                share = math.fsum(wanted.get(name, 0.0) for name in each.names) / len(each.names)
+                more = _share(self.levels, each.names[0], each.levels[level][0]) - share
+                if level and more > 0:
+                    above.append((-more, (*choice[:at], level - 1, *choice[at + 1 :])))
+            fitting = [each for each in sorted(above) if self.fits(each[1], limits)]
+            if not fitting:
+                return choice
+            choice = fitting[0][1]

@@ -1,0 +1,97 @@
+"""``secateur fit``: from a directory, a text and a budget to a directory that loads; or one line for what is wrong."""
+
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from support.commands import fails, run
+from support.families import make
+from support.tokenizers_of_words import WORDS, write_tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A small Llama with a tokenizer, and a text."""
+    make("llama").save_pretrained(tmp_path / "dense")
+    write_tokenizer(tmp_path / "dense")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(600)))
+    return tmp_path
+
+
+def call(folder, *words, out="out", data="text.txt"):
+    return run(
+        "fit", folder / "dense", "--data", folder / data, "--out", folder / out, "--samples", 4,
+        "--sequence-length", 16, "--evaluations", 6, *words,
+    )  # fmt: skip
+
+
+def loaded(folder, out="out"):
+    return AutoModelForCausalLM.from_pretrained(folder / out)
+
+
+def test_a_smaller_directory_that_loads_and_a_page(folder):
+    ended = call(folder, "--budget", "params=0.8", "--report", folder / "page.html")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.startswith("Asked: params 80.0%.\n")
+    assert re.search(r"^searched +[\d.e-]+$", ended.stdout, re.MULTILINE)
+    smaller, dense = loaded(folder), loaded(folder, "dense")
+    assert smaller.num_parameters() <= 0.8 * dense.num_parameters()
+    assert f"{smaller.num_parameters():,}" in ended.stdout
+    assert smaller(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
+    page = (folder / "page.html").read_text()
+    assert "What was chosen" in page
+    assert "The loss against the budget" in page
+    assert run("verify", folder / "out", "--source", folder / "dense").exit_code == 0
+    assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]
+
+
+def test_zeros_of_both_verbs(folder):
+    ended = call(
+        folder, "--budget", "params=0.7", "--over", "shrink", "--over", "oneshot", "--share", 0.25, "--share", 0.5
+    )
+    assert ended.exit_code == 0, ended.output
+    tensors = load_file(folder / "out" / "model.safetensors")
+    dense = sum(each.numel() for each in load_file(folder / "dense" / "model.safetensors").values())
+    assert sum(int(each.count_nonzero()) for each in tensors.values()) <= 0.7 * dense * 1.02
+    assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "text.txt"]
+    assert loaded(folder)(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
+
+
+def test_entries_alone(folder):
+    ended = call(folder, "--budget", "params=0.7", "--over", "oneshot", "--store", folder / "levels", "--share", 0.5)
+    assert ended.exit_code == 0, ended.output
+    assert loaded(folder).num_parameters() == loaded(folder, "dense").num_parameters()
+    assert (folder / "levels" / "chosen.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--budget", "params"), "--budget is NAME=NUMBER, such as latency=0.6, not 'params'"),
+        (("--budget", "joules=0.5"), "no cost is called 'joules'"),
+        (("--budget", "params=0"), "params: a limit is a share in "),
+        (("--budget", "params=0.5", "--budget", "params=0.6"), "--budget names params twice"),
+        (("--budget", "params=0.001"), "the params cannot come to"),
+        (("--budget", "params=1.0"), "costs no more than the budget as it is; nothing was written"),
+        (("--budget", "latency=0.5", "--over", "oneshot"), "zeros make nothing faster by themselves"),
+        (("--budget", "params=0.5", "--over", "both"), "over says which kinds of levels"),
+        (("--budget", "params=0.5", "--share", "2"), "shares are how much leaves"),
+        (("--budget", "params=0.5", "--score", "f1"), "score must be one of 'kl', 'cosine', 'change'"),
+        (("--budget", "params=0.5", "--held-back", "4"), "held_back is how many of the 4 batches"),
+        (("--budget", "params=0.5", "--include", "nothing*"), "no tensor or group matches"),
+        (("--budget", "params=0.5", "--solver", "nothing"), "nothing"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_nothing_is_written(folder, words, message):
+    fails(call(folder, *words), message)
+    assert not (folder / "out").exists()
+
+
+def test_no_model_no_text_and_something_in_the_way(folder):
+    fails(call(folder, "--budget", "params=0.5", data="missing.txt"), "missing.txt")
+    (folder / "out").mkdir()
+    fails(call(folder, "--budget", "params=0.5"), "already exists; nothing is overwritten")
+    fails(call(folder, "--budget", "params=0.5", out="nowhere/out"), "no such directory; create it first")

@@ -1,0 +1,125 @@
+"""Choosing: nothing changes, it fits, one seed is one result, and latencies are corrected by what was measured."""
+
+import pytest
+import torch
+
+from secateur.search import choosing, make_levels
+from secateur.search.budgets import holds, parse_budget
+from secateur.search.choosing import Choosing
+from secateur.search.held_back import HeldBack
+from support.fitting import blocks, inputs
+from support.unchanged import is_unchanged, state_of
+
+
+def task(model, budget=None, over=("shrink",), **given):
+    batches = inputs()
+    levels = make_levels(model, batches[:3], shares=(0.2, 0.4, 0.6, 0.8), over=over, verify=False)
+    score = given.pop("score", None)
+    asked = parse_budget(budget, given.pop("keep", None), scored=score is not None)
+    measured = HeldBack(model, batches[3:], score=score)
+    return Choosing(model, asked, levels, batches[:3], measured, batches[0][:2], batches[0], **given)
+
+
+@pytest.mark.parametrize("over", [("shrink",), ("oneshot",), ("shrink", "oneshot")])
+def test_it_fits_and_is_no_worse_than_any_candidate_and_nothing_changes(over):
+    model = blocks(3)
+    before = state_of(model)
+    each = task(model, {"params": 0.6, "bytes": 0.7}, over, passes=12)
+    found = each.within()
+    assert holds(found.limits, found.predicted)
+    assert found.loss <= min(found.candidates.values())
+    assert found.passes <= 12 + 8  # what has begun ends: candidates, and a generation of four children
+    assert is_unchanged(model, before)
+    with each.levels.assembled(model, found.choice):
+        assert each.measured(range(1)) == pytest.approx(found.loss)
+
+
+def test_one_seed_is_one_result():
+    one, two = (task(blocks(3), {"params": 0.6}, seed=5, passes=10).within() for _ in range(2))
+    assert one == two
+
+
+def test_what_costs_no_more_as_it_is_stays_whole():
+    found = task(blocks(3), {"params": 1e9}).within()
+    assert found.choice == {}
+    assert found.loss == 0
+
+
+def test_what_cannot_be_met_is_said_with_what_can():
+    with pytest.raises(ValueError, match=r"the params cannot come to 8 of 798: at the last level of each group it is"):
+        task(blocks(3), {"params": 0.01}).within()
+
+
+def test_uniform_is_the_same_share_of_each_layer():
+    each = task(blocks(3), {"params": 0.6}, uniform=True)
+    assert len(each.space.classes) == 1
+    assert len(set(each.within().choice.values())) == 1
+
+
+def clock(monkeypatch, factor):
+    """A table by which a unit saves one, and whole models that save so many times that."""
+
+    def saved(model, _example, plans, _times, **_):
+        return {
+            key: float(sum(len(shape) for shape, _ in plan.tensors.values())) * key[1] for key, plan in plans.items()
+        }
+
+    def whole(dense, smaller, _example):
+        gone = sum(a.up.out_features - b.up.out_features for a, b in zip(dense, smaller, strict=True))
+        return 100.0, 100.0 - factor * gone
+
+    monkeypatch.setattr(choosing, "saved_by", saved)
+    monkeypatch.setattr(choosing, "milliseconds_of", whole)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0, 1.4])
+def test_latencies_that_are_off_are_corrected(monkeypatch, factor):
+    clock(monkeypatch, factor)
+    model = blocks(3)
+    before = state_of(model)
+    each = task(model, {"latency": 1 - 0.5 * factor * 0.6}, passes=10)  # half of the 60 units
+    found = each.within()
+    assert found.measured <= found.limits["latency"] * 1.03
+    assert found.measured >= found.limits["latency"] * (1 - 0.07 * factor)  # a level is four units of sixty
+    assert found.predicted["latency"] == pytest.approx(found.measured, rel=0.03)
+    assert is_unchanged(model, before)
+
+
+def test_what_makes_nothing_faster_is_said(monkeypatch):
+    clock(monkeypatch, 0.0)
+    with pytest.raises(ValueError, match="the latency cannot come to 50 ms of 100 ms"):
+        task(blocks(3), {"latency": 0.5}).within()
+
+
+def close(model, dense):
+    """A score of one's own: how close the outputs are."""
+    x = inputs(1)[0]
+    with torch.no_grad():
+        return 1 - ((model(x) - dense).square().mean() / dense.square().mean()).item()
+
+
+def test_what_keeps_its_score_is_as_small_as_it_gets():
+    model = blocks(3)
+    with torch.no_grad():
+        dense = model(inputs(1)[0])
+    each = task(model, keep=0.98, score=lambda model: close(model, dense))
+    found = each.kept()
+    assert found
+    for one in found:
+        assert one.loss <= 0.02 * (1 + 1e-9)
+    costs = [one.predicted["params"] for one in found]
+    assert costs == sorted(costs)
+    assert costs[0] < one.dense["params"]
+
+
+def test_a_score_below_zero_has_no_share():
+    with pytest.raises(ValueError, match="the dense model's score is -1, of which no share can be kept"):
+        task(blocks(3), keep=0.98, score=lambda _: -1.0).kept()
+
+
+def test_a_score_that_nothing_smaller_keeps_is_named():
+    model = blocks(3)
+    with torch.no_grad():
+        dense = model(inputs(1)[0])
+    with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 100\.0% of the score of 1"):
+        task(model, keep=1.0, score=lambda model: close(model, dense)).kept()

@@ -1,0 +1,111 @@
+"""A directory fitted: whole or not there, a run that was killed goes on to the same bytes, hostile files are named."""
+
+import errno
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from secateur.search import directory, fit_checkpoint
+from secateur.search.directory import FILE
+from support.families import make
+from support.stacks import contents
+
+
+@pytest.fixture
+def dense(tmp_path):
+    make("llama").save_pretrained(tmp_path / "dense")
+    return tmp_path / "dense"
+
+
+def model_of(folder):
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def text(count=4):
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 30, (1, 12), generator=generator) for _ in range(count)]
+
+
+def fitted(dense, out, **given):
+    given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "evaluations": 5} | given
+    return fit_checkpoint(dense, out, text(), model=model_of(dense), **given)
+
+
+BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
+
+
+@pytest.mark.parametrize("given", [{}, BOTH], ids=["one", "both"])
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given, failure):
+    fitted(dense, tmp_path / "once", **given)
+    verb = "oneshot" if given else "shrink_checkpoint"
+
+    def stops(*_args, **_named):
+        raise failure
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, verb, stops)
+        with pytest.raises(type(failure)):
+            fitted(dense, tmp_path / "again", **given)
+    assert not (tmp_path / "again").exists()
+    assert (tmp_path / "again.levels" / FILE).exists()
+
+    def not_again(*_args, **_named):
+        raise AssertionError("it was chosen already")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.Choosing, "within", not_again)
+        fitted(dense, tmp_path / "again", **given)
+    first, second = contents(tmp_path / "once"), contents(tmp_path / "again")
+    assert first.keys() == second.keys()
+    assert all(first[name] == second[name] for name in first if name.endswith((".safetensors", "config.json")))
+    assert {path.name for path in tmp_path.iterdir()} == {"dense", "once", "again"}
+
+
+def test_another_budget_is_chosen_anew(dense, tmp_path):
+    store = tmp_path / "levels"
+    one = fitted(dense, tmp_path / "one", store=store)
+    two = fitted(dense, tmp_path / "two", store=store, budget={"params": 0.9})
+    assert one.got["params"] < two.got["params"]
+    assert one.got["params"] == model_of(tmp_path / "one").num_parameters()
+
+
+def test_what_was_chosen_is_read_as_it_was_written(dense, tmp_path):
+    store = tmp_path / "levels"
+    one = fitted(dense, tmp_path / "one", store=store)
+    two = fitted(dense, tmp_path / "two", store=store)
+    assert one.chosen == two.chosen
+
+
+def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypatch):
+    monkeypatch.setattr(directory, "make_levels", None)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match="already exists; nothing is overwritten"):
+        fitted(dense, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda said: said.update(format="other"), "format is not 'secateur choice' of version 1"),
+        (lambda said: said.update(more=1), "more is not known"),
+        (lambda said: said["chosen"].pop("loss"), "chosen.loss is missing"),
+        (lambda said: said["chosen"].update(choice={"nothing": 1}), "chosen.choice.nothing is no level that there is"),
+        (lambda said: said["chosen"]["choice"].update(dict.fromkeys(said["chosen"]["choice"], 99)), "is no level that"),
+        (lambda said: said["chosen"].update(limits={}), "chosen.limits is not of params"),
+        (lambda said: said["chosen"].update(compared="taste"), "chosen.compared is none of kl, cosine, change"),
+        (lambda said: said["chosen"].update(curve=[{"share": "all"}]), r"chosen.curve\[0\].share must be a number"),
+        (lambda said: said["chosen"].update(other=1), "chosen.other is not known"),
+    ],
+)
+def test_a_damaged_choice_is_named(dense, tmp_path, change, message):
+    store = tmp_path / "levels"
+    fitted(dense, tmp_path / "one", store=store)
+    said = json.loads((store / FILE).read_text())
+    change(said)
+    (store / FILE).write_text(json.dumps(said))
+    with pytest.raises(ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: it is chosen anew"):
+        fitted(dense, tmp_path / "two", store=store)
+    assert not (tmp_path / "two").exists()

@@ -1,0 +1,240 @@
+"""`fit`: no budget is exceeded, a call that fails changes nothing, and what comes of it is what the verbs make."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from secateur.patterns import Unstructured
+from secateur.search import fit, fitting
+from secateur.search.fitting import Entries, Units
+from support.fitting import blocks, inputs, parameters, widths
+from support.unchanged import is_unchanged, state_of
+
+SHARES = (0.2, 0.4, 0.6, 0.8)
+
+
+def zeros(model):
+    return sum(int(each.numel() - each.count_nonzero()) for each in model.parameters())
+
+
+@pytest.mark.parametrize("word", ["params", "macs", "bytes"])
+def test_no_budget_is_exceeded_by_what_is_left(word):
+    model = blocks(3)
+    done = fit(model, inputs(), budget={word: 0.6}, shares=SHARES, evaluations=8)
+    assert done.got[word] <= 0.6 * done.dense[word]
+    assert done.got[word] == done.predicted[word]
+    assert done.got["params"] == parameters(model)
+    assert done.model is model
+    assert model(inputs()[0]).shape == (32, 6)
+
+
+def test_entries_become_zero_and_no_tensor_changes_its_shape():
+    model = blocks(3)
+    shapes = [each.shape for each in model.parameters()]
+    done = fit(model, inputs(), budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=8)
+    assert [each.shape for each in model.parameters()] == shapes
+    assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
+    assert done.shrunk is None
+    assert {layer.name: round(layer.sparsity, 1) for layer in done.pruned.layers} == {
+        name.removesuffix(":layer"): levels[done.choice.get(name, 0)].share for name, levels in done.levels.items()
+    }
+
+
+def test_both_are_carried_out_together():
+    model = blocks(3)
+    done = fit(model, inputs(), budget={"params": 0.4}, over=("shrink", "oneshot"), shares=SHARES, evaluations=8)
+    assert parameters(model) - zeros(model) <= 0.4 * done.dense["params"] * 1.01  # shares of what is left are rounded
+    assert done.shrunk is not None
+    assert done.pruned is not None
+
+
+def test_counts_are_those_that_were_chosen():
+    model = blocks(4)
+    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8)
+    assert widths(model) == [levels[done.choice.get(name, 0)].kept for name, levels in done.levels.items()]
+
+
+def test_uniform_keeps_equal_widths():
+    model = blocks(3)
+    fit(model, inputs(), budget={"params": 0.6}, uniform=True, shares=SHARES, evaluations=8)
+    assert len(set(widths(model))) == 1
+
+
+def test_one_seed_is_one_result():
+    one, two = blocks(3), blocks(3)
+    for model in (one, two):
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, seed=3)
+    assert all(map(torch.equal, one.parameters(), two.parameters()))
+
+
+def test_levels_are_made_once(tmp_path, monkeypatch):
+    first = blocks(3)
+    done = fit(first, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, store=tmp_path)
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    again = fit(blocks(3), inputs(), budget={"params": 0.7}, shares=SHARES, evaluations=8, store=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == made
+    assert again.got["params"] > done.got["params"]
+
+
+def test_a_latency_is_measured_in_the_end():
+    model = blocks(2, width=16, hidden=256)
+    done = fit(model, inputs(width=16, rows=256), budget={"latency": 0.9, "params": 0.5}, shares=SHARES, evaluations=4)
+    assert done.got["latency"] > 0
+    assert done.measured is not None
+    assert parameters(model) <= 0.5 * done.dense["params"]
+
+
+def close(dense):
+    def score(model):
+        with torch.no_grad():
+            return 1 - ((model(inputs()[3]) - dense).square().mean() / dense.square().mean()).item()
+
+    return score
+
+
+def test_the_finished_model_keeps_its_score():
+    model = blocks(3)
+    with torch.no_grad():
+        score = close(model(inputs()[3]))
+    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES)
+    assert score(model) >= 0.97
+    assert done.finished_score == pytest.approx(score(model))
+    assert parameters(model) < done.dense["params"]
+
+
+def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_nothing(monkeypatch):
+    model = blocks(3)
+    with torch.no_grad():
+        score = close(model(inputs()[3]))
+    before = state_of(model)
+    monkeypatch.setattr(fitting.HeldBack, "finished", lambda _: (1.0, 0.5))
+    with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 97\.0% of the score"):
+        fit(model, inputs(), keep=0.97, score=score, shares=SHARES)
+    assert is_unchanged(model, before)
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, error):
+    def fails(_):
+        raise error
+
+    model = blocks(3)
+    before = state_of(model)
+    monkeypatch.setattr(fitting.HeldBack, "finished", fails)
+    with pytest.raises(error):
+        fit(model, inputs(), budget={"params": 0.5}, over=over, shares=SHARES, evaluations=4)
+    assert is_unchanged(model, before)
+    assert widths(model) == [20, 20, 20]
+
+
+def test_less_that_left_than_was_chosen_is_an_error_that_changes_nothing(monkeypatch):
+    model = blocks(3)
+    before = state_of(model)
+    monkeypatch.setattr(fitting, "kept_of", lambda levels, _: {next(iter(levels)): 19})
+    with pytest.raises(ValueError, match=r"of the params are left, where .* were asked for and .* chosen"):
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=4)
+    assert is_unchanged(model, before)
+
+
+def test_what_costs_no_more_as_it_is_stays_with_a_warning():
+    model = blocks(3)
+    before = state_of(model)
+    with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves"):
+        done = fit(model, inputs(), budget={"params": 1.0}, shares=SHARES)
+    assert is_unchanged(model, before)
+    assert done.got["params"] == done.dense["params"]
+    assert "100%" in str(done)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_every_dtype_is_fitted(dtype):
+    model = blocks(3).to(dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        done = fit(model, [each.to(dtype) for each in inputs()], budget={"bytes": 0.6}, shares=SHARES, evaluations=4)
+    assert done.got["bytes"] == sum(each.nbytes for each in model.parameters()) <= 0.6 * done.dense["bytes"]
+    assert next(model.parameters()).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({}, ValueError, "got neither"),
+        ({"budget": {"params": 0.5}, "over": ()}, ValueError, "over says which kinds of levels"),
+        ({"budget": {"params": 0.5}, "over": "sparsify"}, ValueError, "over says which kinds of levels"),
+        ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
+        ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations is how many passes"),
+        ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
+        ({"keep": 0.9}, ValueError, "keep= is a share of the dense model's own score"),
+        ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),
+        ({"budget": {"params": 0.5}, "forward": lambda m, b: m(b)}, ValueError, "pass example_inputs="),
+        ({"budget": {"params": 0.01}, "shares": SHARES}, ValueError, "the params cannot come to"),
+        ({"budget": {"params": 0.5}, "include": "nothing.*"}, ValueError, "nothing"),
+        ({"budget": {"params": 0.5}, "shares": (1.5,)}, ValueError, "shares are how much leaves"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_and_changes_nothing(given, error, message):
+    model = blocks(3)
+    before = state_of(model)
+    with pytest.raises(error, match=message):
+        fit(model, inputs(), **given)
+    assert is_unchanged(model, before)
+
+
+def test_a_batch_is_no_iterable_of_batches():
+    with pytest.raises(TypeError, match="batches is an iterable of batches, not a Tensor"):
+        fit(blocks(3), inputs()[0], budget={"params": 0.5})
+
+
+def test_a_weight_that_is_nan_is_refused_and_nothing_changes():
+    model = blocks(3)
+    with torch.no_grad():
+        model[1].up.weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"no finite number|NaN"):
+        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES)
+    assert widths(model) == [20, 20, 20]
+
+
+def test_tied_weights_stay_tied():
+    model = blocks(3)
+    model[2].up.weight, model[2].down.weight = model[1].up.weight, model[1].down.weight
+    before = copy.deepcopy(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fit(model, inputs(), budget={"params": 0.8}, over="shrink", shares=SHARES, evaluations=4)
+    assert model[2].up.weight is model[1].up.weight
+    assert parameters(model) <= 0.8 * parameters(before)
+
+
+def test_counts_are_allocations():
+    scores = {"a": torch.ones(5), "b": torch.ones(4)}
+    assert Units({"a": 2})(scores, 0.5, Unstructured()) == {"a": 2, "b": 4}
+    assert Entries({"b": 0.5})({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}, 0.9, Unstructured()) == {"a": 6, "b": 4}
+
+
+def test_padded_convolutions_whose_inputs_share_memory_one_after_the_other():
+    """What is summed is told apart by where its input lies, and memory is used again within a pass."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1)) for _ in range(4))
+    )
+    batches = [torch.randn(rows, 4, 8, 8) for rows in (8, 5, 7, 3, 8, 6)]
+    done = fit(model, batches, budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=4)
+    assert done.got["params"] <= 0.6 * done.dense["params"]
+
+
+def test_convolutions_share_tensors_and_the_budget_holds_all_the_same():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.ReLU(), nn.Conv2d(12, 8, 3), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32, 4),
+    ).eval()  # fmt: skip
+    batches = [torch.randn(8, 1, 8, 8) for _ in range(4)]
+    dense = parameters(model)
+    done = fit(model, batches, budget={"params": 0.5, "macs": 0.6}, shares=SHARES, evaluations=6)
+    assert parameters(model) <= 0.5 * dense
+    assert done.got["macs"] <= 0.6 * done.dense["macs"]
