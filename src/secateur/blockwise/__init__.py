@@ -7,12 +7,13 @@ from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished_copy
-from secateur.blockwise.observation import prepared
+from secateur.blockwise.observation import in_place, prepared
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, gathered, handed_out, of_the_first, rank_and_world
 from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Rows, Tokens
 from secateur.blockwise.pruning import oneshot
+from secateur.blockwise.replay import LostOutputError, Outputs
 from secateur.blockwise.request import RunAlong, digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
 from secateur.blockwise.slopes import RunAgain, divergence, slopes
@@ -25,9 +26,11 @@ __all__ = [
     "Inputs",
     "Job",
     "Layer",
+    "LostOutputError",
     "Meeting",
     "Met",
     "OneShot",
+    "Outputs",
     "Pairs",
     "Piece",
     "Pruned",
@@ -49,6 +52,7 @@ __all__ = [
     "gathered",
     "handed_out",
     "held_batches",
+    "in_place",
     "is_turned",
     "naming_batches",
     "of_the_first",

@@ -73,9 +73,11 @@ def run_through(replay: Replay, weights: Weights, batches: Sequence[Any], *, fin
         if name is None:
             return
         weights.load(name, finished=finished)
-        _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
-        yield name
-        weights.unload(name)
+        try:
+            _with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+            yield name
+        finally:
+            weights.unload(name)
 
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:

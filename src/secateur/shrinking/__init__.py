@@ -2,6 +2,8 @@
 
 from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured
+from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
+from secateur.shrinking.depth_verification import has_fewer_blocks, verify_depth_checkpoint
 from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
 from secateur.shrinking.expert_verification import has_fewer_experts, verify_experts_checkpoint
@@ -11,7 +13,7 @@ from secateur.shrinking.plan import plans_of
 from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
-from secateur.shrinking.tables import checkpoint_parts, experts_parts, proof_words, shrunk_parts
+from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
 from secateur.shrinking.verification import is_shrunken, verify_shrunken_checkpoint
 from secateur.shrinking.without_data import WithoutDataWarning
 
@@ -21,11 +23,14 @@ __all__ = [
     "KEPT",
     "Request",
     "Shrunk",
+    "ShrunkDepth",
     "ShrunkExperts",
     "WithoutDataWarning",
     "check_globs",
     "checkpoint_parts",
+    "depth_parts",
     "experts_parts",
+    "has_fewer_blocks",
     "has_fewer_experts",
     "is_shrunken",
     "load_shrunken",
@@ -35,8 +40,10 @@ __all__ = [
     "save_shrunken",
     "shrink",
     "shrink_checkpoint",
+    "shrink_depth_checkpoint",
     "shrink_experts_checkpoint",
     "shrunk_parts",
+    "verify_depth_checkpoint",
     "verify_experts_checkpoint",
     "verify_shrunken",
     "verify_shrunken_checkpoint",

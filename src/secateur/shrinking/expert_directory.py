@@ -6,10 +6,9 @@ name complete or not at all.
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,15 @@ from secateur.checkpoints import (
     new_directory,
     open_checkpoint,
     previous_record,
-    read_json,
     record_text,
     shape_of_cut,
-    write_header,
 )
 from secateur.coupling import Axis
 from secateur.shrinking.counts import Choice
-from secateur.shrinking.directory import config_text, write_cut
+from secateur.shrinking.directory import config_text
 from secateur.shrinking.experts import choose_experts, ranked
-from secateur.shrinking.mixtures import Mixtures, Origin, mixtures_of
+from secateur.shrinking.mixtures import Mixtures, mixtures_of
+from secateur.shrinking.origins import Origin, origins_text, write_origins
 from secateur.shrinking.profiles import Profile, Text, read_profile, write_profile
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.tables import experts_parts
@@ -303,25 +301,9 @@ def _write(
     weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     for _ in track(copy_tree(checkpoint.root, target, skip={*weights, *done.left_out}), "copying"):
         pass
-    places = dict(track(_sliced(checkpoint, target, written), "slicing", total=len(written)))
-    if checkpoint.index is not None:
-        index = read_json(checkpoint.index)
-        metadata = index.get("metadata")
-        totals = {"total_size": done.nbytes[1], "total_parameters": done.parameters[1]}
-        if isinstance(metadata, dict):
-            metadata.update({key: value for key, value in totals.items() if key in metadata})
-        index["weight_map"] = dict(sorted(places.items()))
-        path = target / checkpoint.index.relative_to(checkpoint.root)
-        path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    digests = write_origins(checkpoint, target, written, nbytes=done.nbytes[1], parameters=done.parameters[1])
     (target / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
-    changed = {
-        name: {"from": old, "kept": {str(at): each.tolist() for at, each in cuts.items()}}
-        for name, (old, cuts) in written.items()
-        if name != old or cuts
-    }
-    gone = sorted({*checkpoint} - {old for old, _ in written.values()})
-    made_of = {"format": FORMAT, "version": 1, "tensors": changed, "gone": gone}
-    (target / EXPERTS).write_text(json.dumps(made_of), "utf-8")
+    (target / EXPERTS).write_text(origins_text(checkpoint, written, FORMAT), "utf-8")
     found = {
         "experts": {name: {"from": size, "to": left} for name, (size, left) in done.counts.items()},
         "kept": {name: list(each) for name, each in done.kept.items()},
@@ -330,34 +312,6 @@ def _write(
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
+        "sha256": digests,
     }
     (target / RECORD).write_text(record_text("experts", found, arguments=said, previous=previous), "utf-8")
-
-
-def _sliced(checkpoint: Checkpoint, target: Path, written: Mapping[str, Origin]) -> Iterator[tuple[str, str]]:
-    """Writes each tensor into the file that its source is in; gives its name and the file's."""
-    by_source: dict[str, list[str]] = {}
-    for name, (old, _) in written.items():
-        by_source.setdefault(old, []).append(name)
-    for file in checkpoint.files:
-        names = [
-            name
-            for entry in checkpoint.entries.values()
-            if entry.path == file
-            for name in by_source.get(entry.name, ())
-        ]
-        if not names:
-            continue  # all that it held has left
-        shapes = {name: shape_of_cut(checkpoint.entries[written[name][0]], written[name][1]) for name in names}
-        tensors = {}
-        for name in names:
-            entry = checkpoint.entries[written[name][0]]
-            tensors[name] = (entry.dtype, shapes[name], nbytes_of_cut(entry, shapes[name]))
-        place = file.relative_to(checkpoint.root)
-        (target / place).parent.mkdir(parents=True, exist_ok=True)
-        with open(target / place, "wb", buffering=0) as opened:
-            write_header(opened, tensors, checkpoint.metadata[file])
-            for name in names:
-                old, cuts = written[name]
-                write_cut(opened, checkpoint, checkpoint.entries[old], cuts, [])
-                yield name, place.as_posix()
