@@ -1,5 +1,6 @@
 """Laws of slopes: they are the diagonal of the Fisher information, padding does not count, and nothing is changed."""
 
+import importlib
 import random
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from secateur.blockwise import DirectoryWalk
 from secateur.blockwise.slopes import slopes
 from secateur.checkpoints import open_checkpoint
 from support.families import SMALL, batches, make
+from support.unchanged import is_unchanged, state_of
 
 
 class Coins(nn.Module):
@@ -327,3 +329,25 @@ def test_what_fails_on_the_way_leaves_no_block_in_memory(tmp_path):
     assert all(each.is_meta for each in place.model.parameters())
     assert not any("forward" in vars(block) for block in place.blocks.values())
     assert [path.name for path in tmp_path.iterdir()] == ["dense"]
+
+
+def test_of_large_blocks_they_are_taken_block_by_block(monkeypatch):
+    """And come to the same, with the same draws."""
+    model = make("llama")
+    names = [name for name, each in model.named_parameters() if each.dim() == 2 and ".layers." in name]
+    expected = slopes(model, batches("llama"), names)
+    calls = []
+    by_blocks = importlib.import_module("secateur.blockwise.slopes")  # the package has a function of that name
+    by_block = by_blocks.slopes_by_block
+    monkeypatch.setattr(by_blocks, "LARGE", 1)
+    monkeypatch.setattr(
+        by_blocks, "slopes_by_block", lambda *args, **kwargs: calls.append(1) or by_block(*args, **kwargs)
+    )
+    state = state_of(model)
+    found = slopes(model, batches("llama"), names)
+    assert calls == [1]
+    assert is_unchanged(model, state)
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert found.keys() == expected.keys()
+    for piece, each in expected.items():
+        torch.testing.assert_close(found[piece], each, rtol=1e-4, atol=0)

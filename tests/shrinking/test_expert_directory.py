@@ -223,7 +223,7 @@ def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkey
     def full(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr("secateur.shrinking.expert_directory.write_cut", full)
+    monkeypatch.setattr("secateur.shrinking.origins.write_cut", full)
     with pytest.raises(OSError, match="disk full"):
         shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
     assert not list(tmp_path.iterdir())

@@ -8,13 +8,13 @@ from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
-from secateur.blockwise.observation import find_next, prepared
+from secateur.blockwise.observation import find_next, in_place, prepared
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, gathered, handed_out, of_the_first, rank_and_world
 from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Products, Rows, Tokens
 from secateur.blockwise.pruning import oneshot
-from secateur.blockwise.replay import Outputs, Replay
+from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import RunAlong, digest, held_batches
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
 from secateur.blockwise.slopes import RunAgain, divergence, slopes
@@ -31,6 +31,7 @@ __all__ = [
     "Inputs",
     "Job",
     "Layer",
+    "LostOutputError",
     "MatrixJob",
     "Meeting",
     "Met",
@@ -64,6 +65,7 @@ __all__ = [
     "gathered",
     "handed_out",
     "held_batches",
+    "in_place",
     "is_turned",
     "naming_batches",
     "of_the_first",

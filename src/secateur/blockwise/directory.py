@@ -233,6 +233,16 @@ class BlockFiles:
                 os.fsync(file.fileno())
         return written
 
+    def sources_of(self, name: str) -> tuple[str, ...]:
+        """The tensors in files that a parameter is made of."""
+        return self._wanted(name, None).sources
+
+    def restore(self, names: Iterable[str]) -> None:
+        """Parameters have the source's values in the copy again."""
+        for name in names:
+            group = self._wanted(name, None)
+            self.put({name: group.read(self._tensors(group, pruned=False))[group.targets[0]]})
+
     def taken_apart(self, block: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of the block's shapes, such as masks, as the tensors in files that they belong to."""
         found: dict[str, Tensor] = {}

@@ -196,18 +196,21 @@ class DirectoryWalk:
                 pass
 
     @contextlib.contextmanager
-    def running_copy(self, dense: Collection[nn.Module] = ()) -> Iterator[tuple[Replay, Iterator[str]]]:
-        """For running what is written so far: the replay, and the blocks, each given when it was run and while its
-        weights are there; in the end each batch is run on to what the model returns.
+    def running(
+        self, *, written: bool = False, dense: Collection[nn.Module] = ()
+    ) -> Iterator[tuple[Replay, Iterator[str]]]:
+        """The replay, and the blocks, each given when it was run and while its weights are there; in the end each batch
+        is run on to what the model returns.
 
         Args:
+            written: the weights are those of the copy that is written.
             dense: modules whose weights are those of the source all the same.
         """
         with self.replaying(dense=False) as replay:
-            yield replay, self._to_the_end(replay, _Copy(self.files, dense))
+            yield replay, self._to_the_end(replay, _Read(self.files, dense), written=written)
 
-    def _to_the_end(self, replay: Replay, weights: Weights) -> Iterator[str]:
-        yield from run_through(replay, weights, self.batches, finished=True)
+    def _to_the_end(self, replay: Replay, weights: Weights, *, written: bool) -> Iterator[str]:
+        yield from run_through(replay, weights, self.batches, finished=written)
         for number, batch in enumerate(track(self.batches, "running on to the end")):
             replay.run(number, batch, lambda *_: None)
 
@@ -287,8 +290,8 @@ class _InFiles:
                 self.files.blocks[pruned.block].get_parameter(name).copy_(solved.values)
 
 
-class _Copy(_InFiles):
-    """The weights are those of the copy, whoever is asked for; nothing is written."""
+class _Read(_InFiles):
+    """The weights are in files, some always those of the source; nothing is written."""
 
     def __init__(self, files: BlockFiles, dense: Collection[nn.Module]) -> None:
         super().__init__(files, None, None)

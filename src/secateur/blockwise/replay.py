@@ -224,12 +224,23 @@ class Replay:
         self._stream.save(name, self._at, output)
         self._shapes[name, self._at] = mapped(output, self._like)
 
+    def fork(self, name: str, number: int, output: Any) -> None:
+        """From here on there is a run of this number, too: up to this block as the one that is there, and of what the
+        block returns in it, ``output``."""
+        for other in self._stream.names():
+            if other != name and self._stream.has(other, self._at):
+                self._stream.save(other, number, self._stream.load(other, self._at))
+        self._stream.save(name, number, output)
+        self._shapes.update({(other, number): shape for (other, at), shape in self._shapes.items() if at == self._at})
+        self._shapes[name, number] = mapped(output, self._like)
+
     def drop_unneeded(self, name: str, number: int, batch: Any) -> None:
         """Of this batch, what the block after ``name``, whose outputs are kept, does not need; told by the first."""
         if number == 0:
             self._unneeded = [] if self.keep_all else self._find_unneeded(name, batch)
         for other in self._unneeded:
-            self._stream.drop(other, number)
+            if self._stream.has(other, number):
+                self._stream.drop(other, number)
 
     def is_run_again(self, name: str, batch: Any, output: Any) -> bool:
         """Whether the model runs a block a second time after it has returned ``output`` for the first batch, as ALBERT

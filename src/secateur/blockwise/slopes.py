@@ -23,6 +23,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from secateur.blockwise.finding import find_blocks
+from secateur.blockwise.in_memory import InMemory
 from secateur.blockwise.observation import prepared
 from secateur.blockwise.pairs import Meeting, Pairs
 from secateur.blockwise.products import Piece, Tokens
@@ -43,6 +45,8 @@ from secateur.support import (
     unchanged,
     unwrapped,
 )
+
+LARGE = 1 << 24  # parameters in blocks: of fewer the graph of a batch is small
 
 __all__ = ["RunAgain", "divergence", "slopes", "slopes_by_block"]
 
@@ -102,6 +106,9 @@ def slopes(
         names: of the parameters, whose products with inputs are watched.
         unless_pooled: nothing is given where the outputs are of all positions together.
 
+    Where blocks are large it is done by `slopes_by_block`, which knows of no products outside of them: a graph of the
+    whole model would take more memory than its weights do.
+
     >>> model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 2, bias=False))
     >>> _ = model[1].weight.data[:, 0].zero_()
     >>> found = slopes(model, [torch.randn(8, 4)], ["0.weight"])
@@ -109,6 +116,20 @@ def slopes(
     (['0.weight'], [False, True, True])
     """
     inner = unwrapped(model)
+    if blocks := _large_blocks(inner):
+        with unchanged(inner), prepared(inner):
+            inner.requires_grad_(False)
+            return slopes_by_block(
+                inner,
+                blocks,
+                InMemory(blocks),
+                batches,
+                names,
+                outputs=Outputs(),
+                forward=forward,
+                device=device_of(inner),
+                unless_pooled=unless_pooled,
+            )
     watched = _Slopes({name: inner.get_parameter(name) for name in names})
     with unchanged(inner), prepared(inner), torch.inference_mode(False), torch.enable_grad(), seeded():
         inner.requires_grad_(False)
@@ -119,10 +140,18 @@ def slopes(
                 outputs = run_batch(inner, batch, forward)
             if unless_pooled and watched.positions and _pooled(outputs):
                 return {}
-            score = _score(outputs, tokens.own)
-            if score is not None:
-                score.backward()  # type: ignore[no-untyped-call]
+            _backwards(outputs, tokens.own)
     return {piece: square / watched.rows[piece] for piece, square in watched.squares.items()}
+
+
+def _large_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The blocks of a model, if it has such and they are large; else none."""
+    try:
+        blocks = find_blocks(model)
+    except ValueError:
+        return {}
+    inside = {id(each): each.numel() for block in blocks.values() for each in block.parameters()}
+    return blocks if sum(inside.values()) >= LARGE else {}
 
 
 def slopes_by_block(
@@ -178,9 +207,7 @@ def slopes_by_block(
                 tokens = Tokens.of(batch)
                 given = run_batch(model, batch, forward)
                 pooled = pooled or _pooled(given)
-                score = _score(given, tokens.own)
-                if score is not None:
-                    score.backward()  # type: ignore[no-untyped-call]
+                _backwards(given, tokens.own)
                 outputs.clear()
                 if unless_pooled and pooled and positions:
                     found.clear()
@@ -343,23 +370,27 @@ def _pooled(outputs: Any) -> bool:
     return bool(found) and all(each.dim() < 3 for each in found)
 
 
-def _score(outputs: Any, mask: Tensor | None) -> Tensor | None:
-    """A sum over what is no padding whose gradient along the outputs is v; None where no output has one."""
+def _backwards(outputs: Any, mask: Tensor | None) -> None:
+    """One backward pass, in which the gradient that comes to the outputs is v where there is no padding; none where no
+    output has one."""
     logits = _logits(outputs)
     if logits is not None and logits.requires_grad:
         flat = _rows(logits, mask).float()
-        with torch.no_grad():
-            drawn = torch.multinomial(flat.softmax(-1), 1)[:, 0]
-        return nn.functional.cross_entropy(flat, drawn, reduction="sum")
+        with torch.no_grad():  # the gradient of the cross entropy, in the memory of the probabilities: these are large
+            gradient = flat.softmax(-1)
+            drawn = torch.multinomial(gradient, 1)
+            gradient.scatter_add_(1, drawn, torch.full_like(drawn, -1, dtype=gradient.dtype))
+        flat.backward(gradient)  # type: ignore[no-untyped-call]
+        return
     found = [each for each in tensors_in(_plain(outputs)) if each.is_floating_point() and each.requires_grad]
     if not found:
-        return None
+        return
     parts = []
     for each in found:
         rows = _rows(each, mask).float()
         spread = rows.detach().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
         parts.append((rows / spread * torch.randn_like(rows)).sum())
-    return torch.stack(parts).sum()
+    torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _rows(tensor: Tensor, mask: Tensor | None) -> Tensor:

@@ -89,14 +89,16 @@ def run_through(
         if before is not None:
             before(name)
         weights.load(name, finished=finished)
-        if visit is not None:
-            with_all_outputs(replay, weights, batches, functools.partial(visit, name))
-        with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+        try:
+            if visit is not None:
+                with_all_outputs(replay, weights, batches, functools.partial(visit, name))
+            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+            if finished:
+                yield name
+        finally:
+            weights.unload(name)
         if not finished:
-            weights.unload(name)
-        yield name
-        if finished:
-            weights.unload(name)
+            yield name
 
 
 def never_run(replay: Replay, job: Job) -> dict[str, tuple[str, ...]]:

@@ -86,15 +86,19 @@ def shrink(
         float,
         typer.Option(
             metavar="FRACTION",
-            help="Residual branches that leave first: those that change their stream least on the example.",
+            help="Residual branches that leave first: those that change their stream least on the example. Of a "
+            "directory whole blocks, by what the outputs lose on --data, and with -s 0 nothing else.",
         ),
     ] = 0.0,
     rank_branches: Annotated[
-        str,
+        str | None,
         typer.Option(
-            metavar="NAME", help="What ranks branches: influence, on the example, or criterion, by their weights."
+            metavar="NAME",
+            help="What ranks branches: influence, on the example, if left out; or criterion, by their weights. Of a "
+            "directory outputs.",
+            show_default=False,
         ),
-    ] = "influence",
+    ] = None,
     uniform: Annotated[
         bool,
         typer.Option(
@@ -145,7 +149,7 @@ def shrink(
             "no_verify": no_verify,
             "dry_run": dry_run,
             "branches": branches or None,
-            "rank_branches": rank_branches if branches else None,
+            "rank_branches": (rank_branches or "influence") if branches else None,
             "uniform": uniform,
         }
         how = {key: asked[key] for key in ("target", "criterion", "allocate", "include", "exclude", "round_to")}
@@ -155,20 +159,18 @@ def shrink(
             if weights is not None:
                 raise ValueError(f"{factory} is a directory: leave out --weights.")
             if branches:
-                raise ValueError(
-                    f"{factory} is a directory: leave out --branches. from_pretrained builds as many blocks as "
-                    "config.json counts, each of them whole, so no directory says which branches left; in Python, "
-                    "shrink(model, example_inputs, branches=..., batches=...) and save_shrunken."
-                )
+                _check_blocks(factory, how, sparsity=sparsity, rank_branches=rank_branches, data=data)
             from secateur.cli.factories import inputs_of
-            from secateur.cli.printing.shrunken import directory_parts, directory_sheets
-            from secateur.shrinking import shrink_checkpoint
+            from secateur.cli.printing.shrunken import blocks_parts, blocks_sheets, directory_parts, directory_sheets
+            from secateur.shrinking import shrink_checkpoint, shrink_depth_checkpoint
 
             said: dict[str, Any] = {"round-to" if key == "round_to" else key: value for key, value in how.items()}
             said["example"] = example
             if data is not None:
                 said |= {"data": data, "samples": samples, "sequence-length": sequence_length, "seed": seed}
             asked |= {"data": data, "without_data": without_data, "no_repair": no_repair}
+            if branches:
+                said["branches"] = branches
             flags = {"no_verify": no_verify, "without_data": without_data, "no_repair": no_repair}
             command = command_line("shrink", factory, sparsity=sparsity, out=out, **said, **flags)
             with calibration(
@@ -182,6 +184,28 @@ def shrink(
                 repair=not no_repair,
                 without_data=without_data,
             ) as calibrated:
+                if branches:
+                    short = shrink_depth_checkpoint(
+                        factory,
+                        None if dry_run else out,
+                        branches,
+                        include=include,
+                        exclude=exclude,
+                        example_inputs=None if example is None else inputs_of(example),
+                        verify=not no_verify,
+                        arguments={"command": command, "sparsity": sparsity, **said},
+                        **calibrated,
+                    )
+                    show(blocks_parts(short))
+                    page.write(
+                        f"{factory}, shrunk",
+                        "shrink",
+                        [factory],
+                        asked,
+                        blocks_parts(short),
+                        lambda: blocks_sheets(short),
+                    )
+                    return
                 done = shrink_checkpoint(
                     factory,
                     None if dry_run else out,
@@ -204,6 +228,9 @@ def shrink(
                 lambda: directory_sheets(done),
             )
             return
+        rank_branches = rank_branches or "influence"
+        if rank_branches == "outputs":
+            raise ValueError("--rank-branches outputs is for directories, with --data; here influence or criterion.")
         if data is not None:
             raise ValueError("--data is for directories; in Python, shrink(model, example, batches=...) takes batches.")
         import torch
@@ -253,3 +280,22 @@ def shrink(
             model_parts(shrunk, written, seconds),
             lambda: model_sheets(shrunk),
         )
+
+
+def _check_blocks(
+    directory: str, how: dict[str, Any], *, sparsity: float, rank_branches: str | None, data: str | None
+) -> None:
+    """`ValueError` for what cannot be asked of the blocks of a directory."""
+    if data is None:
+        raise ValueError(f"{directory} is a directory: its blocks leave by what a text shows; pass --data FILE.")
+    if sparsity:
+        raise ValueError(
+            f"{directory} is a directory: whole blocks leave it, and nothing else with them. Ask for -s 0 with "
+            "--branches, and then for the units of what that wrote."
+        )
+    if rank_branches not in (None, "outputs"):
+        raise ValueError(f"{directory} is a directory: its blocks leave by outputs, not by {rank_branches}.")
+    given = [name for name in ("allocate", "round_to") if how[name] is not None]
+    if given or how["criterion"] != "magnitude" or how["target"] != "params":
+        others = ", ".join(f"--{name.replace('_', '-')}" for name in (*given, "criterion", "target"))
+        raise ValueError(f"{others} say how units leave; with --branches whole blocks leave {directory}.")

@@ -28,8 +28,9 @@ def verify(
 ) -> None:
     """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
-    Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's. Of one that
-    experts wrote: whether each is the source's that its experts.json names, byte for byte. Of one that
+    Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's, and has the bytes
+    that were written; where blocks left, whether each is the source's that its blocks.json names. Of one that experts
+    wrote: whether each is the source's that its experts.json names, byte for byte. Of one that
     vocabulary wrote: whether each has the rows of the tokens that stayed, and texts of these are read as by the source.
 
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
@@ -38,8 +39,10 @@ def verify(
         from secateur.checkpoints import verify_checkpoint
         from secateur.cli.printing.checkpoints import verified_parts, verified_sheets
         from secateur.shrinking import (
+            has_fewer_blocks,
             has_fewer_experts,
             is_shrunken,
+            verify_depth_checkpoint,
             verify_experts_checkpoint,
             verify_shrunken_checkpoint,
         )
@@ -50,6 +53,8 @@ def verify(
             found = verify_vocabulary_checkpoint(directory, source)
         elif has_fewer_experts(directory):
             found = verify_experts_checkpoint(directory, source)
+        elif has_fewer_blocks(directory):
+            found = verify_depth_checkpoint(directory, source)
         else:
             found = (verify_shrunken_checkpoint if is_shrunken(directory) else verify_checkpoint)(directory, source)
         if as_json:

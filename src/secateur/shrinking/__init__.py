@@ -3,6 +3,8 @@
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured, has_configuration
+from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
+from secateur.shrinking.depth_verification import has_fewer_blocks, verify_depth_checkpoint
 from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
@@ -22,7 +24,7 @@ from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.routing import mixture_of, routed_in_memory
 from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
 from secateur.shrinking.subject import Subject, subject_of
-from secateur.shrinking.tables import checkpoint_parts, experts_parts, proof_words, shrunk_parts
+from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
 from secateur.shrinking.ties import Tied, by_tie
 from secateur.shrinking.verification import is_shrunken, verify_shrunken_checkpoint
 from secateur.shrinking.without_data import WithoutDataWarning
@@ -39,6 +41,7 @@ __all__ = [
     "Plan",
     "Request",
     "Shrunk",
+    "ShrunkDepth",
     "ShrunkExperts",
     "Subject",
     "Tied",
@@ -49,12 +52,14 @@ __all__ = [
     "check_globs",
     "checkpoint_parts",
     "counts_at",
+    "depth_parts",
     "experts_parts",
     "for_slopes",
     "free_in",
     "gradable",
     "groups_in_scope",
     "has_configuration",
+    "has_fewer_blocks",
     "has_fewer_experts",
     "is_shrunken",
     "load_shrunken",
@@ -73,11 +78,13 @@ __all__ = [
     "save_shrunken",
     "shrink",
     "shrink_checkpoint",
+    "shrink_depth_checkpoint",
     "shrink_experts_checkpoint",
     "shrunk_parts",
     "subject_of",
-    "ties_around",
     "tie_roles",
+    "ties_around",
+    "verify_depth_checkpoint",
     "verify_experts_checkpoint",
     "verify_shrunken",
     "verify_shrunken_checkpoint",

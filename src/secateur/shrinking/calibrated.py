@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from secateur.blockwise import full_name, parts_of, slopes, walk_model
 from secateur.shrinking.counts import Choice, choose
@@ -35,8 +35,9 @@ def chosen_by_data(
     repair: bool,
     forward: Forward | None,
     undo: Undo,
-) -> Choice:
-    """What stays of a model in memory, whose consumers are repaired already; the plan is not carried out yet.
+) -> tuple[Choice, dict[str, Tensor]]:
+    """What stays of a model in memory, whose consumers are repaired already; the plan is not carried out yet. And the
+    values of before, ``{name: copy}``, that the undo puts back.
 
     Raises:
         ValueError: a glob matches nothing, a weight is not finite, there are no batches, or they measure nothing that
@@ -70,15 +71,15 @@ def chosen_by_data(
     choice = choose(subject, asked, known, measured)
     left = [group for group in coupling.groups if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if not left:
-        return choice
+        return choice, {}
     job = Repairing(coupling, left, choice.kept, measured, free_in(model, parts_of(model)), repair=repair)
-    undo.values(*(model.get_parameter(name) for name in job.targets))
-    undo.values(*{id(each): each for each in model.parameters() if each.dim() == 1}.values())  # biases among them
+    changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
+    before = dict(zip(changes, undo.values(*changes.values()), strict=True))  # biases are among them
     walk_model(model, batches, job, forward=forward)
     plan = plan_of(model, coupling, job.kept)
     if repair:
         rescale(model, plan, batches, forward=forward)
-    return replace(choice, kept=job.kept, plan=plan)
+    return replace(choice, kept=job.kept, plan=plan), before
 
 
 def _shared(model: nn.Module) -> frozenset[str]:

@@ -40,7 +40,7 @@ from secateur.shrinking.powers import power_of, row_echelon
 from secateur.shrinking.proof import outputs
 from secateur.support import ONE_AT_A_TIME, Undo, tensors_of, track
 
-__all__ = ["Configured", "has_configuration"]
+__all__ = ["Configured", "Described", "has_configuration", "same_constants"]
 
 _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module uses, of a real number that it holds
 
@@ -56,7 +56,43 @@ def has_configuration(model: nn.Module) -> bool:
     return hasattr(getattr(model, "config", None), "to_dict")
 
 
-class Configured:
+class Described:
+    """What a model can be built again from.
+
+    Args:
+        model: has a ``config`` as the models of transformers do: ``to_dict()``, ``from_dict()``, and the class of the
+            model can be built from it alone. Also on the meta device.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kind: Any = type(model)
+        self.config: Any = model.config
+        self.values: dict[str, Any] = self.config.to_dict()
+
+    def configuration(self, changes: Mapping[Place, Any]) -> Any:
+        """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""
+        made = type(self.config).from_dict(with_fields(self.values, changes))
+        same_ways(self.config, made)
+        return made
+
+    def build(
+        self, changes: Mapping[Place, Any], device: torch.device | str = "meta", *, without_weights: bool = False
+    ) -> nn.Module:
+        """A fresh model of the same class, in evaluation mode; without weights its parameters are on meta anyway."""
+        without = parameters_on_meta() if without_weights else contextlib.nullcontext()
+        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng(), without:
+            made: nn.Module = self.kind(self.configuration(changes))
+        return made.eval()
+
+    def value(self, place: Place) -> Any:
+        """A field before the change; None where it was not set."""
+        held: Any = self.values
+        for key in place:
+            held = held[key] if not isinstance(held, Mapping) or key in held else None
+        return held
+
+
+class Configured(Described):
     """A model beside its configuration: what the fields say, and whether they say what is left.
 
     Making one freezes in the coupling what no field can say, and ties what the fields change together.
@@ -71,10 +107,7 @@ class Configured:
     """
 
     def __init__(self, model: nn.Module, coupling: Coupling) -> None:
-        self.kind: Any = type(model)
-        config: Any = model.config
-        self.config = config
-        self._values: dict[str, Any] = config.to_dict()
+        super().__init__(model)
         self._used = list(coupling.used())
         self._base = self._checked(model)
         self._set_by_us: dict[Place, int] = {}  # fields that are left out, and what that comes to
@@ -84,21 +117,6 @@ class Configured:
         self._possible: dict[frozenset[Any], bool] = {}
         self._learn()
         self._settle(coupling)
-
-    def configuration(self, changes: Mapping[Place, Any]) -> Any:
-        """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""
-        made = type(self.config).from_dict(with_fields(self._values, changes))
-        same_ways(self.config, made)
-        return made
-
-    def build(
-        self, changes: Mapping[Place, Any], device: torch.device | str = "meta", *, without_weights: bool = False
-    ) -> nn.Module:
-        """A fresh model of the same class, in evaluation mode; without weights its parameters are on meta anyway."""
-        without = parameters_on_meta() if without_weights else contextlib.nullcontext()
-        with ONE_AT_A_TIME, torch.device(device), torch.random.fork_rng(), without:
-            made: nn.Module = self.kind(self.configuration(changes))
-        return made.eval()
 
     def fields(self, counts: Mapping[Any, int]) -> dict[Place, int] | None:
         """The fields that change when so many stay of each axis, and what they become; None where one is no integer."""
@@ -115,13 +133,6 @@ class Configured:
             if value != self._fields[place]:
                 found[place] = int(value)
         return found
-
-    def value(self, place: Place) -> Any:
-        """A field before the change; None where it was not set."""
-        held: Any = self._values
-        for key in place:
-            held = held[key] if not isinstance(held, Mapping) or key in held else None
-        return held
 
     def is_possible(self, counts: Mapping[Any, int]) -> bool:
         """Whether a model can be built when so many stay of each axis: widths may have to be divisible by heads."""
@@ -203,8 +214,8 @@ class Configured:
         found: dict[Place, Any] = {}
         now = count(found)
         assert now is not None  # it was built before
-        fields = {**dict(integer_fields(self.config, self._values)), **self._set_by_us}
-        lists = [(place, value) for place, value in fields_in(self.config, self._values) if isinstance(value, list)]
+        fields = {**dict(integer_fields(self.config, self.values)), **self._set_by_us}
+        lists = [(place, value) for place, value in fields_in(self.config, self.values) if isinstance(value, list)]
         for place, value in track(list(fields.items()), "making a smaller one for the proof"):
             if now <= most:
                 return found
@@ -267,13 +278,11 @@ class Configured:
         return found if found.keys() == self._base.keys() else None
 
     def _learn(self) -> None:
-        for place in track(
-            [*unset_fields(self.config, self._values), *self._asked_for()], "learning the configuration"
-        ):
+        for place in track([*unset_fields(self.config, self.values), *self._asked_for()], "learning the configuration"):
             value = self._comes_to(place)
             if value is not None:
                 self._set_by_us[place] = value
-        fields = {**dict(integer_fields(self.config, self._values)), **self._set_by_us}
+        fields = {**dict(integer_fields(self.config, self.values)), **self._set_by_us}
         for place, value in track(list(fields.items()), "learning the configuration"):
             powers = self._powers_of(place, value)
             if powers:
@@ -442,7 +451,7 @@ class Configured:
             lending.cut(plan_of(lending.module, coupling, kept))
             built = self.build(changes, next(model.parameters()).device, without_weights=True).double()
             also = lending.also(built).module
-            _same_constants(lending.module, also)
+            same_constants(lending.module, also)
             for number, training in coupling.passes:
                 expected, found = (outputs(each, inputs[number], training=training) for each in (lending.module, also))
                 if difference(expected, found) is not None:
@@ -458,7 +467,7 @@ class Configured:
         undo = carry_out(probe, plan_of(probe, coupling, kept), None)
         try:
             built.load_state_dict(probe.state_dict())
-            _same_constants(probe, built)
+            same_constants(probe, built)
             for number, training in coupling.passes:
                 expected = outputs(probe, inputs[number], training=training)
                 found = outputs(built, inputs[number], training=training)
@@ -472,7 +481,7 @@ class Configured:
         return None
 
 
-def _same_constants(probe: nn.Module, built: nn.Module) -> None:
+def same_constants(probe: nn.Module, built: nn.Module) -> None:
     """What a model computes for itself when it is built, in the precision in which the probe's model has it."""
     # a model in bfloat16 holds constants rounded to it; which `from_pretrained` does not
     theirs = dict(probe.named_buffers())

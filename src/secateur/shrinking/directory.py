@@ -57,7 +57,7 @@ from secateur.checkpoints import (
 )
 from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
-from secateur.shrinking.configuration import Configured, has_configuration
+from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.fields import Place, with_fields
 from secateur.shrinking.files import text_of
@@ -570,7 +570,7 @@ def _write_index(checkpoint: Checkpoint, target: Path, done: CheckpointShrinking
         path.write_text(index_text(checkpoint, done.nbytes[1], done.parameters[1]), "utf-8")
 
 
-def config_text(checkpoint: Checkpoint, configured: Configured, fields: Mapping[Place, int]) -> str:
+def config_text(checkpoint: Checkpoint, configured: Described, fields: Mapping[Place, Any]) -> str:
     """The file as it was with the fields changed; where that would not say it, all that the configuration holds."""
     wanted = configured.configuration(fields)
     with contextlib.suppress(Exception):  # a part that the file leaves out, or what the configuration raises

@@ -52,14 +52,17 @@ _SIZES: dict[type[nn.Module], dict[str, Callable[[Any], int]]] = {
 }
 
 
-def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None) -> Callable[[], None]:
+def carry_out(
+    model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | None, before: Mapping[str, Tensor] | None = None
+) -> Callable[[], None]:
     """Slice tensors, set numbers, and put other modules in place; all or nothing. Returns what takes it back.
 
-    What left is let go of by the optimizer, too: a parameter of a module that left is in none of its groups.
+    What left is let go of by the optimizer, too: a parameter of a module that left is in none of its groups. ``before``
+    are values that tensors come to when it is taken back: those that they have now are not kept then.
     """
+    before = {} if before is None else before
     tensors = tensors_of(model)
     places = _places(model, plan.modules)
-    smaller: dict[str, Tensor] = {}
     scales = factors_of(plan)
     states: list[tuple[dict[str, Any], str, Tensor]] = []
     for name, (shape, kept) in plan.tensors.items():
@@ -70,7 +73,6 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}; the plan was made for {shape}.")
         if not all(0 <= at < len(shape) and fits(each, shape[at]) for at, each in kept.items()):
             raise ValueError(f"the plan keeps entries of {name} that its shape {shape} does not have.")
-        smaller[name] = multiplied(sliced(tensor.data, kept), scales.get(name, []))
         state = {} if optimizer is None else optimizer.state.get(tensor, {})
         for key, value in state.items():
             if isinstance(value, Tensor) and tuple(value.shape) == shape:
@@ -78,7 +80,7 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     for place, old, _ in plan.numbers:
         if number_at(model, place) != old:
             raise ValueError(f"{dotted(place)} is {number_at(model, place)}; the plan was made for {old}.")
-    changed = {id(tensors[name]) for name in smaller}
+    changed = {id(tensors[name]) for name in plan.tensors}
     printed = [
         (module, key, size)
         for module in model.modules()
@@ -90,13 +92,14 @@ def carry_out(model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer | N
     written = [_written(model, place) for place, _, _ in plan.numbers]
     undo = Undo()
     try:  # no `with`: between the end of its block and the end of itself Ctrl-C would find everything changed
-        for name, value in smaller.items():
+        for name, (_, kept) in plan.tensors.items():  # one after the other: the whole ones may be let go of
             tensor = tensors[name]
-            whole, grad = tensor.data, tensor.grad
-            undo.call(_set_data, tensor, whole, grad)
+            grad = tensor.grad
+            value = multiplied(sliced(tensor.data, kept), scales.get(name, []))
+            undo.call(_set_data, tensor, before.get(name, tensor.data), grad)
             if grad is not None:
                 inverse = [(at, 1 / factors) for at, factors in scales.get(name, [])]
-                grad = multiplied(sliced(grad, plan.tensors[name][1]), inverse)
+                grad = multiplied(sliced(grad, kept), inverse)
             _set_data(tensor, value, grad)
         for (held, key, number), (place, _, new) in zip(written, plan.numbers, strict=True):
             undo.call(operator.setitem, held, key, number)

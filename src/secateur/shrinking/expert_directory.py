@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import math
 import os
 import time
@@ -45,10 +44,8 @@ from secateur.checkpoints import (
     nbytes_of_cut,
     open_checkpoint,
     previous_record,
-    read_json,
     record_text,
-    shape_of_cut,
-    write_header,
+    sha256_of,
 )
 from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice
@@ -58,7 +55,8 @@ from secateur.shrinking.expert_repair import OUTSIDE, Mended, MendedMixtures, le
 from secateur.shrinking.expert_streams import Beside, new_values, of_directory
 from secateur.shrinking.expert_subsets import Losses
 from secateur.shrinking.experts import Fewer, choose_experts, ranked
-from secateur.shrinking.mixtures import Mixtures, Origin, mixtures_of
+from secateur.shrinking.mixtures import Mixtures, mixtures_of
+from secateur.shrinking.origins import Origin, files_of, origins_text, write_file, write_index
 from secateur.shrinking.profiles import Profile, Text, profile_in, profile_values, read_profile, write_profile
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.tables import experts_parts
@@ -512,57 +510,18 @@ def _write(
         for _ in track(copy_tree(checkpoint.root, begun.folder, skip={*weights, *done.left_out}), "copying"):
             pass
         (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
-    places = {}
-    for file, names in _files(checkpoint, written):
-        place = file.relative_to(checkpoint.root).as_posix()
+    places: dict[str, str] = {}
+    for file, names in track(files_of(checkpoint, written), "slicing"):
+        place = file.as_posix()
         places.update(dict.fromkeys(names, place))
         if place in there:
             continue
-        _slice(checkpoint, begun.folder, file, names, written)
+        write_file(checkpoint, begun.folder, file, names, written)
         begun.fill()
         there = [*there, place]
         begun.learn(files=there)
-    if checkpoint.index is not None:
-        index = read_json(checkpoint.index)
-        metadata = index.get("metadata")
-        totals = {"total_size": done.nbytes[1], "total_parameters": done.parameters[1]}
-        if isinstance(metadata, dict):
-            metadata.update({key: value for key, value in totals.items() if key in metadata})
-        index["weight_map"] = dict(sorted(places.items()))
-        path = begun.folder / checkpoint.index.relative_to(checkpoint.root)
-        path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    write_index(checkpoint, begun.folder, places, nbytes=done.nbytes[1], parameters=done.parameters[1])
     barrier()
-
-
-def _files(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> Iterator[tuple[Path, list[str]]]:
-    """The files that something is left of, and the tensors that each will hold."""
-    by_source: dict[str, list[str]] = {}
-    for name, (old, _) in written.items():
-        by_source.setdefault(old, []).append(name)
-    for file in track(checkpoint.files, "slicing"):
-        here = [entry.name for entry in checkpoint.entries.values() if entry.path == file]
-        names = [name for old in here for name in by_source.get(old, ())]
-        if names:
-            yield file, names
-
-
-def _slice(
-    checkpoint: Checkpoint, target: Path, file: Path, names: Sequence[str], written: Mapping[str, Origin]
-) -> None:
-    """Writes a file of the smaller directory; it is on the disk then."""
-    tensors = {}
-    for name in names:
-        entry = checkpoint.entries[written[name][0]]
-        shape = shape_of_cut(entry, written[name][1])
-        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
-    path = target / file.relative_to(checkpoint.root)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "wb", buffering=0) as opened:
-        write_header(opened, tensors, checkpoint.metadata[file])
-        for name in names:
-            old, cuts = written[name]
-            write_cut(opened, checkpoint, checkpoint.entries[old], cuts, [])
-        os.fsync(opened.fileno())
 
 
 def _add_records(
@@ -573,14 +532,8 @@ def _add_records(
     said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
-    changed = {
-        name: {"from": old, "kept": {str(at): each.tolist() for at, each in cuts.items()}}
-        for name, (old, cuts) in written.items()
-        if name != old or cuts
-    }
-    gone = sorted({*mixtures.checkpoint} - {old for old, _ in written.values()})
-    made_of = {"format": FORMAT, "version": 1, "tensors": changed, "gone": gone}
-    (target / EXPERTS).write_text(json.dumps(made_of), "utf-8")
+    (target / EXPERTS).write_text(origins_text(mixtures.checkpoint, written, FORMAT), "utf-8")
+    small = open_checkpoint(target)
     found = {
         "experts": {name: {"from": size, "to": left} for name, (size, left) in done.counts.items()},
         "kept": {name: list(each) for name, each in done.kept.items()},
@@ -593,6 +546,7 @@ def _add_records(
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
+        "sha256": {name: sha256_of(small, name) for name in track(small, "reading what was written", total=len(small))},
     }
     (target / RECORD).write_text(record_text("experts", found, arguments=said, previous=previous), "utf-8")
 

@@ -25,6 +25,7 @@ from secateur.support import private, tensors_of
 __all__ = ["LARGE", "Lending", "lending_of"]
 
 LARGE = 1 << 24  # parameters in blocks: copies of a smaller model in float64 stay below half a gigabyte
+_TABLE = 1 << 22  # entries, from which on a parameter outside of blocks is a table, such as an embedding
 _POOL = 1_048_573  # random numbers, again and again: a prime, so that no two rows of a matrix have the same ones
 
 
@@ -118,17 +119,24 @@ def lending_of(model: nn.Module) -> Lending | None:
     lent = {name: each for name, each in model.named_parameters() if id(each) in ours}
     if sum(each.numel() for each in lent.values()) < LARGE or any(map(private.flat_weights_of, inside)):
         return None
-    resting = {
-        name: nn.Parameter(torch.empty_like(each, device="meta"), requires_grad=each.requires_grad)
-        for name, each in lent.items()
-    }
-    probe = copy.deepcopy(model, {id(lent[name]): each for name, each in resting.items()}).double()
     values = _Values(model)
-    with torch.no_grad():
-        for name, each in probe.named_parameters():
-            if name not in lent:
-                each.copy_(values(name))
-    return Lending(probe, list(blocks), {id(each): name for name, each in resting.items()}, values)
+    resting: dict[str, nn.Parameter] = {}
+    for name, each in model.named_parameters():
+        with torch.no_grad():
+            value = torch.empty_like(each, device="meta") if name in lent else values(name)
+        # what large tables would get as gradients takes more memory than all else; they pass gradients on all the same
+        is_learned = each.requires_grad and (name in lent or each.numel() < _TABLE)
+        resting[name] = nn.Parameter(value, requires_grad=is_learned)
+    memo = {id(each): resting[name] for name, each in model.named_parameters()}
+    probe = copy.deepcopy(model, memo).double()
+    for each in probe.parameters():
+        if not each.is_meta and each.requires_grad:  # that there is a gradient is enough
+            each.register_post_accumulate_grad_hook(_forget)
+    return Lending(probe, list(blocks), {id(resting[name]): name for name in lent}, values)
+
+
+def _forget(parameter: Tensor) -> None:
+    parameter.grad = None
 
 
 class _Values:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise import DirectoryWalk, RunAlong, gathered, prepared
-from secateur.checkpoints import Checkpoint, CheckpointError, Cuts, meta_model_of
+from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of
 from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED, example_for
@@ -28,16 +28,15 @@ from secateur.shrinking.expert_subsets import (
     watching_losses,
 )
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.origins import Origin
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import Request
 from secateur.shrinking.routing import Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.support import LazyTensors, Undo, printable, private
 
-__all__ = ["Curve", "Mixtures", "Origin", "mixtures_of"]
+__all__ = ["Curve", "Mixtures", "mixtures_of"]
 
-# Of a tensor that is written: the tensor in the source's files, and what stays of it
-Origin = tuple[str, Cuts]
 _SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the experts, whose loss is measured
 
 

@@ -344,12 +344,13 @@ def shrink(
             tie_roles(coupling)
         if not alone:
             subject = subject_of(model, coupling, inputs, configured=configured, proved_on=model if verify else None)
+            saved: dict[str, Tensor] = {}
             if held is None:
                 choice = choose(subject, rest, known)
             else:
-                choice = chosen_by_data(subject, rest, known, held, repair=repair, forward=forward, undo=undo)
+                choice, saved = chosen_by_data(subject, rest, known, held, repair=repair, forward=forward, undo=undo)
             plans.append(choice.plan)
-            undo.call(carry_out(model, choice.plan, optimizer))
+            undo.call(carry_out(model, choice.plan, optimizer, saved))
             if held is not None and repair and choice.plan.tensors and any(map(private.is_batchnorm, model.modules())):
                 undo.values(*model.buffers())
                 reestimate_batchnorm(model, held, forward=forward)

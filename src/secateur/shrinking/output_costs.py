@@ -21,7 +21,7 @@ from secateur.shrinking.measuring import check_finite
 from secateur.shrinking.plan import plan_without
 from secateur.support import Forward, device_of, mapped, moved, run_batch, seeded, tensors_in, track, unchanged
 
-__all__ = ["OutputCosts", "gone_with", "running"]
+__all__ = ["OutputCosts", "few_batches", "gone_with", "running"]
 
 _ROWS = 1024  # tokens, or examples of a classifier, that outputs are compared on: ranks move little with more
 _BATCHES = 4  # at most
@@ -116,6 +116,21 @@ class OutputCosts:
                 fresh[best] = len(chosen)
             chosen.append(best)
         return chosen
+
+
+def few_batches(batches: Sequence[Any]) -> list[Any]:
+    """The first batches, or what there is of them: as many as hold a thousand tokens, or examples."""
+    held: list[Any] = []
+    rows = 0
+    for batch in batches[:_BATCHES]:
+        tensors = [each for each in tensors_in(batch) if each.dim()]
+        ids = [each.numel() for each in tensors if each.dim() > 1 and not each.is_floating_point()]
+        count = max(ids or [each.shape[0] for each in tensors], default=0)
+        held.append(_first(batch, (_ROWS - rows) / count) if count > _ROWS - rows else batch)
+        rows += count
+        if rows >= _ROWS:
+            break
+    return held
 
 
 def gone_with(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]:

@@ -23,11 +23,11 @@ from secateur.blockwise import parts_of, walk_model
 from secateur.coupling import Branch
 from secateur.shrinking.following import Following
 from secateur.shrinking.output_costs import OutputCosts, running
-from secateur.shrinking.seams import Seam, Stream, rows_of
+from secateur.shrinking.seams import Place, Seam, Stream, rows_of
 from secateur.solvers import aimed
 from secateur.support import Forward, Undo, device_of, moved, track
 
-__all__ = ["DAMPINGS", "MatrixPatch", "ScalePatch", "patch"]
+__all__ = ["DAMPINGS", "MatrixPatch", "ScalePatch", "Solver", "add_batch", "new_values", "patch", "solver_of"]
 
 DAMPINGS = (1e-7, 1e-3, 1e-2, 1e-1, 1.0)  # of the mean diagonal: the one that is best on rows that it did not see
 _HELD_OUT = 4  # every so many a batch, or a row where there are fewer batches
@@ -111,23 +111,34 @@ def _solved(
     place = seam.place
     weight = model.get_parameter(place.weight).detach()
     bias = None if place.bias is None else model.get_parameter(place.bias).detach()
-    solver: _Solver
-    if place.piece is None:
-        solver = ScalePatch(weight, bias)
-    else:
-        solver = MatrixPatch(place.piece.of(weight), bias)
+    solver = solver_of(place, weight, bias)
     with running(model):
         for number, (batch, wanted) in enumerate(zip(batches, dense, strict=True)):
             inputs, rows, index = stream.met(batch, seam)
             lack = rows_of(wanted[seam.final], turned=place.turned).double() - rows.double()
             lack = lack if index is None else lack[index]
-            for part, lacks in _together(inputs, lack):
-                if len(batches) >= _HELD_OUT:
-                    solver.add(part, lacks, held_out=number % _HELD_OUT == _HELD_OUT - 1)
-                    continue
-                held = torch.arange(len(part), device=part.device) % _HELD_OUT == _HELD_OUT - 1
-                for is_held in (False, True):
-                    solver.add(part[held == is_held], lacks[held == is_held], held_out=is_held)
+            add_batch(solver, inputs, lack, number, len(batches))
+    return new_values(place, weight, solver)
+
+
+def solver_of(place: Place, weight: Tensor, bias: Tensor | None) -> Solver:
+    """What finds new values for a weight and its bias."""
+    return ScalePatch(weight, bias) if place.piece is None else MatrixPatch(place.piece.of(weight), bias)
+
+
+def add_batch(solver: Solver, inputs: Iterator[Tensor], lack: Tensor, number: int, count: int) -> None:
+    """Of one of so many batches what a place was given, in parts, and what lacks behind it; some of it is held out."""
+    for part, lacks in _together(inputs, lack):
+        if count >= _HELD_OUT:
+            solver.add(part, lacks, held_out=number % _HELD_OUT == _HELD_OUT - 1)
+            continue
+        held = torch.arange(len(part), device=part.device) % _HELD_OUT == _HELD_OUT - 1
+        for is_held in (False, True):
+            solver.add(part[held == is_held], lacks[held == is_held], held_out=is_held)
+
+
+def new_values(place: Place, weight: Tensor, solver: Solver) -> tuple[dict[str, Tensor], float]:
+    """What a solver found, by the names of parameters, and its share; nothing where it does not help."""
     new, share = solver.solved()
     if new is None:
         return {}, 0.0
@@ -147,7 +158,7 @@ def _together(inputs: Iterator[Tensor], lack: Tensor) -> Iterator[tuple[Tensor, 
         done += len(part)
 
 
-class _Solver(Protocol):
+class Solver(Protocol):
     def add(self, inputs: Tensor, lack: Tensor, *, held_out: bool) -> None:
         """More rows, in float64."""
 

@@ -118,7 +118,8 @@ def rescaled_in_directory(place: DirectoryWalk, plan: Plan) -> dict[str, Tensor]
     found: dict[str, tuple[dict[str, Tensor], Tensor, _Sums | None]] = {}
     norms: dict[str, _Norm | None] = {}
     seen: dict[str, set[int]] = {path: set() for path in paths}
-    with place.running_copy({place.model.get_submodule(path) for path in paths}) as (replay, blocks):
+    dense = {place.model.get_submodule(path) for path in paths}
+    with place.running(written=True, dense=dense) as (replay, blocks):
 
         def see(path: str, module: nn.Module, given: Any, output: Any) -> None:
             number = replay.at

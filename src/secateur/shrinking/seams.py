@@ -25,7 +25,7 @@ from secateur.blockwise import AllMetError, Inputs, Meeting, Pairs, Piece, Rows,
 from secateur.coupling import Branch, SameDraws, find_coupling
 from secateur.support import Forward, private, run_batch, tensors_of
 
-__all__ = ["Place", "Seam", "Stream", "rows_of"]
+__all__ = ["Place", "Places", "Seam", "Stream", "rows_of"]
 
 _SUMS = 2  # of a chain x + f(x) + g(x), and where the stream before it came from
 
@@ -158,7 +158,7 @@ class Stream:
     def met(self, batch: Any, seam: Seam) -> tuple[Iterator[Tensor], Tensor, Tensor | None]:
         """A run without the branches, to the seam: what the place is given, in parts, or of scales what it gives; the
         stream behind the seam, as rows in this order; and which of its rows are no padding."""
-        watched = _Places(self.model, {seam.place.weight} if seam.place.piece else set(), Tokens.of(batch))
+        watched = Places(self.model, {seam.place.weight} if seam.place.piece else set(), Tokens.of(batch))
         stream: list[Tensor] = []
         scaled: list[Tensor] = []
 
@@ -200,11 +200,11 @@ class Stream:
 
     # -- which place is before a branch
 
-    def _watched(self, batch: Any, *, zeroed: Iterable[tuple[int, int]], leaving: set[str]) -> tuple[_Run, _Places]:
+    def _watched(self, batch: Any, *, zeroed: Iterable[tuple[int, int]], leaving: set[str]) -> tuple[_Run, Places]:
         """A run of a batch, to the end: what gave something may be used again. What leaves gives nothing."""
         run, zeroed = _Run(), set(zeroed)
         names = {name for name, each in self.model.named_parameters() if each.dim() == 2} - leaving
-        watched = _Places(self.model, names, Tokens.of(batch))
+        watched = Places(self.model, names, Tokens.of(batch))
 
         def gave(value: Tensor, place: Place) -> None:
             run.count += 1
@@ -246,7 +246,7 @@ class Stream:
                 by_weight[place.weight] = Seam(place, term.final, names_of)
         return sorted(by_weight.values(), key=lambda seam: seam.place.at)
 
-    def _usable(self, watched: _Places, leaving: set[str]) -> Callable[[Place], bool]:
+    def _usable(self, watched: Places, leaving: set[str]) -> Callable[[Place], bool]:
         """Whether parameters are used in this place and in no other."""
         holders = Counter(
             id(each)
@@ -308,7 +308,7 @@ def _places(node: _Node | None, sums: int) -> Iterator[Place]:
             yield from _places(part, left)
 
 
-class _Places(Pairs):
+class Places(Pairs):
     """Watches what places give, and what their matrices are multiplied with."""
 
     def __init__(self, model: nn.Module, names: set[str], tokens: Tokens) -> None:

@@ -14,12 +14,13 @@ from secateur.shrinking.branches import KEPT
 from secateur.support import Part, Rows, bytes_text, percent, printable
 
 if TYPE_CHECKING:
+    from secateur.shrinking.depth_directory import ShrunkDepth
     from secateur.shrinking.directory import CheckpointShrinking
     from secateur.shrinking.expert_directory import ShrunkExperts
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.request import Request
 
-__all__ = ["checkpoint_parts", "experts_parts", "proof_words", "shrunk_parts", "unreached_parts"]
+__all__ = ["checkpoint_parts", "depth_parts", "experts_parts", "proof_words", "shrunk_parts", "unreached_parts"]
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
@@ -127,7 +128,27 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
         yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
 
 
-def proof_words(done: CheckpointShrinking | ShrunkExperts) -> str:
+def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
+    """Which blocks left a directory, what took over, fields of the configuration, totals."""
+    rows = [(printable(name), f"{before} -> {after}") for name, (before, after) in done.counts.items()]
+    yield Rows(("~Stack", ">Blocks"), [*rows])
+    yield f"Gone: {printable(', '.join(done.gone), _LONG)}."
+    for name, why in list(done.stayed.items())[:_SHOWN]:
+        yield f"{printable(name)} stays: {printable(why, 300)}."
+    if done.patched:
+        yield _made_up_for(done.patched)
+    yield ""
+    fields = [(printable(name), str(before), str(after)) for name, (before, after) in done.fields.items()]
+    yield Rows(
+        ("config.json", ">before", ">after"), [(name, before[:_ROOM], after[:_ROOM]) for name, before, after in fields]
+    )
+    yield ""
+    yield _totals(("parameters", *done.parameters, "{:,}".format), ("bytes", *done.nbytes, bytes_text))
+    yield f"The outputs lose {done.lost:.3g} on the calibration, before what follows is patched."
+    yield f"{proof_words(done)}."
+
+
+def proof_words(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> str:
     """On which model it was proved, as the beginning of a sentence."""
     return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
 
@@ -202,10 +223,14 @@ def _branch_parts(done: Shrunk) -> Iterator[Part]:
         if why != KEPT:
             yield f"{printable(name)} stays: {printable(why, 300)}."
     if done.patched:
-        best = sorted(done.patched.items(), key=lambda each: -each[1])[:_SHOWN]
-        said = ", ".join(f"{printable(name)} {percent(share)}" for name, share in best)
-        yield f"What the stream lacks behind them is made up for by {said}."
+        yield _made_up_for(done.patched)
     yield ""
+
+
+def _made_up_for(patched: Mapping[str, float]) -> str:
+    best = sorted(patched.items(), key=lambda each: -each[1])[:_SHOWN]
+    said = ", ".join(f"{printable(name)} {percent(share)}" for name, share in best)
+    return f"What the stream lacks behind them is made up for by {said}."
 
 
 def _first_of(reason: str) -> str:

@@ -40,7 +40,7 @@ from secateur.shrinking.plan import Factors, Plan, factors_of, fits
 from secateur.shrinking.scores import rows_at_once
 from secateur.support import Fields, printable, track
 
-__all__ = ["about_files", "is_shrunken", "verify_shrunken_checkpoint"]
+__all__ = ["about_bytes", "about_files", "digests_in", "is_shrunken", "verify_shrunken_checkpoint"]
 
 PLAN = "plan.json"
 
@@ -78,8 +78,8 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
     problems += [
         f"{printable(name)}: was repaired, {RECORD} says; it is not here." for name in repaired - {*checkpoint}
     ]
-    written = read.each_named("sha256", str) if "sha256" in read.values else {}
-    stored = dict(_about_bytes(checkpoint, written, repaired))
+    written = digests_in(read)
+    stored = dict(about_bytes(checkpoint, written, repaired))
     tensors: list[VerifiedTensor] = []
     if repaired:
         what = "whether these are the best values" if written else "what they hold"
@@ -111,8 +111,13 @@ def _repaired(read: Fields) -> set[str]:
     return {*calibration.each_named("errors", float), *(name for names in moved for name in names)}
 
 
-def _about_bytes(
-    checkpoint: Checkpoint, written: Mapping[str, str], repaired: Collection[str]
+def digests_in(read: Fields) -> dict[str, str]:
+    """The SHA-256 of each tensor as it was written, where a record says it."""
+    return read.each_named("sha256", str) if "sha256" in read.values else {}
+
+
+def about_bytes(
+    checkpoint: Checkpoint, written: Mapping[str, str], repaired: Collection[str] = ()
 ) -> Iterator[tuple[str, str]]:
     """What is wrong with tensors as they stand in the files, by their names."""
     for name in written.keys() - {*checkpoint}:

@@ -8,10 +8,26 @@ from pathlib import Path
 
 from secateur.cli.terminal import printing
 from secateur.report import Cells, Chart, Sheet
-from secateur.shrinking import CheckpointShrinking, Shrunk, checkpoint_parts, proof_words, shrunk_parts
+from secateur.shrinking import (
+    CheckpointShrinking,
+    Shrunk,
+    ShrunkDepth,
+    checkpoint_parts,
+    depth_parts,
+    proof_words,
+    shrunk_parts,
+)
 from secateur.support import Part, percent, printable
 
-__all__ = ["directory_parts", "directory_sheets", "model_parts", "model_sheets", "print_loading"]
+__all__ = [
+    "blocks_parts",
+    "blocks_sheets",
+    "directory_parts",
+    "directory_sheets",
+    "model_parts",
+    "model_sheets",
+    "print_loading",
+]
 
 
 def model_parts(done: Shrunk, out: Path | None, seconds: float, *, verbose: bool = False) -> Iterator[Part]:
@@ -58,6 +74,29 @@ def directory_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iter
         files = ", ".join(printable(str(path)) for path in done.left_out[:4])
         yield f"Left out, as they hold the weights in other forms: {files}."
     yield "Nothing was written." if done.out is None else f"Wrote {printable(str(done.out))}; from_pretrained loads it."
+
+
+def blocks_parts(done: ShrunkDepth) -> Iterator[Part]:
+    """Which blocks left a directory, on what that was proved, and where it is."""
+    yield from depth_parts(done)
+    if done.left_out:
+        files = ", ".join(printable(str(path)) for path in done.left_out[:4])
+        yield f"Left out, as they hold the weights in other forms: {files}."
+    if done.out is None:
+        yield f"Nothing was written ({done.seconds:.1f} s)."
+    else:
+        yield f"Wrote {printable(str(done.out))}; from_pretrained loads it ({done.seconds:.1f} s)."
+
+
+def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
+    """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
+    gone = [printable(name, 1000) for name in done.gone]
+    sheets = [Sheet("Block by block", [Cells("left", list(range(1, len(gone) + 1))), Cells("block", gone)])]
+    if done.patched:
+        names, shares = [printable(name, 1000) for name in done.patched], list(done.patched.values())
+        cells = [Cells("tensor", names), Cells("makes up for", shares, [percent(share) for share in shares], shares)]
+        sheets.append(Sheet("What took over", cells))
+    return sheets
 
 
 def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:

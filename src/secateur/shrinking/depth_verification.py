@@ -1,0 +1,75 @@
+"""What the ``secateur.json`` of a directory claims of which blocks left, seen again on the stored bytes.
+
+Law: every tensor is the source's that ``blocks.json`` names, byte for byte, but for those that the record says were
+patched: of these the shape is, they hold numbers, and have the bytes that were written.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from secateur.checkpoints import (
+    RECORD,
+    Verification,
+    VerifiedTensor,
+    about_config,
+    about_parameters,
+    claims_of,
+    is_made_by,
+    open_checkpoint,
+)
+from secateur.shrinking.depth_directory import BLOCKS, FORMAT
+from secateur.shrinking.origins import about_origins, origins_in, unnamed
+from secateur.shrinking.verification import about_bytes, about_files, digests_in
+from secateur.support import printable
+
+__all__ = ["has_fewer_blocks", "verify_depth_checkpoint"]
+
+
+def has_fewer_blocks(directory: Path | str) -> bool:
+    """Whether there is a record that `shrink_depth_checkpoint` wrote."""
+    return is_made_by(directory, "shrink") and "blocks" in claims_of(Path(directory)).values
+
+
+def verify_depth_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
+    """Whether a directory is what its ``secateur.json`` and ``blocks.json`` say; compares with ``source`` if given.
+
+    The files hold as many parameters as the record says, each tensor the bytes that were written, and ``config.json``
+    the numbers. With the source: each tensor is the source's that ``blocks.json`` names, byte for byte, but for the
+    patched ones; and other files are the source's.
+
+    Args:
+        directory: what `shrink_depth_checkpoint` wrote.
+        source: what it was made from, if it is there still.
+
+    Raises:
+        CheckpointError: a damaged or missing directory or record. What does not hold is no error, but one of the
+            result's ``problems``.
+    """
+    directory = Path(directory)
+    checkpoint, read = open_checkpoint(directory), claims_of(directory)
+    made_of, gone = origins_in(directory / BLOCKS, FORMAT, "which blocks stayed")
+    patched = read.inner("calibration").each_named("patched", float)
+    problems = [*about_parameters(checkpoint, read), *about_config(checkpoint, read)]
+    problems += [
+        f"{printable(name)}: was patched, {RECORD} says; it is not here." for name in {*patched} - {*checkpoint}
+    ]
+    stored = dict(about_bytes(checkpoint, digests_in(read), patched))
+    unchecked = []
+    if patched:
+        unchecked.append(f"{len(patched)} tensors were patched with data: whether these are the best values")
+    if source is None:
+        tensors = [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
+        unchecked.append("no source was given: whether the tensors are the source's, and whether all else is unchanged")
+        problems += stored.values()
+        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), tuple(unchecked))
+    dense = open_checkpoint(source)
+    found: list[VerifiedTensor] = []
+    for tensor, problem in about_origins(checkpoint, dense, made_of, BLOCKS, patched):
+        found += [tensor] if tensor else []
+        problems += [problem] if problem else []
+        if problem and tensor:
+            stored.pop(tensor.name, None)  # it is told already
+    problems += [*stored.values(), *unnamed(checkpoint, dense, made_of, gone, BLOCKS)]
+    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(BLOCKS), Path("config.json")})
+    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), tuple(unchecked))

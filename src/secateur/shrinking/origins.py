@@ -1,0 +1,187 @@
+"""Which tensor of a source each tensor of a directory is, or which rows of one: written, written down, and read again.
+
+Law: what is written has the source's bytes; what is written down names every tensor that has another name or fewer
+entries, and those of the source that left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from secateur.checkpoints import (
+    HINT,
+    Checkpoint,
+    CheckpointError,
+    Compared,
+    Cuts,
+    Hashed,
+    VerifiedTensor,
+    nbytes_of_cut,
+    read_json,
+    shape_of_cut,
+    write_header,
+)
+from secateur.shrinking.directory import write_cut
+from secateur.shrinking.plan import fits
+from secateur.support import Fields, printable, track
+
+__all__ = [
+    "Origin",
+    "about_origins",
+    "files_of",
+    "origins_in",
+    "origins_text",
+    "unnamed",
+    "write_file",
+    "write_index",
+    "write_origins",
+]
+
+Origin = tuple[str, Cuts]
+"""A tensor of the source, and which indices stay of its dimensions that become smaller."""
+
+
+def write_origins(
+    checkpoint: Checkpoint, target: Path, written: Mapping[str, Origin], *, nbytes: int, parameters: int
+) -> dict[str, str]:
+    """Writes ``{name: what it is}`` into the files that the source's tensors are in, and the index, if there is one;
+    the SHA-256 of the bytes of each."""
+    places: dict[str, str] = {}
+    digests: dict[str, str] = {}
+    for place, names in track(files_of(checkpoint, written), "slicing"):
+        digests |= write_file(checkpoint, target, place, names, written)
+        places.update(dict.fromkeys(names, place.as_posix()))
+    write_index(checkpoint, target, places, nbytes=nbytes, parameters=parameters)
+    return digests
+
+
+def files_of(checkpoint: Checkpoint, written: Mapping[str, Origin]) -> list[tuple[Path, list[str]]]:
+    """The files of which something is left, within the directory, and the tensors that each will hold."""
+    by_source: dict[str, list[str]] = {}
+    for name, (old, _) in written.items():
+        by_source.setdefault(old, []).append(name)
+    found = []
+    for file in checkpoint.files:
+        here = [entry.name for entry in checkpoint.entries.values() if entry.path == file]
+        names = [name for old in here for name in by_source.get(old, ())]
+        if names:
+            found.append((file.relative_to(checkpoint.root), names))
+    return found
+
+
+def write_file(
+    checkpoint: Checkpoint, target: Path, place: Path, names: Sequence[str], written: Mapping[str, Origin]
+) -> dict[str, str]:
+    """Writes one file, which is on the disk then; the SHA-256 of the bytes of each tensor."""
+    tensors = {}
+    for name in names:
+        entry = checkpoint.entries[written[name][0]]
+        shape = shape_of_cut(entry, written[name][1])
+        tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    digests = {}
+    (target / place).parent.mkdir(parents=True, exist_ok=True)
+    with open(target / place, "wb", buffering=0) as opened:
+        write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
+        for name in names:
+            old, cuts = written[name]
+            hashed = Hashed(opened)
+            write_cut(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts, [])
+            digests[name] = hashed.hexdigest()
+        os.fsync(opened.fileno())
+    return digests
+
+
+def write_index(
+    checkpoint: Checkpoint, target: Path, places: Mapping[str, str], *, nbytes: int, parameters: int
+) -> None:
+    """The index, where the source has one: ``{name: file}``."""
+    if checkpoint.index is None:
+        return
+    index = read_json(checkpoint.index)
+    metadata = index.get("metadata")
+    totals = {"total_size": nbytes, "total_parameters": parameters}
+    if isinstance(metadata, dict):
+        metadata.update({key: value for key, value in totals.items() if key in metadata})
+    index["weight_map"] = dict(sorted(places.items()))
+    path = target / checkpoint.index.relative_to(checkpoint.root)
+    path.write_text(json.dumps(index, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def origins_text(checkpoint: Checkpoint, written: Mapping[str, Origin], kind: str) -> str:
+    """As JSON, a file of this kind."""
+    changed = {
+        name: {"from": old, "kept": {str(at): each.tolist() for at, each in cuts.items()}}
+        for name, (old, cuts) in written.items()
+        if name != old or cuts
+    }
+    gone = sorted({*checkpoint} - {old for old, _ in written.values()})
+    return json.dumps({"format": kind, "version": 1, "tensors": changed, "gone": gone})
+
+
+def origins_in(path: Path, kind: str, what: str) -> tuple[Mapping[str, Origin], set[str]]:
+    """What each tensor was that is another now, and which of the source's are nowhere."""
+    try:
+        read = Fields.read(path, error=CheckpointError, hint=HINT)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: is missing; it says {what}.") from None
+    if read.take("format", str) != kind or read.take("version", int) != 1:
+        raise read.wrong("format", f"is not {kind!r}, version 1")
+    found: dict[str, Origin] = {}
+    for name, its in read.inners_named("tensors"):
+        kept = its.inner("kept")
+        cuts = {}
+        for at in kept.values:
+            if at not in map(str, range(8)):
+                raise kept.wrong(at, "is no dimension")
+            cuts[int(at)] = np.array(kept.each(at, int, least=0, most=2**62), dtype=np.int64)
+        found[name] = (its.take("from", str), cuts)
+    return found, set(read.each("gone", str))
+
+
+def about_origins(
+    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin], file: str, moved: Collection[str] = ()
+) -> Iterator[tuple[VerifiedTensor | None, str | None]]:
+    """Whether each tensor is what a ``file`` says it is of the source's; of those that ``moved`` the shape."""
+    for name in made_of:
+        if name not in checkpoint:
+            yield None, f"{printable(name)}: {file} says what it was; it is not here."
+    for name, its in track(checkpoint.entries.items(), "verifying", total=len(checkpoint)):
+        old, cuts = made_of.get(name, (name, {}))
+        if old not in dense:
+            yield None, f"{printable(name)}: was {printable(old)}, which is not in the source."
+            continue
+        entry = dense.entries[old]
+        if not all(at < len(entry.shape) and fits(each, entry.shape[at]) for at, each in cuts.items()):
+            yield None, f"{printable(name)}: {file} does not fit the source's shape {entry.shape}."
+            continue
+        wanted = shape_of_cut(entry, cuts)
+        if (its.dtype, its.shape) != (entry.dtype, wanted):
+            problem = f"{printable(name)}: {its.dtype} of shape {its.shape}; of the source stay {entry.dtype} {wanted}."
+            yield VerifiedTensor(name, its.shape, its.dtype, None), problem
+            continue
+        if name in moved:
+            yield VerifiedTensor(name, its.shape, its.dtype, None), None
+            continue
+        compared = Compared(checkpoint, name)
+        write_cut(cast(BinaryIO, compared), dense, entry, cuts, [])
+        same = compared.all_of_it
+        problem = f"{printable(name)}: is not what stays of the source's {printable(old)}."
+        yield VerifiedTensor(name, its.shape, its.dtype, None, unchanged=same), None if same else problem
+
+
+def unnamed(
+    checkpoint: Checkpoint, dense: Checkpoint, made_of: Mapping[str, Origin], gone: Collection[str], file: str
+) -> Iterator[str]:
+    """What of the source is nowhere and is not said to have left, or the other way round."""
+    used = {made_of.get(name, (name, {}))[0] for name in checkpoint}
+    for name in dense:
+        if name not in used and name not in gone:
+            yield f"{printable(name)}: in the source, but not here, and {file} does not say that it left."
+    for name in sorted(used & {*gone}):
+        yield f"{printable(name)}: left, {file} says; it is here."
