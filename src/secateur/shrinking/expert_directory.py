@@ -46,6 +46,7 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
     sha256_of,
+    shape_of_cut,
 )
 from secateur.coupling import Axis, Group
 from secateur.shrinking.counts import Choice
