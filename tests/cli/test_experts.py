@@ -100,9 +100,10 @@ def test_a_directory_without_experts_is_told(tmp_path):
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a system without it")
 def test_a_run_that_is_killed_leaves_no_directory_under_the_name(dense, tmp_path):
     code = (
-        "import os, signal, secateur.shrinking.expert_directory as it\n"
+        "import os, signal, secateur.shrinking.origins as it\n"
+        "from secateur.shrinking import shrink_experts_checkpoint\n"
         "it.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"it.shrink_experts_checkpoint({str(dense)!r}, {str(tmp_path / 'small')!r}, 1, rank='criterion', verify=False)"
+        f"shrink_experts_checkpoint({str(dense)!r}, {str(tmp_path / 'small')!r}, 1, rank='criterion', verify=False)"
     )
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=dict(os.environ))
     assert ended.returncode == -signal.SIGKILL

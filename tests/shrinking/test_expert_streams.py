@@ -19,7 +19,7 @@ from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.coupling import find_coupling
-from secateur.shrinking import expert_directory, expert_repair, shrink_experts_checkpoint
+from secateur.shrinking import expert_directory, expert_repair, origins, shrink_experts_checkpoint
 from secateur.shrinking.expert_streams import Beside, of_model, runs_again
 from secateur.shrinking.mixtures import Mixtures
 from support.forks import forked, killing, on_ranks
@@ -62,8 +62,8 @@ def shrunk(source, out, **how):
 
 STEPS = {
     "run": (Mixtures, "routed"),
-    "slice": (expert_directory, "_slice"),
-    "cut": (expert_directory, "write_cut"),
+    "slice": (expert_directory, "write_file"),
+    "cut": (origins, "write_cut"),
     "repair": (expert_repair, "_solved"),
     "write": (block_files, "write_tensor"),
     "journal": (resumable.Unfinished, "_write"),
