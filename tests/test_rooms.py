@@ -259,6 +259,8 @@ TESTED_WITH = {
     # a directory of fewer experts: found, ranked, written and seen again
     "shrinking/expert_verification.py": "shrinking/test_expert_directory.py",
     "shrinking/mixtures.py": "shrinking/test_expert_directory.py",
+    "shrinking/origins.py": "shrinking/test_expert_directory.py",
+    "shrinking/depth_verification.py": "shrinking/test_depth_directory.py",  # blocks that left: written and seen again
     "shrinking/profiles.py": "shrinking/test_expert_directory.py",
     "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
     # each form of a layer keeps the same laws

@@ -169,9 +169,9 @@ def test_a_criterion_that_asks_for_data_is_refused(zoo):
     fails(shrunk(zoo, "--criterion", "lampe", "--dry-run"), "no criterion is called 'lampe'; did you mean lamp")
 
 
-def test_a_directory_loses_no_branches_and_is_told_why(tmp_path):
+def test_a_directory_loses_whole_blocks_and_by_data(tmp_path):
     (tmp_path / "folder").mkdir()
     told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--branches", "0.1", "--dry-run")
-    fails(told, "leave out --branches. from_pretrained builds as many blocks as config.json counts")
+    fails(told, "its blocks leave by what a text shows; pass --data FILE")
     told = run("shrink", str(tmp_path / "folder"), "-s", "0.2", "--weights", "some.pt", "--dry-run")
     fails(told, "is a directory: leave out --weights")

@@ -5,24 +5,13 @@ import copy
 
 import pytest
 import torch
-import transformers
 
 from secateur.shrinking import depth
 from secateur.shrinking.configuration import Described
 from secateur.shrinking.depth import Stack, narrowed, passed_on, passing, prove_without, renamed, stacks_of
 from secateur.shrinking.directory import example_for
 from secateur.support import run_example
-from support.families import FAMILIES
-from support.families import make as made_of
-
-
-def make(family, **settings):
-    """A model of the family, with some settings of its configuration changed."""
-    if not settings:
-        return made_of(family)
-    kind, config, usual = FAMILIES[family]
-    torch.manual_seed(0)
-    return getattr(transformers, kind)(getattr(transformers, config)(**(usual | settings))).eval()
+from support.families import FAMILIES, make
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,6 +1,8 @@
 """Laws of probes whose blocks borrow weights: they find right what a whole probe finds right, and nothing else."""
 
 import copy
+import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from torch import nn
 
 from secateur import shrink
 from secateur.coupling import find_coupling
-from secateur.shrinking import lending, proof
+from secateur.shrinking import configuration, lending, proof
 from secateur.shrinking.comparison import all_of, difference
 from secateur.shrinking.configuration import Configured
 from secateur.shrinking.lending import lending_of
@@ -169,6 +171,22 @@ def test_a_probe_is_what_a_copy_with_its_weights_computes(large):
             each.copy_(probe.values(name))
             assert not torch.equal(each.float(), model.get_parameter(name))
     assert difference(outputs(whole, inputs), outputs(probe.module, inputs)) is None
+
+
+def test_a_probe_is_let_go_of_at_once(large, monkeypatch):
+    """Not when circles of references are looked for: of a large model it is large."""
+    model, inputs = llama()
+    seen = []
+    for module in (proof, configuration):
+        monkeypatch.setattr(module, "lending_of", lambda model: seen.append(made := lending_of(model)) or made)
+    shrink(model, inputs, 0.3, uniform=True)
+    held = [weakref.ref(each.module) for each in seen]
+    gc.disable()
+    try:
+        seen.clear()
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()
 
 
 def test_small_models_and_such_without_blocks_are_copied_whole():

@@ -111,18 +111,27 @@ FAMILIES = {
 ENCODER_DECODERS = {"t5", "bart"}
 
 
-def make(family, seed=0, dtype=torch.float32):
-    """A model of the family in evaluation mode."""
+def make(family, seed=0, dtype=torch.float32, **changes):
+    """A model of the family in evaluation mode, with some settings changed."""
     import transformers  # of its families only this one is imported
 
     kind, config, settings = FAMILIES[family]
     torch.manual_seed(seed)
-    model = getattr(transformers, kind)(getattr(transformers, config)(**settings)).eval()
+    model = getattr(transformers, kind)(getattr(transformers, config)(**(settings | changes))).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:  # larger than the initial values, so that no path of the network is negligible
                 parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
     return model.to(dtype)
+
+
+def saved_deep(family, folder, layers=4, dtype=torch.float32):
+    """A directory of a model of the family with so many blocks in each stack, and the model."""
+    usual = FAMILIES[family][2]
+    counts = {key: layers for key in usual if key in ("n_layer", "num_layers") or key.endswith("_layers")}
+    model = make(family, dtype=dtype, **counts)
+    model.save_pretrained(folder)
+    return model
 
 
 def batches(family, count=3, padding=True, size=2, length=12):

@@ -447,7 +447,7 @@ class Configured(Described):
         lending = None if changes is None else lending_of(model)
         if lending is None or changes is None or self._difference(None, coupling, groups, kept, inputs) is not None:
             return False
-        with contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
+        with lending, contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
             lending.cut(plan_of(lending.module, coupling, kept))
             built = self.build(changes, next(model.parameters()).device, without_weights=True).double()
             also = lending.also(built).module

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from secateur.blockwise import DirectoryWalk, Tokens, divergence
+from secateur.blockwise import DirectoryWalk, LostOutputError, Tokens, divergence
 from secateur.shrinking.depth import passed_on
 from secateur.shrinking.output_costs import few_batches
 from secateur.support import moved, track
@@ -44,10 +44,15 @@ class DepthCosts:
 
         Args:
             written: the weights are those of the copy that is written.
-
-        Raises:
-            ValueError: a block is given what blocks long before it gave, so that none can be left out here.
         """
+        try:
+            return self._run(gone, more, written=written, keep_all=False)
+        except LostOutputError:  # a block is given what one long before it gave
+            return self._run(gone, more, written=written, keep_all=True)
+
+    def _run(
+        self, gone: Collection[str], more: Collection[str], *, written: bool, keep_all: bool
+    ) -> dict[str | None, float]:
         count, last = len(self.held), list[Any]()
         held = [moved(each, self.place.device) for each in self.held]
         first: dict[str | None, int] = {None: 0}  # the numbers of the runs without a block begin there
@@ -58,7 +63,7 @@ class DepthCosts:
 
         with self.place.replaying(dense=False) as replay:
             forward = self.place.forward
-            replay.how = kept
+            replay.how, replay.keep_all = kept, keep_all
             files = self.place.files
             for _ in track(range(len(self.place.blocks)), "running without blocks"):
                 name = replay.run(0, held[0], lambda *_: None)

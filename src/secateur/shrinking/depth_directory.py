@@ -18,7 +18,6 @@ import torch
 
 from secateur.blockwise import (
     DirectoryWalk,
-    LostOutputError,
     Unfinished,
     check_new,
     digest,
@@ -243,10 +242,7 @@ def _chosen(
             ", ".join(f"{'.'.join(map(str, at))} {n}" for at, n in small.items()),
         )
         proof = f"on {kind} with random weights{' and ' if sizes else ''}{sizes}"
-    try:
-        costs = DepthCosts(deep.place, deep.place.batches)
-    except LostOutputError as error:
-        raise ValueError(f"{error} is given what a block long before it gave; load the model and use shrink.") from None
+    costs = DepthCosts(deep.place, deep.place.batches)
     stayed: dict[str, str] = {}
     known: dict[tuple[str, ...], dict[str | None, float]] = {}
 

@@ -11,13 +11,13 @@ patches before it give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import DirectoryWalk, Outputs, Tokens, full_name, in_place
+from secateur.blockwise import DirectoryWalk, LostOutputError, Outputs, Tokens, full_name, in_place
 from secateur.shrinking.depth import Stack, passed_on
 from secateur.shrinking.patching import add_batch, new_values, solver_of
 from secateur.shrinking.repairing import free_in
@@ -50,7 +50,15 @@ def seams_between(stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, s
 def patched_in_directory(place: DirectoryWalk, stacks: Sequence[Stack], gone: Collection[str]) -> dict[str, float]:
     """Writes patches into the copy; ``{name: share}``, how much of the squares of what the stream lacks a weight makes
     up for. Biases that moved with them are not named."""
-    seams = seams_between(stacks, gone)
+    try:
+        return _patched(place, seams_between(stacks, gone), gone, keep_all=False)
+    except LostOutputError:  # a block is given what one long before it gave
+        return _patched(place, seams_between(stacks, gone), gone, keep_all=True)
+
+
+def _patched(
+    place: DirectoryWalk, seams: Mapping[str, str], gone: Collection[str], *, keep_all: bool
+) -> dict[str, float]:
     found: dict[str, float] = {}
     behind = Outputs(place.activations, "seams")
     try:
@@ -65,7 +73,7 @@ def patched_in_directory(place: DirectoryWalk, stacks: Sequence[Stack], gone: Co
                     break
         free = free_in(place.model, place.blocks)
         with place.replaying(dense=False) as replay:
-            left = set(seams)
+            left, replay.keep_all = set(seams), keep_all
             for _ in track(range(len(place.blocks)), "patching"):
                 name = replay.run(0, place.batches[0], lambda *_: None) if left else None
                 if name is None:

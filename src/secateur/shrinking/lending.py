@@ -11,7 +11,7 @@ import copy
 import functools
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,11 +41,22 @@ class Lending:
 
     def __init__(self, module: nn.Module, blocks: Sequence[str], names: Mapping[int, str], values: _Values) -> None:
         self.module, self.names, self.values = module, names, values
+        self._others: list[Lending] = []
         self._away: dict[str, list[tuple[dict[str, Any], str, nn.Parameter]]] = {}
         self._blocks = {name: module.get_submodule(name) for name in blocks}
         for name, block in self._blocks.items():
             again = RunAgain(name, block.forward, self, _run)
             block.forward = functools.partial(self._called, name, block.forward, again)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Lets go of the module: a circle of references would keep it until it is looked for."""
+        for block in self._blocks.values():
+            del block.forward
+        for other in self._others:
+            other.__exit__()
 
     def load(self, name: str, *, finished: bool) -> None:  # noqa: ARG002
         """A block has its weights, which are forgotten afterwards."""
@@ -98,7 +109,9 @@ class Lending:
         lent = {name: self.names[id(each)] for name, each in every.items() if id(each) in self.names}
         built.load_state_dict(self.module.state_dict(), assign=True)
         held = dict(built.named_parameters(remove_duplicate=False))
-        return Lending(built, list(self._blocks), {id(held[name]): known for name, known in lent.items()}, self.values)
+        names = {id(held[name]): known for name, known in lent.items()}
+        self._others.append(Lending(built, list(self._blocks), names, self.values))
+        return self._others[-1]
 
 
 def _run(_: str, run: Callable[[], None]) -> None:

@@ -247,7 +247,7 @@ def _are_right_in_parts(
     statistics = coupling.statistics(groups)
     forms = ("sums", "affine") if any(statistics.values()) else ("sums",)
     compared_on = functools.partial(_runs, lending.module, coupling, inputs, statistics)
-    with contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
+    with lending, contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
         if not _has_numbers(lending.module, coupling, inputs):
             return False
         lending.zero(plan_of(lending.module, coupling, zeroed_of(coupling, kept)))
@@ -340,7 +340,7 @@ def _leave_right_in_parts(
     if lending is None:
         return False
     runs = functools.partial(_runs_without, lending.module, coupling, inputs)
-    with contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
+    with lending, contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
         expected = all_of(runs(branches))
         lending.cut(plan_without(branches))
         found = all_of(runs((), backward=True))
