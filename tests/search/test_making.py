@@ -1,6 +1,7 @@
 """Laws of making levels: the model stays, the same call gives the same bytes, a killed run goes on, what is refused."""
 
 import copy
+import os
 import warnings
 
 import pytest
@@ -159,6 +160,17 @@ def test_only_what_globs_name_has_levels():
     assert list(levels) == [f"blocks.{at}.v.weight" for at in range(2)]
 
 
+def test_a_glob_may_name_a_branch_alone():
+    levels = make_levels(words(), text(), over=("shrink", "oneshot"), shares=(0.5,), include="blocks.0.up")
+    assert dict(levels.kind) == {"blocks.0.up": "branch"}
+
+
+def test_a_model_of_which_nothing_can_leave_says_why():
+    model = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"nothing of the model has levels\.\n  0\.weight dimension 0: an output"):
+        make_levels(model, [torch.randn(8, 4)])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -268,6 +280,23 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     make_levels(words(), text(), store=tmp_path / "killed", **options)
     assert not set(again) & set(written)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_leaves_what_was_made(tmp_path, monkeypatch):
+    written, real = [], os.fsync
+
+    def full(handle):
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        written.append(handle)
+        real(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            make_levels(words(), text(), shares=(0.5,), store=tmp_path)
+    assert len(contents(tmp_path)) == 3
+    assert make_levels(words(), text(), shares=(0.5,), store=tmp_path)
 
 
 def test_what_is_there_already_is_loaded(tmp_path, monkeypatch):

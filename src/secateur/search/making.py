@@ -119,7 +119,8 @@ def make_levels(
             first batch, of which multiply-adds are counted.
         forward: ``(model, batch) -> outputs``, how a batch is run; then example_inputs are needed.
         store: a folder, in which each group is written once it is made. A run that was killed goes on there; levels of
-            the same model, batches and arguments that are there already are loaded.
+            the same model, batches and arguments that are there already are loaded. Without one all values are in
+            memory: of each share what consumers become.
 
     Raises:
         ValueError: nothing has levels, a share is none, there are no batches, a glob matches nothing, the model runs a
@@ -195,6 +196,7 @@ def make_levels(
     left_alone |= making.missing()
     entries, variables = making.entries()
     if not entries:
+        left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in coupling.frozen.items()}
         why = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
         raise ValueError(f"nothing of the model has levels.{why}")
     levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone)

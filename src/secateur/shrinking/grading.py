@@ -78,7 +78,10 @@ def gradable(
     homes = _homes(subject.model, parts)
     stays: dict[str, str] = {}
     while True:
-        groups = groups_in_scope(coupling, asked)
+        try:
+            groups = groups_in_scope(coupling, asked)
+        except ValueError:  # there is none any more
+            return [], stays
         tied: list[Tied] = []
         for each in by_tie(groups):
             those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in each]
@@ -108,8 +111,6 @@ def gradable(
             return tied, stays
         coupling.freeze(wrong, why)
         stays |= {group.name: why for group in wrong}
-        if not coupling.groups:
-            return [], stays
 
 
 def _homes(model: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, set[str | None]]:
