@@ -34,6 +34,8 @@ def main() -> None:
     command.add_argument(
         "--steps", type=int, default=200, help="batches of 64 sentences, by the outputs or block by block"
     )
+    command.add_argument("--rate", type=float, default=3e-4)
+    command.add_argument("--local-rate", type=float, default=5e-4)
     command = commands.add_parser("smollm2")
     command.add_argument("--pruned", type=Path, required=True)
     command.add_argument("--teacher", type=Path, required=True)
@@ -52,9 +54,9 @@ def main() -> None:
     print(f"{torch.get_num_threads()} threads, torch {torch.__version__}", flush=True)
     rows: list[dict[str, Any]]
     if arguments.command == "minilm":
-        rows = minilm(
-            arguments.minilm, arguments.settings.split(","), arguments.ways.split(","), arguments.seeds, arguments.steps
-        )
+        settings, ways = arguments.settings.split(","), arguments.ways.split(",")
+        rates = {"rate": arguments.rate, "local_rate": arguments.local_rate}
+        rows = minilm(arguments.minilm, settings, ways, arguments.seeds, arguments.steps, rates)
     elif arguments.command == "smollm2":
         rows = smollm2(
             (arguments.pruned, arguments.teacher), (arguments.data, arguments.judge), arguments.ways.split(","),

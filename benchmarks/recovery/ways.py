@@ -19,13 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.support.language_models import MiniLM
-from benchmarks.support.tables import head, row
+from benchmarks.support import tables
+from benchmarks.support.tables import head
 from secateur import oneshot, shrink
 from secateur.recovery import merge_keeping_zeros, recover
 
 SETTINGS = ("2:4", "half")
 WAYS = ("plain", "outputs", "local", "both")
-LOCAL = 2  # epochs of both
+LOCAL = 2  # epochs of the local part, or more where batches are fewer
 
 
 class _Nobody(nn.Module):
@@ -44,25 +45,31 @@ def trained(
     model: nn.Module, teacher: nn.Module, batches: list[dict[str, Tensor]], way: str, steps: int, **options: Any
 ) -> Any:
     """The model after so many batches in one of the `WAYS`."""
-    local = LOCAL if way == "both" else steps // len(batches)
     if way == "plain":
         labelled = [{**batch, "labels": batch["input_ids"]} for batch in batches]
         return recover(model, _Nobody(), labelled, steps=steps, local=0, loss=_own_loss, **options)
     if way == "outputs":
         return recover(model, teacher, batches, steps=steps, local=0, **options)
-    if way == "local":
-        return recover(model, teacher, batches, steps=0, local=local, local_batches=len(batches), **options)
-    few = min(len(batches), steps // (2 * LOCAL))  # half of the tokens for each part
-    return recover(model, teacher, batches, steps=steps - LOCAL * few, local=LOCAL, local_batches=few, **options)
+    share = steps if way == "local" else steps // 2  # of the passes, for the local part
+    few = max(1, min(len(batches), share // LOCAL))
+    local = max(1, share // few)
+    left = 0 if way == "local" else steps - local * few
+    return recover(model, teacher, batches, steps=left, local=local, local_batches=few, **options)
 
 
-def _timed(run: Callable[[], Any]) -> tuple[Any, float, float]:
+def row(cells: list[Any]) -> str:
+    return tables.row([str(each) for each in cells])
+
+
+def _timed(run: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float, float]:
     processor, wall = time.process_time(), time.monotonic()
-    found = run()
+    found = run(*arguments, **options)
     return found, time.process_time() - processor, time.monotonic() - wall
 
 
-def minilm(directory: Path, settings: list[str], ways: list[str], seeds: int, steps: int) -> list[dict[str, Any]]:
+def minilm(
+    directory: Path, settings: list[str], ways: list[str], seeds: int, steps: int, rates: dict[str, float]
+) -> list[dict[str, Any]]:
     """MiniLM at 2:4, and at half of the multiply-adds, by batches of 64 sentences."""
     subject = MiniLM(directory)
     rows: list[dict[str, Any]] = []
@@ -81,7 +88,7 @@ def minilm(directory: Path, settings: list[str], ways: list[str], seeds: int, st
             print(row([setting, seed, "as pruned", f"{cosine:.4f}", f"{overlap:.3f}", "", ""]), flush=True)
             for way in ways:
                 model = copy.deepcopy(pruned)
-                done, seconds, _ = _timed(lambda: trained(model, subject.model, batches, way, steps, seed=seed))  # noqa: B023
+                done, seconds, _ = _timed(trained, model, subject.model, batches, way, steps, seed=seed, **rates)
                 cosine, overlap = subject.measure(model)
                 kept = all(before == after for before, after in done.zeros.values())
                 rows.append({"setting": setting, "seed": seed, "way": way, "cosine": cosine, "overlap": overlap,
@@ -123,7 +130,7 @@ def smollm2(
         batches = [{"input_ids": train[each]} for each in order.split(size) if len(each) == size]
         for way in ways:
             model = copy.deepcopy(pruned)
-            _, seconds, wall = _timed(lambda: trained(model, teacher, batches, way, steps, rate=rate, seed=seed))  # noqa: B023
+            _, seconds, wall = _timed(trained, model, teacher, batches, way, steps, rate=rate, seed=seed)
             after = _perplexity(model, judge)
             back = (before - after) / (before - dense)
             rows.append({"way": way, "seed": seed, "tokens": steps * size * length, "dense": dense, "before": before,

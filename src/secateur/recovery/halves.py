@@ -26,10 +26,15 @@ _NORMALIZATIONS = next(kind for kind in KINDS if kind.reason == "normalizations"
 
 @dataclass(frozen=True)
 class Part:
-    """Names of parameters in the block, and the normalization whose input is compared; "" is the block's output."""
+    """Names of parameters in the block, and the normalization whose input is compared; "" is the block's output.
+
+    ``sum`` is where the part's last matrix is added up, if that is not the end: before a normalization that ends the
+    block.
+    """
 
     end: str
     parameters: tuple[str, ...]
+    sum: str = OUTPUT
 
 
 class _ReachedError(BaseException):
@@ -156,9 +161,10 @@ def parts_of_block(
         before = before | matrices
     found, taken = [], frozenset[str]()
     for name, names in parts:
-        found.append(Part(name, tuple(each for each in named if each in names - taken)))
+        found.append(Part(name, tuple(each for each in named if each in names - taken), name))
         taken |= names
-    return [*found, Part(OUTPUT, tuple(name for name in named if name not in taken))]
+    last = [name for name, names in reached.items() if names & every == every]
+    return [*found, Part(OUTPUT, tuple(name for name in named if name not in taken), last[-1] if last else OUTPUT)]
 
 
 def _comparable(given: Tensor, output: Tensor | None) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise import Replay, Tokens, Weights, block_of, find_next, full_name, with_all_outputs
+from secateur.recovery.closing import DAMPINGS, Gathered, adds_up
 from secateur.recovery.descent import Descent, order_of
 from secateur.recovery.halves import OUTPUT, Part, parts_of_block, run_to, seen_at, stream_in
 from secateur.recovery.losses import rows_of
@@ -185,7 +186,7 @@ def _recovered(student: Side, teacher: Side, name: str, held: Moving, way: Epoch
     parts = [Part(OUTPUT, ())]
     if held.parameters:
         parts = parts_of_block(block, held.parameters, lambda: forward(*_copied(args), **_copied(kwargs)), theirs)
-    wanted = _wanted_of(teacher, name, [part.end for part in parts])
+    wanted = _wanted_of(teacher, name, {place: None for part in parts for place in (part.end, part.sum)})
     with torch.no_grad():
         ours = run_to(block, OUTPUT, lambda: forward(*_copied(args), **_copied(kwargs)))
     parts = _comparable_parts(name, parts, ours, wanted[0])
@@ -223,7 +224,7 @@ def _given(side: Side, name: str) -> list[tuple[Any, Any, Tensor | None]]:
     return found
 
 
-def _wanted_of(side: Side, name: str, ends: Sequence[str]) -> list[dict[str, Tensor]]:
+def _wanted_of(side: Side, name: str, ends: Collection[str]) -> list[dict[str, Tensor]]:
     """What the teacher's block has at the ends of the parts, for each batch; the block is finished then."""
     side.weights.load(name, finished=False)
     replay, block, last = side.replay, side.replay.blocks[name], _is_last(side.replay)
@@ -265,7 +266,8 @@ def _comparable_parts(name: str, parts: Sequence[Part], ours: Tensor, wanted: Ma
     for part in parts:
         waiting += part.parameters
         if part.end in wanted and wanted[part.end].shape == ours.shape:
-            found.append(Part(part.end, waiting))
+            there = part.sum in wanted and wanted[part.sum].shape == ours.shape
+            found.append(Part(part.end, waiting, part.sum if there else part.end))
             waiting = ()
     return found
 
@@ -289,8 +291,49 @@ class _Run:
         return share_lost(tensor, met.wanted[end], met.mask)
 
     @torch.no_grad()
-    def whole(self, end: str) -> float:
-        return sum(float(self.lost(end, met)) for met in self.met) / len(self.met)
+    def whole(self, end: str, several: Sequence[_Met] = ()) -> float:
+        """The mean share that is lost, of these or of all."""
+        several = several or self.met
+        return sum(float(self.lost(end, met)) for met in several) / len(several)
+
+    def close(self, part: Part, held: Moving) -> None:
+        """Least squares for the matrix that is added up where the part ends, if there is one, and if it helps where it
+        was not fitted."""
+
+        def run(met: _Met) -> Tensor:
+            return run_to(self.block, part.sum, lambda: self.forward(*_copied(met.args), **_copied(met.kwargs)))
+
+        name = adds_up(self.block, part.parameters, lambda: run(self.met[0]))
+        layer = None if name is None else self.block.get_submodule(name)
+        if not isinstance(layer, nn.Linear) or (layer.bias is not None and f"{name}.bias" not in part.parameters):
+            return
+        own = {key: held.parameters[f"{name}.{key}"] for key in ("weight", "bias") if getattr(layer, key) is not None}
+        mask, gathered = held.masks.get(f"{name}.weight"), Gathered(layer)
+        apart = len(self.met) // 4 or (len(self.met) > 1)  # are not summed at first, and say how much damping is best
+        summed, judging = self.met[: len(self.met) - apart], self.met[len(self.met) - apart :] or self.met
+
+        def add(several: Sequence[_Met]) -> None:
+            for met in several:
+                gathered.run(lambda met=met: run(met), met.wanted[part.sum], met.mask)  # type: ignore[misc]
+
+        @torch.no_grad()
+        def put(values: Mapping[str, Tensor]) -> None:
+            for key, each in values.items():
+                own[key].copy_(each)
+
+        start = {key: each.detach().clone() for key, each in own.items()}
+        add(summed)
+        best, least = None, self.whole(part.end, judging)
+        for damping in DAMPINGS:
+            put(gathered.solved(mask, damping))
+            found = self.whole(part.end, judging)
+            put(start)
+            if found < least:
+                best, least = damping, found
+        if best is not None:
+            if apart:
+                add(judging)
+            put(gathered.solved(mask, best))
 
     def descended(self, part: Part, held: Moving, way: Epochs, seed: int) -> LocalPart:
         named = {local: held.parameters[local] for local in part.parameters}
@@ -300,6 +343,7 @@ class _Run:
         try:
             for local, each in held.parameters.items():
                 each.requires_grad_(local in named)
+            self.close(part, held)
             movers = movers_for(self.block, named, held.masks)
             descent = Descent(movers, way.count * len(self.met), rate=way.rate, clip=way.clip)
             with torch.enable_grad():
