@@ -39,7 +39,7 @@ def test_entries_become_zero_and_no_tensor_changes_its_shape():
     assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
     assert done.shrunk is None
     assert {layer.name: round(layer.sparsity, 1) for layer in done.pruned.layers} == {
-        name.removesuffix(":layer"): levels[done.choice.get(name, 0)].share for name, levels in done.levels.items()
+        name.removesuffix(":layer"): done.levels[name][done.choice.get(name, 0)].share for name in done.whole_or_not
     }
 
 
@@ -54,7 +54,7 @@ def test_both_are_carried_out_together():
 def test_counts_are_those_that_were_chosen():
     model = blocks(4)
     done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8)
-    assert widths(model) == [levels[done.choice.get(name, 0)].kept for name, levels in done.levels.items()]
+    assert widths(model) == [done.levels[name][done.choice.get(name, 0)].kept for name in done.whole_or_not]
 
 
 def test_uniform_keeps_equal_widths():

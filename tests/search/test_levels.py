@@ -31,7 +31,8 @@ def outputs(model, batches):
 
 
 def every(levels, at):
-    return {name: min(at, len(each) - 1) for name, each in levels.items()}
+    """Of what does not leave in one piece."""
+    return {name: min(at, len(each) - 1) for name, each in levels.items() if levels.kind[name] != "branch"}
 
 
 # ---- what a level is ------------------------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ def every(levels, at):
 
 def test_there_are_levels_of_each_kind(made):
     _, _, levels = made
-    assert {levels.kind[name] for name in levels} == {"width", "heads", "layer"}
+    assert {levels.kind[name] for name in levels} == {"width", "heads", "branch", "layer"}
     assert all(name.endswith(":layer") == (levels.kind[name] == "layer") for name in levels)
     assert [level.kept for level in levels["blocks.0.up.weight"]] == [20, 15, 10, 5]
     assert levels["blocks.0.up.weight:layer"][2].kept == 120
@@ -142,7 +143,9 @@ def test_units_that_are_copies_of_others_cost_nothing():
     batches = data(size=32)
     levels = make_levels(model, batches, shares=(0.5,))
     before = outputs(model, batches)
-    for each in levels.values():
+    widths = [each for name, each in levels.items() if levels.kind[name] == "width"]
+    assert len(widths) == 3
+    for each in widths:
         assert each[1].kept == 6
         assert each[1].error < 1e-6
     with levels.assembled(model, every(levels, 1)):

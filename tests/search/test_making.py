@@ -92,6 +92,7 @@ def test_networks_of_layers_have_levels_that_compose(make_model, batches):
         with levels.assembled(model, choice):
             assert not torch.equal(outputs(model, batches), before)
         assert is_unchanged(model, state)
+        assert torch.equal(outputs(model, batches), before)
         assert levels.cost(choice, "params") < levels.cost({}, "params")
     for each in levels.values():
         errors = [level.error for level in each]
@@ -122,7 +123,7 @@ def test_channels_of_a_convolution_come_apart_in_rows_and_columns():
 def test_transformers_have_heads_and_widths(family):
     model = make(family)
     levels = make_levels(model, family_batches(family), shares=(0.5,))
-    assert set(levels.kind.values()) == {"heads", "width"}
+    assert set(levels.kind.values()) == {"heads", "width", "branch"}
     assert levels.left_alone  # the stream
     state = state_of(model)
     with levels.assembled(model, dict.fromkeys(levels, 1)):
@@ -153,9 +154,9 @@ def test_batches_of_one_text_have_slopes_of_every_token():
 def test_only_what_globs_name_has_levels():
     model, batches = words(), text()
     levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,), include="blocks.1.up.*")
-    assert list(levels) == ["blocks.1.up.weight", "blocks.1.up.weight:layer"]
-    levels = make_levels(model, batches, shares=(0.5,), exclude=["embed.weight", "*.q.weight"])
-    assert list(levels) == [f"blocks.{at}.{name}.weight" for at in range(2) for name in ("v", "up")]
+    assert list(levels) == ["blocks.1.up", "blocks.1.up.weight", "blocks.1.up.weight:layer"]
+    levels = make_levels(model, batches, shares=(0.5,), exclude=["embed.weight", "*.q.weight", "*.down.*"])
+    assert list(levels) == [f"blocks.{at}.v.weight" for at in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_only_what_globs_name_has_levels():
         ({"shares": (float("nan"),)}, r"shares are how much leaves, each in \(0, 1\)"),
         ({"include": "nothing.*"}, "no tensor or group matches 'nothing"),
         ({"forward": lambda model, batch: model(batch)}, "pass example_inputs="),
-        ({"shares": (0.001,), "include": "*.q.weight", "exclude": "embed.weight"}, "nothing of the model has levels"),
+        ({"shares": (0.001,), "include": "*.q.weight:2", "exclude": "embed.weight"}, "nothing of the model has levels"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_model_runs(options, message):

@@ -20,7 +20,7 @@ from secateur.coupling import Axis, Coupling, find_coupling
 from secateur.search.budgets import Budget
 from secateur.search.candidates import candidates
 from secateur.search.evolution import Choice, Evolved, evolved
-from secateur.search.fitted import Chosen, Point, cost_text, knee_of
+from secateur.search.fitted import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.held_back import HeldBack
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
@@ -30,7 +30,6 @@ from secateur.support import Forward, track, unwrapped
 
 __all__ = ["Choosing"]
 
-_KINDS = ("width", "heads", "layer")  # that the verbs can be told how much of which leaves
 _POINTS = 6  # of the curve, below the dense model
 _CLOSE = 0.02  # of a latency, that is not corrected any more
 _CORRECTIONS = 3
@@ -63,7 +62,7 @@ class Choosing:
         self.coupling = find_coupling(self.inner, self.example)
         self.axes: dict[str, Axis] = {group.name: group.axis for group in self.coupling.groups}
         possible = None
-        tied: Iterable[Iterable[str]] = [[name] for name in self.levels if self.levels.kind[name] in _KINDS]
+        tied: Iterable[Iterable[str]] = [[name] for name in self.levels if self.levels.kind[name] in KINDS]
         if self.uniform:
             tied, possible = self._uniform()
         self.space = Space(self.levels, classes_of(self.levels, tied), possible=possible)
@@ -88,7 +87,7 @@ class Choosing:
         for name in self.levels:
             if self.levels.kind[name] == "layer":
                 tied[name] = [name]
-            elif self.levels.kind[name] in _KINDS:
+            elif self.levels.kind[name] in KINDS:
                 numbers = {number.get(axes[each]) if each in axes else None for each in self.levels.groups[name]}
                 if None not in numbers and len(numbers) == 1:
                     tied.setdefault(numbers.pop(), []).append(name)

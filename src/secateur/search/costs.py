@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from secateur.coupling import Axis, Coupling, Expression, Group, Product, leaves, resolved
+from secateur.coupling import Axis, Branch, Coupling, Expression, Group, Product, leaves, resolved
 from secateur.shrinking import Amount, Tied
 from secateur.support import Fields, tensors_of
 
-__all__ = ["Bill", "TARGETS", "bill_in", "bill_of", "stored"]
+__all__ = ["Bill", "TARGETS", "Variable", "bill_in", "bill_of", "stored"]
 
 TARGETS = ("params", "macs", "bytes")
 
@@ -108,28 +108,36 @@ def _is_term(term: Any, entries: int) -> bool:
     )
 
 
-def bill_of(
-    model: nn.Module,
-    coupling: Coupling,
-    entries: Sequence[Tied | str],
-) -> Bill:
-    """The bill of a model of which ties of groups keep parts, and parameters, by their names, a share of their entries.
+Variable = Tied | Branch | str
 
-    A contraction is told to be of a parameter by the two dimensions that it shares with it; of several parameters of
-    the same two, by their order.
+
+def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -> Bill:
+    """The bill of a model of which ties of groups keep parts, branches all or nothing, and parameters, by their names,
+    a share of their entries.
+
+    A contraction is told to be of a parameter by the two dimensions that it shares with it, of several parameters of
+    the same two by their order; and of a branch by a dimension that no tensor outside of it has.
     """
     ones: dict[str, Axis] = {}  # of which the share of a parameter's entries is the size
+    around: dict[str, list[Axis]] = {}  # of the branches that a parameter is in
+    inside: list[tuple[Axis, frozenset[int]]] = []  # of a branch the dimensions that are its own
     tied: list[Tied] = []
     for number, each in enumerate(entries):
         if isinstance(each, Tied):
             tied.append(each)
+            continue
+        one = Axis(1)
+        tied.append(Tied([Group(str(number), one, 1, (), -1 - number, ())], 1, {}))
+        if isinstance(each, str):
+            ones[each] = one
         else:
-            ones[each] = Axis(1)
-            tied.append(Tied([Group(each, ones[each], 1, (), -1 - number, ())], 1, {}))
+            for name in each.parameters:
+                around.setdefault(name, []).append(one)
+            inside.append((one, _own(coupling, each)))
     tensors = tensors_of(model)
 
     def dims(name: str) -> list[Expression]:
-        return [*coupling.dims(name), *([ones[name]] if name in ones else [])]
+        return [*coupling.dims(name), *([ones[name]] if name in ones else []), *around.get(name, ())]
 
     waiting: dict[frozenset[int], list[str]] = {}
     for name in ones:
@@ -137,13 +145,14 @@ def bill_of(
     given = dict.fromkeys(waiting, 0)
     contractions: list[tuple[Sequence[Expression], int]] = []
     for product, times in coupling.contractions():
-        there = _places(product)
+        there, more = _places(product), list[Expression]()
         key = next((key for key in waiting if key and key <= there), None)
         if key is not None:
             names = waiting[key]
-            product = [*product, ones[names[given[key] % len(names)]]]
+            more.append(ones[names[given[key] % len(names)]])
             given[key] += 1
-        contractions.append((product, times))
+        more += [one for one, own in inside if own & there]
+        contractions.append(([*product, *more], times))
     return Bill(
         {
             "params": Amount([(dims(name), 1) for name, _ in model.named_parameters()], tied),
@@ -152,6 +161,14 @@ def bill_of(
         },
         [float(each.parts) for each in tied],
     )
+
+
+def _own(coupling: Coupling, branch: Branch) -> frozenset[int]:
+    """The dimensions of a branch that no other tensor has."""
+    within, outside = set[int](), set[int]()
+    for name in coupling.names():
+        (within if name in branch.parameters else outside).update(_places(coupling.dims(name)))
+    return frozenset(within - outside)
 
 
 def _places(dims: Sequence[Expression]) -> frozenset[int]:

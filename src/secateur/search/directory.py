@@ -23,7 +23,7 @@ from secateur.blockwise import OneShot, Solve, check_new, oneshot
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
-from secateur.search.fitting import Entries, Units, check_asked, entries_of, kept_of, shares_for, within_as_it_is
+from secateur.search.fitting import Entries, Units, check_asked, entries_of, kept_of, shares_for
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
 from secateur.search.making import example_of, make_levels
@@ -126,7 +126,6 @@ def fit_checkpoint(
             folder=folder,
         ).within()
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-    within_as_it_is(chosen)
     units, entries = kept_of(levels, chosen.choice), entries_of(levels, chosen.choice)
     shrunk: CheckpointShrinking | None = None
     pruned: OneShot | None = None

@@ -19,9 +19,10 @@ from secateur.search.levels import Levels
 from secateur.shrinking import CheckpointShrinking, Shrunk
 from secateur.support import Part, Rows, Shown, bytes_text, percent, printable
 
-__all__ = ["Chosen", "Fitted", "Point", "cost_text", "knee_of"]
+__all__ = ["KINDS", "Chosen", "Fitted", "Point", "cost_text", "knee_of"]
 
 
+KINDS = ("width", "heads", "layer")  # that the verbs can be told how much of which leaves
 _LOSSES = {
     "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
     "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
@@ -139,6 +140,11 @@ class Fitted(Shown):
         yield from self._said()
 
     @property
+    def whole_or_not(self) -> list[str]:
+        """The groups that could be chosen of: all but branches and experts, which no verb is told by their names."""
+        return [name for name in self.levels if self.levels.kind[name] in KINDS]
+
+    @property
     def _word(self) -> str:
         return self.asked.words[0]
 
@@ -161,7 +167,8 @@ class Fitted(Shown):
 
     def _chosen(self) -> Rows:
         rows = []
-        for name, levels in self.levels.items():
+        for name in self.whole_or_not:
+            levels = self.levels[name]
             level = levels[self.choice.get(name, 0)]
             rows.append(
                 (

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from secateur.blockwise import digest
 from secateur.search.costs import TARGETS, Bill, bill_in
 from secateur.search.files import Stored, read_entry, write_entry
-from secateur.shrinking import carry_out
+from secateur.shrinking import Plan, carry_out
 from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
 
 __all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told_share"]
@@ -156,9 +156,13 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         found: dict[str, npt.NDArray[np.bool_]] = {}
         for name, at in self._chosen(choice).items():
             entry = self._entries[name]
-            if entry.kind != "layer":
+            if entry.kind not in ("layer", "branch"):
                 found |= {group: entry.mask(at, axis) for axis, group in enumerate(entry.groups)}
         return found
+
+    def plans(self, choice: Mapping[str, int]) -> list[Plan]:
+        """What a choice takes out in one piece: branches and experts."""
+        return [plan for name, at in self._chosen(choice).items() for plan in self._entries[name].plans(at)]
 
     def weights(self, model: nn.Module, choice: Mapping[str, int]) -> dict[str, Tensor]:
         """New values of the parameters that a choice changes, in dense shape.
@@ -209,7 +213,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         inner = unwrapped(model)
         new = self.weights(inner, choice)
         parameters = dict(inner.named_parameters())
-        plans = [plan for name, at in self._chosen(choice).items() for plan in self._entries[name].plans(at)]
+        plans = self.plans(choice)
         undo = Undo()
         try:
             for name, value in new.items():

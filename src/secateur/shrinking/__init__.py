@@ -7,7 +7,7 @@ from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
 from secateur.shrinking.expert_verification import has_fewer_experts, verify_experts_checkpoint
-from secateur.shrinking.experts import choose_experts, mixtures_in_scope
+from secateur.shrinking.experts import ranked
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.grading import Grade, Grading, counts_at, gradable
 from secateur.shrinking.losses import ties_around
@@ -15,15 +15,15 @@ from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, 
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.output_costs import OutputCosts, running
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
-from secateur.shrinking.proof import verify_shrunken
+from secateur.shrinking.proof import right_branches, verify_shrunken
 from secateur.shrinking.repairing import free_in
 from secateur.shrinking.request import Request
 from secateur.shrinking.roles import tie_roles
-from secateur.shrinking.routing import routed_in_memory
-from secateur.shrinking.scope import check_globs, may_leave, names_of
-from secateur.shrinking.subject import subject_of
+from secateur.shrinking.routing import mixture_of, routed_in_memory
+from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
+from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, experts_parts, proof_words, shrunk_parts
-from secateur.shrinking.ties import Tied
+from secateur.shrinking.ties import Tied, by_tie
 from secateur.shrinking.verification import is_shrunken, verify_shrunken_checkpoint
 from secateur.shrinking.without_data import WithoutDataWarning
 
@@ -40,30 +40,34 @@ __all__ = [
     "Request",
     "Shrunk",
     "ShrunkExperts",
+    "Subject",
     "Tied",
     "WithoutDataWarning",
+    "by_tie",
     "carry_out",
     "check_finite",
     "check_globs",
     "checkpoint_parts",
-    "choose_experts",
     "counts_at",
     "experts_parts",
     "for_slopes",
     "free_in",
     "gradable",
+    "groups_in_scope",
     "has_configuration",
     "has_fewer_experts",
     "is_shrunken",
     "load_shrunken",
     "may_leave",
-    "mixtures_in_scope",
+    "mixture_of",
     "names_of",
     "not_finite",
     "plan_of",
     "plan_without",
     "plans_of",
     "proof_words",
+    "ranked",
+    "right_branches",
     "routed_in_memory",
     "running",
     "save_shrunken",
