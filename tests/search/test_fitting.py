@@ -70,6 +70,22 @@ def test_one_seed_is_one_result():
     assert all(map(torch.equal, one.parameters(), two.parameters()))
 
 
+def test_of_the_finals_the_best_is_taken(monkeypatch):
+    """Whatever the search says of them."""
+    asked = []
+
+    def judged(self, choice):
+        asked.append(choice)
+        return float(-len(asked))
+
+    monkeypatch.setattr(fitting.Carrying, "judged", judged)
+    done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=12, finals=3)
+    assert 2 <= len(asked) <= 3
+    assert next(iter(done.finals)) == "searched"
+    assert done.choice == asked[-1]
+    assert "Finished" in str(done)
+
+
 def test_levels_are_made_once(tmp_path, monkeypatch):
     first = blocks(3)
     done = fit(first, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, store=tmp_path)
@@ -168,6 +184,7 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"params": 0.5}, "over": "sparsify"}, ValueError, "over says which kinds of levels"),
         ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
         ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations is how many passes"),
+        ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals is how many choices are finished"),
         ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
         ({"keep": 0.9}, ValueError, "keep= is a share of the dense model's own score"),
         ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),

@@ -70,6 +70,12 @@ def fit(
     evaluations: Annotated[
         float, typer.Option(metavar="N", help="How often the search may look at all of these.")
     ] = 30.0,
+    finals: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="How many choices are finished on a copy, before the best of them is taken."
+        ),
+    ] = 2,
     samples: Samples = 128,
     sequence_length: SequenceLength = None,
     seed: Seed = 0,
@@ -105,6 +111,7 @@ def fit(
             "round_to": round_to,
             "held_back": held_back,
             "evaluations": evaluations,
+            "finals": finals,
             "samples": samples,
             "sequence_length": sequence_length,
             "seed": seed,
@@ -127,6 +134,7 @@ def fit(
                 round_to=round_to,
                 held_back=held_back,
                 evaluations=evaluations,
+                finals=finals,
                 seed=seed,
                 store=store,
                 arguments={"command": command_line("fit", directory, **asked), "directory": str(directory)},

@@ -58,6 +58,8 @@ class Chosen:
         held_back: how many batches were held back.
         passes: over them that were made, and ``generations`` how often levels were switched.
         compared: by which word of `secateur.search.scorer` outputs were.
+        finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished; that of
+            the least was taken.
     """
 
     limits: Mapping[str, float]
@@ -74,6 +76,7 @@ class Chosen:
     passes: float
     generations: int
     compared: str = "change"
+    finals: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +129,9 @@ class Fitted(Shown):
         what = "Score" if self.dense_score is not None else "Loss"
         yield Rows(("Choice", f">{what}"), [("searched", self._shown(self.loss)), *rows])
         yield ""
+        if self.finals:
+            yield Rows(("Finished", f">{what}"), [(name, self._shown(loss)) for name, loss in self.finals.items()])
+            yield ""
         if self.curve:
             yield Rows(
                 (f"{self._word.capitalize()} left", f">{what}", ""),
