@@ -49,8 +49,8 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack", "experts", "sensitivity"},  # groups, layers, mixtures
-    "exclude": {"shrink", "pack", "experts", "sensitivity"},
+    "include": {"shrink", "pack", "experts", "sensitivity", "fit"},  # groups, layers, mixtures
+    "exclude": {"shrink", "pack", "experts", "sensitivity", "fit"},
     "out": {
         "shrink",
         "pack",
@@ -67,6 +67,7 @@ OWN = {
         "vocabulary",
         "experts",
         "sensitivity",
+        "fit",
     },  # nothing without; several, all of which are counted; or a plan
 }
 

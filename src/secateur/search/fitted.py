@@ -19,7 +19,7 @@ from secateur.search.levels import Levels
 from secateur.shrinking import CheckpointShrinking, Shrunk
 from secateur.support import Part, Rows, Shown, bytes_text, percent, printable
 
-__all__ = ["KINDS", "Chosen", "Fitted", "Point", "cost_text", "knee_of"]
+__all__ = ["Chosen", "Fitted", "KINDS", "Point", "cost_text", "knee_of"]
 
 
 KINDS = ("width", "heads", "layer")  # that the verbs can be told how much of which leaves
