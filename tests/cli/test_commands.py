@@ -49,8 +49,8 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack", "experts", "recover", "sensitivity"},  # groups, layers, mixtures; what is trained
-    "exclude": {"shrink", "pack", "experts", "sensitivity"},
+    "include": {"shrink", "pack", "experts", "recover", "sensitivity", "fit"},  # groups, layers, mixtures; what is trained
+    "exclude": {"shrink", "pack", "experts", "sensitivity", "fit"},
     "out": {
         "shrink",
         "pack",
@@ -63,7 +63,7 @@ OWN = {
     "no_verify": {"experts"},  # on a small model of the class
     "seed": {"prune"},  # of the criterion, not of the text
     # nothing without; several, all of which are counted; or a plan; it is trained on
-    "data": {"oneshot", "vocabulary", "experts", "recover", "sensitivity"},
+    "data": {"oneshot", "vocabulary", "experts", "recover", "sensitivity", "fit"},
 }
 
 

@@ -39,7 +39,7 @@ def test_entries_become_zero_and_no_tensor_changes_its_shape():
     assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
     assert done.shrunk is None
     assert {layer.name: round(layer.sparsity, 1) for layer in done.pruned.layers} == {
-        name.removesuffix(":layer"): levels[done.choice.get(name, 0)].share for name, levels in done.levels.items()
+        name.removesuffix(":layer"): done.levels[name][done.choice.get(name, 0)].share for name in done.whole_or_not
     }
 
 
@@ -54,7 +54,7 @@ def test_both_are_carried_out_together():
 def test_counts_are_those_that_were_chosen():
     model = blocks(4)
     done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8)
-    assert widths(model) == [levels[done.choice.get(name, 0)].kept for name, levels in done.levels.items()]
+    assert widths(model) == [done.levels[name][done.choice.get(name, 0)].kept for name in done.whole_or_not]
 
 
 def test_uniform_keeps_equal_widths():
@@ -68,6 +68,22 @@ def test_one_seed_is_one_result():
     for model in (one, two):
         fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, seed=3)
     assert all(map(torch.equal, one.parameters(), two.parameters()))
+
+
+def test_of_the_finals_the_best_is_taken(monkeypatch):
+    """Whatever the search says of them."""
+    asked = []
+
+    def judged(self, choice):
+        asked.append(choice)
+        return float(-len(asked))
+
+    monkeypatch.setattr(fitting.Carrying, "judged", judged)
+    done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=12, finals=3)
+    assert 2 <= len(asked) <= 3
+    assert next(iter(done.finals)) == "searched"
+    assert done.choice == asked[-1]
+    assert "Finished" in str(done)
 
 
 def test_levels_are_made_once(tmp_path, monkeypatch):
@@ -168,6 +184,7 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"params": 0.5}, "over": "sparsify"}, ValueError, "over says which kinds of levels"),
         ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
         ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations is how many passes"),
+        ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals is how many choices are finished"),
         ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
         ({"keep": 0.9}, ValueError, "keep= is a share of the dense model's own score"),
         ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),

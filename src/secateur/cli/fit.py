@@ -19,6 +19,7 @@ from secateur.cli.options import (
     Score,
     Seed,
     SequenceLength,
+    Shares,
     Solver,
     Store,
     Text,
@@ -43,15 +44,7 @@ def fit(
     data: Text,
     out: NewDirectory,
     over: Over = None,
-    share: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--share",
-            metavar="FRACTION",
-            help="A level: how much of a group leaves, in (0, 1). Repeatable; 0.05, 0.1, up to 0.9 if left out.",
-            show_default=False,
-        ),
-    ] = None,
+    share: Shares = None,
     score: Score = None,
     include: LookAt = None,
     exclude: LeaveWhole = None,
@@ -70,6 +63,12 @@ def fit(
     evaluations: Annotated[
         float, typer.Option(metavar="N", help="How often the search may look at all of these.")
     ] = 30.0,
+    finals: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="How many choices are finished on a copy, before the best of them is taken."
+        ),
+    ] = 2,
     samples: Samples = 128,
     sequence_length: SequenceLength = None,
     seed: Seed = 0,
@@ -105,6 +104,7 @@ def fit(
             "round_to": round_to,
             "held_back": held_back,
             "evaluations": evaluations,
+            "finals": finals,
             "samples": samples,
             "sequence_length": sequence_length,
             "seed": seed,
@@ -127,6 +127,7 @@ def fit(
                 round_to=round_to,
                 held_back=held_back,
                 evaluations=evaluations,
+                finals=finals,
                 seed=seed,
                 store=store,
                 arguments={"command": command_line("fit", directory, **asked), "directory": str(directory)},

@@ -174,7 +174,8 @@ Shares = Annotated[
     typer.Option(
         "--share",
         metavar="FRACTION",
-        help="How much of each alone leaves, in (0, 1). Repeatable; 0.1, 0.3, 0.5 and 0.7 if left out.",
+        help="A level: how much of a group leaves, in (0, 1). Repeatable; 0.1, 0.3, 0.5 and 0.7 if left out, "
+        "and of fit 0.05 to 0.9 in steps of 0.05.",
         show_default=False,
     ),
 ]

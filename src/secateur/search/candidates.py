@@ -48,8 +48,8 @@ def candidates(
         batches: what levels were made of.
         forward: how a batch is run.
     """
-    layers = [name for name in space.levels if name.endswith(LAYER)]
-    units = [name for name in space.levels if not name.endswith(LAYER)]
+    layers = [name for each in space.classes for name in each.names if name.endswith(LAYER)]
+    units = [name for each in space.classes for name in each.names if not name.endswith(LAYER)]
     ways: dict[str, SharesAt] = {"uniform": functools.partial(_even, (*layers, *units))}
     if layers:
         ways |= _of_entries(model, layers, units, batches, forward)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from secateur.coupling import Axis, Coupling, find_coupling
 from secateur.search.budgets import Budget
 from secateur.search.candidates import candidates
 from secateur.search.evolution import Choice, Evolved, evolved
-from secateur.search.fitted import Chosen, Point, cost_text, knee_of
+from secateur.search.fitted import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.held_back import HeldBack
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
@@ -30,12 +30,12 @@ from secateur.support import Forward, track, unwrapped
 
 __all__ = ["Choosing"]
 
-_KINDS = ("width", "heads", "layer")  # that the verbs can be told how much of which leaves
 _POINTS = 6  # of the curve, below the dense model
 _CLOSE = 0.02  # of a latency, that is not corrected any more
 _CORRECTIONS = 3
 _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
+ERRORS = "errors"  # what the sum of the levels' errors chooses
 
 
 @dataclass(eq=False)
@@ -57,13 +57,14 @@ class Choosing:
     whole: nn.Module | None = None  # a copy of the dense model, to time others beside
     trials: dict[Choice, float] = field(default_factory=dict)  # milliseconds that were measured
     spent: float = 0.0
+    starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
 
     def __post_init__(self) -> None:
         self.inner = unwrapped(self.model)
         self.coupling = find_coupling(self.inner, self.example)
         self.axes: dict[str, Axis] = {group.name: group.axis for group in self.coupling.groups}
         possible = None
-        tied: Iterable[Iterable[str]] = [[name] for name in self.levels if self.levels.kind[name] in _KINDS]
+        tied: Iterable[Iterable[str]] = [[name] for name in self.levels if self.levels.kind[name] in KINDS]
         if self.uniform:
             tied, possible = self._uniform()
         self.space = Space(self.levels, classes_of(self.levels, tied), possible=possible)
@@ -88,7 +89,7 @@ class Choosing:
         for name in self.levels:
             if self.levels.kind[name] == "layer":
                 tied[name] = [name]
-            elif self.levels.kind[name] in _KINDS:
+            elif self.levels.kind[name] in KINDS:
                 numbers = {number.get(axes[each]) if each in axes else None for each in self.levels.groups[name]}
                 if None not in numbers and len(numbers) == 1:
                     tied.setdefault(numbers.pop(), []).append(name)
@@ -210,8 +211,9 @@ class Choosing:
         return found
 
     def _starts(self, limits: Mapping[str, float]) -> dict[str, Choice]:
-        found = {"errors": self._least(limits)}
-        return found | candidates(self.inner, self.space, limits, self.rest, forward=self.forward)
+        found = {ERRORS: self._least(limits)}
+        self.starts = found | candidates(self.inner, self.space, limits, self.rest, forward=self.forward)
+        return self.starts
 
     def _curve(self, word: str) -> list[Point]:
         """From the dense model down to the least that there is, each by dynamic programming."""
@@ -235,8 +237,13 @@ class Choosing:
         """What the model costs now."""
         return self.space.costs(self.space.dense, dict.fromkeys(("params", "macs", "bytes", *self.asked.words)))
 
-    def within(self) -> Chosen:
+    def within(self, finals: int = 1, judge: Callable[[Mapping[str, int]], float] | None = None) -> Chosen:
         """The least loss at what may be spent.
+
+        Args:
+            finals: how many choices are judged when they are finished: what was found, then the fixed allocations, the
+                best first.
+            judge: ``choice -> loss`` of the finished model.
 
         Raises:
             ValueError: so little cannot be spent.
@@ -248,8 +255,21 @@ class Choosing:
         self._least(limits)  # what cannot be met is said before the long part begins
         curve = self._curve(word)
         found = self._searched(limits, max(1.0, self.passes - self.spent))
+        finished: dict[str, float] = {}
+        if judge is not None and finals > 1:
+            names = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
+            several = {found.choice: ("searched", found.loss)}
+            for name in names:
+                if self.space.fits(self.starts[name], limits):
+                    several.setdefault(self.starts[name], (name, found.losses[name]))
+            first = dict(list(several.items())[:finals])
+            if len(first) > 1:
+                judged = {choice: judge(self.space.named(choice)) for choice in track(first, "finishing the best")}
+                finished = {first[choice][0]: loss for choice, loss in judged.items()}
+                best = min(judged, key=lambda choice: judged[choice])
+                found = replace(found, choice=best, loss=first[best][1])
         at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
-        return self._chosen(limits, found, [at, *curve])
+        return replace(self._chosen(limits, found, [at, *curve]), finals=finished)
 
     def kept(self) -> Sequence[Chosen]:
         """As little as it gets while the score is kept, and after it what is a little larger, the smallest first: down

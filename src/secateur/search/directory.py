@@ -23,7 +23,7 @@ from secateur.blockwise import OneShot, Solve, check_new, oneshot
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
-from secateur.search.fitting import Entries, Units, check_asked, entries_of, kept_of, shares_for, within_as_it_is
+from secateur.search.fitting import Carrying, Entries, Units, check_asked, entries_of, kept_of, shares_for
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
 from secateur.search.making import example_of, make_levels
@@ -56,6 +56,7 @@ def fit_checkpoint(
     round_to: int | None = None,
     held_back: int | None = None,
     evaluations: float = 30.0,
+    finals: int = 2,
     seed: int = 0,
     store: Path | str | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -83,7 +84,7 @@ def fit_checkpoint(
     started = time.monotonic()
     source, out = Path(source), Path(out)
     asked = parse_budget(budget)
-    kinds = check_asked(asked, over, evaluations, score)
+    kinds = check_asked(asked, over, evaluations, finals, score)
     solver = solvers.parse(solver)
     check_batches(batches)
     check_new(out)
@@ -108,11 +109,12 @@ def fit_checkpoint(
         "score": score if isinstance(score, str) else None,
         "held_back": len(back),
         "evaluations": float(evaluations),
+        "finals": finals,
         "seed": seed,
     }
     chosen = None if callable(score) else _chosen_before(folder / FILE, said, levels)
     if chosen is None:
-        chosen = Choosing(
+        choosing = Choosing(
             model=model,
             asked=asked,
             levels=levels,
@@ -124,9 +126,12 @@ def fit_checkpoint(
             seed=seed,
             passes=float(evaluations),
             folder=folder,
-        ).within()
+        )
+        carrying = Carrying(
+            choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False
+        )
+        chosen = choosing.within(finals, carrying.judged)
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-    within_as_it_is(chosen)
     units, entries = kept_of(levels, chosen.choice), entries_of(levels, chosen.choice)
     shrunk: CheckpointShrinking | None = None
     pruned: OneShot | None = None
@@ -241,7 +246,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chose
     for name, each in numbers.items():
         if not set(said["budget"]) <= set(each):
             raise its.wrong(name, f"is not of {', '.join(said['budget'])}")
-    lost = its.inner("candidates")
+    lost, finals = its.inner("candidates"), its.inner("finals")
     compared = its.take("compared", str)
     if compared not in SCORES:
         raise its.wrong("compared", f"is none of {', '.join(SCORES)}")
@@ -261,6 +266,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chose
         passes=its.take("passes", float, least=0),
         generations=its.take("generations", int, least=0),
         compared=compared,
+        finals={name: _or_infinite(finals.maybe(name, float)) for name in finals.values},
     )
 
 

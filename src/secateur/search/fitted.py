@@ -19,9 +19,10 @@ from secateur.search.levels import Levels
 from secateur.shrinking import CheckpointShrinking, Shrunk
 from secateur.support import Part, Rows, Shown, bytes_text, percent, printable
 
-__all__ = ["Chosen", "Fitted", "Point", "cost_text", "knee_of"]
+__all__ = ["Chosen", "Fitted", "KINDS", "Point", "cost_text", "knee_of"]
 
 
+KINDS = ("width", "heads", "layer")  # that the verbs can be told how much of which leaves
 _LOSSES = {
     "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
     "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
@@ -57,6 +58,8 @@ class Chosen:
         held_back: how many batches were held back.
         passes: over them that were made, and ``generations`` how often levels were switched.
         compared: by which word of `secateur.search.scorer` outputs were.
+        finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished; that of
+            the least was taken.
     """
 
     limits: Mapping[str, float]
@@ -73,6 +76,7 @@ class Chosen:
     passes: float
     generations: int
     compared: str = "change"
+    finals: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,6 +129,9 @@ class Fitted(Shown):
         what = "Score" if self.dense_score is not None else "Loss"
         yield Rows(("Choice", f">{what}"), [("searched", self._shown(self.loss)), *rows])
         yield ""
+        if self.finals:
+            yield Rows(("Finished", f">{what}"), [(name, self._shown(loss)) for name, loss in self.finals.items()])
+            yield ""
         if self.curve:
             yield Rows(
                 (f"{self._word.capitalize()} left", f">{what}", ""),
@@ -137,6 +144,11 @@ class Fitted(Shown):
         yield self._chosen()
         yield ""
         yield from self._said()
+
+    @property
+    def whole_or_not(self) -> list[str]:
+        """The groups that could be chosen of: all but branches and experts, which no verb is told by their names."""
+        return [name for name in self.levels if self.levels.kind[name] in KINDS]
 
     @property
     def _word(self) -> str:
@@ -161,7 +173,8 @@ class Fitted(Shown):
 
     def _chosen(self) -> Rows:
         rows = []
-        for name, levels in self.levels.items():
+        for name in self.whole_or_not:
+            levels = self.levels[name]
             level = levels[self.choice.get(name, 0)]
             rows.append(
                 (

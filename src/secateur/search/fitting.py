@@ -1,15 +1,17 @@
 """As little lost as can be at what may be spent: levels are made, chosen, and carried out by the verbs themselves.
 
-Law: no budget is exceeded by what the model costs in the end, but latency by how far a measurement is off; nothing is
-returned that loses more than a fixed allocation of the same levels and budget does; a call that fails changes nothing.
+Law: no budget is exceeded by what the model costs in the end, but latency by how far a measurement is off; on the data
+held back nothing that is taken loses more than the best fixed allocation of the same levels and budget, as levels or
+finished; a call that fails changes nothing.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,17 @@ from secateur.shrinking import Shrunk, shrink
 from secateur.solvers import admm
 from secateur.support import Forward, Undo, check_batches
 
-__all__ = ["Entries", "Units", "check_asked", "entries_of", "fit", "kept_of", "shares_for", "within_as_it_is"]
+__all__ = [
+    "Carrying",
+    "Entries",
+    "Units",
+    "check_asked",
+    "entries_of",
+    "fit",
+    "kept_of",
+    "shares_for",
+    "within_as_it_is",
+]
 
 SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
 FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # where many groups go to a level together
@@ -62,6 +74,7 @@ def fit(
     forward: Forward | None = None,
     held_back: int | None = None,
     evaluations: float = 30.0,
+    finals: int = 2,
     seed: int = 0,
     store: Path | str | None = None,
     verify: bool = True,
@@ -100,6 +113,9 @@ def fit(
         forward: ``(model, batch) -> outputs``, how a batch is run.
         held_back: how many batches are held back, instead of a quarter; of a single batch none is.
         evaluations: passes over the batches held back that the search may make, with the curve and the candidates.
+        finals: how many choices are carried out on a copy, before the one whose finished model loses least is taken:
+            what was found, then the fixed allocations, the best first. What verbs repair in order is more than what
+            levels show. 1: none is.
         seed: of the switches. One seed, one result, but for latencies.
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
         verify: prove that nothing else changes, on random weights in float64.
@@ -117,7 +133,7 @@ def fit(
         UserWarning: the model costs no more than the budget as it is.
 
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2)))
-    >>> done = fit(model, [torch.randn(32, 4) for _ in range(4)], budget={"params": 0.6}, evaluations=10)
+    >>> done = fit(model, [torch.randn(32, 4) for _ in range(4)], budget={"params": 0.6}, finals=1)
     >>> sum(each.numel() for each in model.parameters()) <= 0.6 * done.dense["params"]
     True
     >>> done.loss <= min(done.candidates.values())
@@ -125,7 +141,7 @@ def fit(
     """
     started = time.monotonic()
     asked = parse_budget(budget, keep, scored=callable(score), target=target)
-    kinds = check_asked(asked, over, evaluations, score)
+    kinds = check_asked(asked, over, evaluations, finals, score)
     solver = solvers.parse(solver)
     check_batches(batches)
     every = list(batches)
@@ -161,9 +177,9 @@ def fit(
         passes=float(evaluations),
         folder=None if store is None else Path(store),
     )
-    carrying = _Carrying(choosing, every, solver, scope, uniform=uniform, verify=verify)
+    carrying = Carrying(choosing, every, solver, scope, uniform=uniform, verify=verify)
     if asked.keep is None:
-        chosen = choosing.within()
+        chosen = choosing.within(finals, carrying.judged)
         within_as_it_is(chosen)
         shrunk, pruned, finished = carrying(chosen, None)
     else:
@@ -190,7 +206,9 @@ def fit(
     )
 
 
-def check_asked(asked: Budget, over: str | Sequence[str], evaluations: float, score: object) -> tuple[str, ...]:
+def check_asked(
+    asked: Budget, over: str | Sequence[str], evaluations: float, finals: int, score: object
+) -> tuple[str, ...]:
     """Which kinds of levels; ValueError or TypeError for what cannot be asked for together."""
     kinds = (over,) if isinstance(over, str) else tuple(over)
     if not kinds or not set(kinds) <= set(OVER):
@@ -202,6 +220,8 @@ def check_asked(asked: Budget, over: str | Sequence[str], evaluations: float, sc
         )
     if not evaluations > 0 or math.isinf(evaluations):
         raise ValueError(f"evaluations is how many passes a search may make, more than 0, not {evaluations}.")
+    if finals < 1:
+        raise ValueError(f"finals is how many choices are finished, the one that is taken among them; not {finals}.")
     if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
     return kinds
@@ -233,7 +253,7 @@ def entries_of(levels: Levels, choice: Mapping[str, int]) -> dict[str, float]:
 
 
 @dataclass(eq=False)
-class _Carrying:
+class Carrying:
     """A choice carried out by the verbs, on the module; if anything is wrong with what comes of it, it is as it was."""
 
     choosing: Choosing
@@ -252,7 +272,7 @@ class _Carrying:
             _MissedError: the score is below the floor.
         """
         task = self.choosing
-        units, entries = kept_of(task.levels, chosen.choice), entries_of(task.levels, chosen.choice)
+        entries = entries_of(task.levels, chosen.choice)
         result: list[tuple[OneShot | None, tuple[float, float | None]]] = []
 
         def then(shrunk: Shrunk | None) -> None:
@@ -262,40 +282,64 @@ class _Carrying:
                 pruned = None
                 if entries:
                     undo.values(*{id(each): each for each in task.inner.parameters()}.values())
-                    pruned = oneshot(
-                        task.model,
-                        self.every,
-                        sum(entries.values()) / len(entries),
-                        solver=self.solver,
-                        pattern="unstructured",
-                        allocate=Entries(entries),
-                        forward=task.forward,
-                        **self.scope,
-                    )
+                    pruned = self._pruned(task.model, entries, self.every)
                 finished = task.measured.finished()
                 if floor is not None and finished[1] is not None and finished[1] < floor * (1 - 1e-9):
                     raise _MissedError
             result.append((pruned, finished))
 
         shrunk = None
-        if units:
-            shrunk = shrink(
-                task.model,
-                task.example,
-                0.5,  # the allocation says how many
-                target="units",
-                allocate=Units(units),
-                round_to=1,
-                batches=self.every,
-                forward=task.forward,
-                uniform=self.uniform,
-                verify=self.verify,
-                report=then,
-                **self.scope,
-            )
+        if units := kept_of(task.levels, chosen.choice):
+            shrunk = self._shrunk(task.model, units, self.every, verify=self.verify, report=then)
         else:
             then(None)
         return shrunk, *result[0]
+
+    def judged(self, choice: Mapping[str, int]) -> float:
+        """What is lost on the batches held back when a choice is carried out on a copy, by what levels were made of."""
+        task = self.choosing
+        copied, entries = copy.deepcopy(task.model), entries_of(task.levels, choice)
+        if units := kept_of(task.levels, choice):
+            self._shrunk(copied, units, task.rest, verify=False)
+        if entries:
+            self._pruned(copied, entries, task.rest)
+        return task.measured.of(copied)
+
+    def _shrunk(
+        self,
+        model: nn.Module,
+        units: Mapping[str, int],
+        batches: Sequence[Any],
+        *,
+        verify: bool,
+        report: Callable[[Shrunk], None] | None = None,
+    ) -> Shrunk:
+        return shrink(
+            model,
+            self.choosing.example,
+            0.5,  # the allocation says how many
+            target="units",
+            allocate=Units(units),
+            round_to=1,
+            batches=batches,
+            forward=self.choosing.forward,
+            uniform=self.uniform,
+            verify=verify,
+            report=report,
+            **self.scope,
+        )
+
+    def _pruned(self, model: nn.Module, entries: Mapping[str, float], batches: Sequence[Any]) -> OneShot:
+        return oneshot(
+            model,
+            batches,
+            sum(entries.values()) / len(entries),
+            solver=self.solver,
+            pattern="unstructured",
+            allocate=Entries(entries),
+            forward=self.choosing.forward,
+            **self.scope,
+        )
 
     def costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
         """What the finished model costs."""

@@ -101,6 +101,14 @@ class HeldBack:
         """How far the outputs on all batches are, and the score, if there is one."""
         return self._differs(range(len(self.batches))), None if self.score is None else self.scored()
 
+    def of(self, model: nn.Module) -> float:
+        """The loss of another model, on all batches."""
+        mine, self.model = self.model, unwrapped(model)
+        try:
+            return self(range(len(self.batches)))
+        finally:
+            self.model = mine
+
     def scored(self) -> float:
         """The score of one's own of the model as it is now."""
         assert self.score is not None

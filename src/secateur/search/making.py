@@ -340,7 +340,10 @@ class _Making:
             for each in (*self.tied, *self.mixtures)
         ]
         found += [(order[name], f"{name}:layer", name) for name in self.layers]
-        found += [(min(map(order.__getitem__, each.parameters)), name, each) for name, each in self.branches.items()]
+        found += [
+            (min(order.get(its, len(order)) for its in each.parameters), name, each)
+            for name, each in self.branches.items()
+        ]
         for _, name, each in sorted(found, key=lambda one: one[0]):
             if name in self.done:
                 entries.append(self.done[name])

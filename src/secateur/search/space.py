@@ -232,7 +232,8 @@ class Space:
 
     def errors(self) -> list[list[float]]:
         """Of each class what each level loses: divergences of the model's outputs; errors where not all are known."""
-        known = all(level.loss is not None for each in self.levels.values() for level in each)
+        names = {name for each in self.classes for name in each.names}
+        known = all(level.loss is not None for name in names for level in self.levels[name])
 
         def of(name: str, at: int) -> float:
             level = self.levels[name][at]

@@ -16,7 +16,9 @@ def fitted_sheets(done: Fitted) -> list[Sheet]:
 
 
 def _groups(done: Fitted) -> Sheet:
-    levels = {name: each[done.chosen.choice.get(name, 0)] for name, each in done.levels.items()}
+    levels = {
+        name: each[done.chosen.choice.get(name, 0)] for name, each in done.levels.items() if name in done.whole_or_not
+    }
     names = [printable(shown_name(name), 1000) for name in levels]
     left = [each.kept / each.of for each in levels.values()]
     cells = [
