@@ -8,6 +8,7 @@ from secateur.shrinking.expert_verification import has_fewer_experts, verify_exp
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.plan import plans_of
+from secateur.shrinking.profiles import Profile
 from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import check_globs, may_leave
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointShrinking",
     "Configured",
     "KEPT",
+    "Profile",
     "Request",
     "Shrunk",
     "ShrunkExperts",

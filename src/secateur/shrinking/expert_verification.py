@@ -67,8 +67,8 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     ]
     if source is None:
         tensors = [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
-        unchecked = ("no source was given: what the tensors hold, and whether all else is unchanged",)
-        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), unchecked)
+        unknown = "no source was given: what the tensors hold, and whether all else is unchanged"
+        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), (unknown,))
     dense = open_checkpoint(source)
     found: list[VerifiedTensor] = []
     for tensor, problem in _about_tensors(checkpoint, dense, made_of, repaired):
