@@ -3,6 +3,7 @@
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py changes [--steps N] [--seed N] [--json FILE]
+    python benchmarks/experts/run.py sparse [--layers N] [--samples N] [--length N] [--folder DIR] [--json FILE]
     python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
         [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
 
@@ -28,6 +29,7 @@ from benchmarks.experts.changes import changes
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
 from benchmarks.experts.rows import rows as seen_rows
+from benchmarks.experts.sparse import sparse
 from benchmarks.experts.training import CHOOSE, SIZES
 
 
@@ -44,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     four.add_argument("--steps", type=int, default=600, help="of training")
     four.add_argument("--seed", type=int, default=0)
     four.add_argument("--json", type=Path, help="write the rows there")
+    five = commands.add_parser("sparse", help=(sparse.__doc__ or "").split("\n")[0])
+    five.add_argument("--layers", type=int, default=8, help="that are sliced: each takes 0.9 GB of disk")
+    five.add_argument("--samples", type=int, default=4, help="that are run through two layers")
+    five.add_argument("--length", type=int, default=256, help="of a sample, in tokens")
+    five.add_argument("--folder", type=Path, help="where the directories are made for a while")
+    five.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
     two.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
     two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
@@ -63,9 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = quality(
             Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer, given.choose)
         )
-    elif given.what == "changes":
+    elif given.what in ("changes", "sparse"):
         rows = []
-        for row in changes(given.steps, given.seed):
+        made = {
+            "changes": lambda: changes(given.steps, given.seed),
+            "sparse": lambda: sparse(given.layers, given.samples, given.length, given.folder),
+        }
+        for row in made[given.what]():
             rows.append(row)
             print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
     elif given.what == "rows":

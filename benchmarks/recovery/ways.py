@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.support.language_models import MiniLM
 from benchmarks.support import tables
+from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
 from secateur.recovery import merge_keeping_zeros, recover

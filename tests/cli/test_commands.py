@@ -49,7 +49,14 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
-    "include": {"shrink", "pack", "experts", "recover", "sensitivity", "fit"},  # groups, layers, mixtures; what is trained
+    "include": {
+        "shrink",
+        "pack",
+        "experts",
+        "recover",
+        "sensitivity",
+        "fit",
+    },  # groups, layers, mixtures; what is trained
     "exclude": {"shrink", "pack", "experts", "sensitivity", "fit"},
     "out": {
         "shrink",

@@ -49,7 +49,10 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     assert record["texts"][0]["data"] == str(text)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "What experts add" in page
-    assert "What model.layers.0.mlp.gate.weight loses" in page
+    assert "What mixtures lose alone" in page
+    assert "What streams lose" in page
+    assert "What the model loses" in page
+    assert page.count("model.layers.1.mlp.gate.weight") > 6  # a row an expert, and one in each table of mixtures
     assert run("verify", tmp_path / "small", "--source", dense).exit_code == 0
 
 

@@ -100,6 +100,10 @@ def test_what_does_not_fit_together_is_refused() -> None:
         Sheet("All", [Cells("a", [1, 2]), Cells("b", [1])])
     with pytest.raises(ValueError, match="the chart 'c' has 1 names and 2 values"):
         Chart("c", "", ["a"], [1, 2], "x")
+    with pytest.raises(ValueError, match="the chart 'c' has 2 values and 1 beside"):
+        Chart("c", "", ["a", "b"], [1, 2], "x", series=["one"])
+    with pytest.raises(ValueError, match="the chart 'c' has 2 values and 3 beside"):
+        Chart("c", "", ["a", "b"], [1, 2], "x", places=[1, 2, 3])
 
 
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,3 +69,17 @@ def test_two_charts_of_a_page_share_no_id():
 
 def test_the_legend_shows_the_markers_that_are_drawn():
     assert [charts._SIGNS[marker] for marker in "osD^v"] == ["●", "■", "◆", "▲", "▼"]
+
+
+def test_what_has_nothing_to_do_with_its_neighbour_is_not_joined():
+    """A line is as wide as is said, and points are where they are said to be."""
+    names, values = [f"layers.{at // 3}: {at % 3}" for at in range(6)], [0.1, 0.5, 0.3, 0.2, 0.9, 0.4]
+    form = {"series": ["stays", "leaves"] * 3, "places": [0, 0, 0, 1, 1, 1], "along": "layers"}
+    plot, keys = drawn(names, values, joined=False, **form)
+    assert [key.name for key in keys] == ["stays", "leaves"]
+    assert markers(plot.svg) >= 6
+    assert "layers" in str(plot.svg)
+    assert "in their order" not in str(plot.svg)
+    joined, _ = drawn(names, values, **form)
+    widths = [re.findall(r"stroke-width: ([0-9.]+)", str(each.svg)) for each in (joined, plot)]
+    assert widths[0] != widths[1]

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from secateur import shrink
+from secateur.blockwise import divergence
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.shrinking import has_fewer_experts, is_shrunken, shrink_experts_checkpoint, verify_experts_checkpoint
 from secateur.shrinking.mixtures import mixtures_of
@@ -154,6 +155,8 @@ def test_a_profile_adds_up_and_plans_without_running(dense, tmp_path):
     other = [{key: value.flip(0, 1) for key, value in batch.items()} for batch in batches()]
     shrink_experts_checkpoint(dense, None, batches=other, profile=path, verify=False, text="other")
     both = read_profile(path)
+    assert both.beyond[0.25].tokens == 2 * first.profile.beyond[0.25].tokens == 64
+    assert both.beyond[0.25].lost > first.profile.beyond[0.25].lost
     assert [text.data for text in both.texts] == ["batches", "other"]
     name = next(iter(both.routed))
     assert both.routed[name].tokens.sum() == 2 * first.profile.routed[name].tokens.sum()
@@ -182,6 +185,33 @@ def test_what_a_curve_says_is_what_the_mixture_loses(dense, tmp_path):
         without = small.model.layers[0].mlp(x)
     error = float((without - whole).norm() / whole.norm())
     assert done.profile.curves[name].errors()[2] == pytest.approx(error, rel=1e-3)
+
+
+def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, tmp_path):
+    """Of a quarter of the experts: the model's outputs and its streams, seen in memory on the batch held out."""
+    done = shrink_experts_checkpoint(dense, None, batches=batches(), profile=tmp_path / "one.json", verify=False)
+    from transformers import MixtralForCausalLM
+
+    model = MixtralForCausalLM.from_pretrained(dense).eval()
+    small = MixtralForCausalLM.from_pretrained(dense).eval()
+    shrink(small, batches()[0], experts=2, batches=batches()[:3], repair=False)
+    seen = []
+    for each in (model, small):
+        streams = []
+        for layer in each.model.layers:
+            layer.register_forward_hook(lambda _m, _a, out, streams=streams: streams.append(out))
+        with torch.no_grad():
+            seen.append((each(**batches()[3]), streams))
+    (one, before), (two, after) = seen
+    found = read_profile(tmp_path / "one.json").beyond
+    assert list(found) == [0.125, 0.25, 0.5]
+    lost, tokens = divergence(one, two)
+    assert (found[0.25].lost, found[0.25].tokens) == (pytest.approx(lost, rel=1e-3), tokens)
+    assert 0 < found[0.125].lost < found[0.5].lost
+    for at, (whole, less) in enumerate(zip(before, after, strict=True)):
+        error = float((less - whole).norm() / whole.norm())
+        assert found[0.25].error(f"model.layers.{at}.mlp.gate.weight") == pytest.approx(error, rel=1e-3)
+    assert "Model output" in str(done)
 
 
 def test_the_mixtures_of_a_directory_are_found_and_named(dense):
@@ -257,6 +287,9 @@ def mixture(**fields):
         (mixture(lost=[1.0]), "as many counts"),
         (mixture(norms="many"), "norms"),
         (lambda values: next(iter(values["mixtures"].values())).pop("without"), "of some alone"),
+        (lambda values: values.update(outputs=3), "outputs"),
+        (lambda values: values["outputs"][0].update(share=2.0), "share"),
+        (lambda values: values["outputs"][0].update(streams={"a": [1.0]}), "what a stream lost and what it was"),
         (lambda values: values.update(rank=3), "rank"),
         (lambda values: values.update(rank="luck"), "rank is none of reap"),
     ],

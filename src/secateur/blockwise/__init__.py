@@ -8,7 +8,7 @@ from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
 from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
-from secateur.blockwise.observation import find_next, in_place, prepared
+from secateur.blockwise.observation import find_next, in_place, prepared, store
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
 from secateur.blockwise.processes import barrier, gathered, handed_out, of_the_first, rank_and_world
@@ -79,6 +79,7 @@ __all__ = [
     "refuse_repeated",
     "run_through",
     "slopes",
+    "store",
     "unfinished",
     "unfinished_copy",
     "walk_model",

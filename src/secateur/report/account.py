@@ -53,7 +53,9 @@ class Chart:
     """One number of each of many named things, in their order: of each layer, say. Names that differ in numbers alone
     are one series.
 
-    ``share`` says that the numbers are fractions, shown in percent from 0 to 100; None is left out.
+    ``share`` says that the numbers are fractions, shown in percent from 0 to 100; None is left out. ``series`` says
+    which things are one series, if their names do not; ``places`` where each is from left to right, and ``along`` what
+    that is. Only where neighbours have to do with one another are they ``joined`` by a line.
     """
 
     title: str
@@ -62,10 +64,17 @@ class Chart:
     values: Sequence[float | None]
     label: str
     share: bool = False
+    series: Sequence[str] | None = None
+    places: Sequence[float] | None = None
+    along: str = "in their order"
+    joined: bool = True
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.values):
             raise ValueError(f"the chart {self.title!r} has {len(self.names)} names and {len(self.values)} values.")
+        for what in (self.series, self.places):
+            if what is not None and len(what) != len(self.values):
+                raise ValueError(f"the chart {self.title!r} has {len(self.values)} values and {len(what)} beside.")
 
 
 @dataclasses.dataclass(frozen=True)

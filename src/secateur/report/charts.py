@@ -25,8 +25,8 @@ class Key(NamedTuple):
 
 
 def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
-    """A marker for each thing from left to right, a line through those that differ in numbers alone; None where
-    there is nothing to see: all numbers are the same, or there are too many kinds of them.
+    """A marker for each thing from left to right, a line through those of a series, which differ in numbers alone if
+    nothing else is said; None where there is nothing to see: all numbers are the same, or there are too many kinds.
 
     >>> plot, keys = chart_of(Chart("Zeros", "", ["a.0.w", "a.1.w", "b"], [0.5, 0.9, 0.1], "zeros", share=True), "c")
     >>> [key.name for key in keys]
@@ -34,10 +34,12 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
     """
     from matplotlib.figure import Figure
 
-    series: dict[str, list[tuple[int, float]]] = {}
-    for place, (name, value) in enumerate(zip(chart.names, chart.values, strict=True), 1):
+    series: dict[str, list[tuple[float, float]]] = {}
+    places = range(1, len(chart.names) + 1) if chart.places is None else chart.places
+    kinds = list(map(_kind, chart.names)) if chart.series is None else chart.series
+    for place, kind, value in zip(places, kinds, chart.values, strict=True):
         if value is not None and math.isfinite(value):
-            series.setdefault(_kind(name), []).append((place, 100 * value if chart.share else value))
+            series.setdefault(kind, []).append((place, 100 * value if chart.share else value))
     if len({value for points in series.values() for _, value in points}) < 2 or len(series) > _MOST:
         return None
     figure = Figure(figsize=(8.4, 3.6))
@@ -48,19 +50,24 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
         marker = MARKERS[(number + number // len(SERIES)) % len(MARKERS)]
         xs, ys = zip(*points, strict=True)
         axes.plot(
-            xs, ys, color=SERIES[color], marker=marker, linewidth=0.8, markersize=5.5, markeredgecolor=PAPER,
-            markeredgewidth=0.6, clip_on=False,
+            xs, ys, color=SERIES[color], marker=marker, linewidth=0.8 if chart.joined else 0, clip_on=False,
+            markersize=5.5 if chart.joined else 4.5, markeredgecolor=PAPER, markeredgewidth=0.6,
         )  # fmt: skip
         keys.append(Key(color, _SIGNS[marker], kind))
-    axes.set_xlim(0.5, len(chart.names) + 0.5)
+    if chart.places is None:
+        axes.set_xlim(0.5, len(chart.names) + 0.5)
+        axes.set_xticks([])
+    else:
+        edge = (max(chart.places) - min(chart.places)) / 40 or 0.5
+        axes.set_xlim(min(chart.places) - edge, max(chart.places) + edge)
+        axes.locator_params(axis="x", integer=True)
     if chart.share:
         axes.set_ylim(0, 104)
     else:
         axes.set_ylim(0, None)
     label: dict[str, Any] = {"parse_math": False}
     axes.text(-0.06, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
-    axes.set_xlabel("in their order")
-    axes.set_xticks([])
+    axes.set_xlabel(chart.along)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
     return Plot(chart.title, chart.caption, svg_of(figure, prefix, f"{chart.title}: {chart.caption}")), keys

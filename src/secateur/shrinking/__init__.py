@@ -17,6 +17,7 @@ from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, 
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.output_costs import OutputCosts, running
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
+from secateur.shrinking.profiles import Profile
 from secateur.shrinking.proof import right_branches, verify_shrunken
 from secateur.shrinking.repairing import free_in
 from secateur.shrinking.request import Request
@@ -39,6 +40,7 @@ __all__ = [
     "OVERFLOWING",
     "OutputCosts",
     "Plan",
+    "Profile",
     "Request",
     "Shrunk",
     "ShrunkDepth",

@@ -397,16 +397,18 @@ def _share(batches: Sequence[Any]) -> Sequence[Any]:
 def _profiled(run: _Run) -> Profile:
     mixtures = run.mixtures
     routed = mixtures.routed(run.seen, run.walk)
-    lost = {}
+    lost, beyond = {}, {}
     if len(run.unseen):
         scores: Mapping[Axis, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
         lost = mixtures.curves(run.unseen, run.walk, scores)
+        beyond = mixtures.beyond(run.unseen, run.walk, scores)
     named = {group.name: group.axis for group in mixtures.groups}
     return Profile(
         (Text(run.name, digest(run.every), *run.counts),),
         run.asked.rank_experts or "reap",
         {name: routed[axis] for name, axis in named.items()},
         {name: lost[axis] for name, axis in named.items() if axis in lost},
+        beyond,
     )
 
 

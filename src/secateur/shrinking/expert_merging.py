@@ -451,7 +451,8 @@ class _Scores(TorchFunctionMode):
 
     def __init__(self, router: Tensor) -> None:
         super().__init__()
-        self.router, self.found = router, None
+        self.router = router
+        self.found: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))

@@ -14,11 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import DirectoryWalk, RunAlong, gathered, prepared
+from secateur.blockwise import (
+    DirectoryWalk,
+    Replay,
+    RunAlong,
+    Tokens,
+    divergence,
+    gathered,
+    prepared,
+    run_through,
+    store,
+)
 from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of
 from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED, example_for
+from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_subsets import (
     Losses,
     everywhere,
@@ -35,8 +46,9 @@ from secateur.shrinking.routing import Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.support import LazyTensors, Undo, printable, private
 
-__all__ = ["Curve", "Mixtures", "mixtures_of"]
+__all__ = ["Beyond", "Curve", "Mixtures", "mixtures_of"]
 
+TOGETHER = (1 / 8, 1 / 4, 1 / 2)  # of the experts of all mixtures at once
 _SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the experts, whose loss is measured
 
 
@@ -56,6 +68,38 @@ class Curve:
     def errors(self) -> dict[int, float]:
         """The relative error, ``‖difference‖ / ‖output‖``."""
         return {count: (lost / self.whole) ** 0.5 if self.whole else 0.0 for count, lost in self.lost.items()}
+
+
+@dataclass(eq=False)
+class Beyond:
+    """What is behind the mixtures when a share of the experts leaves all of them: how far the model's outputs are from
+    the dense ones, as `secateur.blockwise.divergence` has it, over so many tokens; and behind the block of each mixture
+    the squared differences of the stream and its squares."""
+
+    lost: float = 0.0
+    tokens: int = 0
+    streams: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def plus(self, other: Beyond) -> Beyond:
+        both = {
+            name: (lost + other.streams[name][0], whole + other.streams[name][1])
+            for name, (lost, whole) in self.streams.items()
+            if name in other.streams
+        }
+        return Beyond(self.lost + other.lost, self.tokens + other.tokens, both)
+
+    def everywhere(self) -> Beyond:
+        """The sums of all processes."""
+        first, *others = gathered(self)
+        for each in others:
+            first = first.plus(each)
+        found: Beyond = first
+        return found
+
+    def error(self, name: str) -> float:
+        """The relative error of the stream, ``‖difference‖ / ‖stream‖``."""
+        lost, whole = self.streams[name]
+        return float((lost / whole) ** 0.5) if whole else 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +211,70 @@ class Mixtures:
             found = {group.axis: Curve(dict.fromkeys(plans[group.axis], 0.0)) for group in self.groups}
         return {axis: each.everywhere() for axis, each in found.items()}
 
+    def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[float, Beyond]:
+        """What the model's outputs lose on a text when a share of the experts leaves all mixtures, those of the least
+        score: from a walk for each share, the dense model beside."""
+        found = {}
+        for share in TOGETHER:
+            plans = {}
+            for group in self.groups:
+                its = self._plans(group, scores[group.axis])
+                count = max(1, round(share * group.size))
+                if count in its:
+                    plans[group.name] = its[count]
+            if len(plans) == len(self.groups):
+                found[share] = self._beyond(batches, walk, plans).everywhere()
+        return found
+
+    def _beyond(self, batches: Sequence[Any], walk: DirectoryWalk, plans: Mapping[str, Plan]) -> Beyond:
+        inside = {
+            name: [group for group in self.groups if mixture_of(walk.model, group)[0].startswith(f"{name}.")]
+            for name in walk.blocks
+        }
+        outputs: list[Any] = []
+        tokens = Tokens()
+        own = walk.forward
+
+        def forward(model: nn.Module, batch: Any) -> Any:
+            nonlocal tokens
+            tokens = Tokens.of(batch)
+            outputs.append(own(model, batch))
+            return outputs[-1]
+
+        walk.forward = forward
+        try:
+            for keeps_all in (False, True):
+                found = Beyond()
+                with walk.replaying(dense=True) as replay, torch.no_grad():
+                    replay.keep_all = keeps_all
+                    undo = Undo()
+
+                    def without(name: str, replay: Replay = replay, undo: Undo = undo) -> None:
+                        with replay.of_dense():
+                            store(replay, batches, name)
+                        for group in inside[name]:
+                            undo.call(carry_out(walk.model, plans[group.name], None))
+
+                    for name in run_through(replay, walk.weights(), batches, visit=without):
+                        undo.roll_back()
+                        undo.forget()
+                        lost, whole = _apart(replay, name, batches)
+                        found.streams.update({group.name: (lost, whole) for group in inside[name]})
+                    if replay.keep_all and not keeps_all:
+                        continue  # it went back on its way, and did not know then what had left
+                    for number, batch in enumerate(batches):
+                        outputs.clear()
+                        with replay.of_dense():
+                            replay.run(number, batch, lambda *_: None)
+                        replay.run(number, batch, lambda *_: None)
+                        if not isinstance(batches, RunAlong):
+                            lost, count = divergence(outputs[0], outputs[1], tokens.own)
+                            found.lost, found.tokens = found.lost + lost, found.tokens + count
+                    return found
+        finally:
+            walk.forward = own
+        return found
+
     def losses(self, batches: Sequence[Any], walk: DirectoryWalk, counts: Mapping[Axis, int]) -> Losses:
         """What each mixture loses without each set of so many of its experts."""
         plans = subset_plans(self.subject.model, self.subject.coupling, counts, self.groups)
@@ -204,6 +312,20 @@ class Mixtures:
                 walk.run()
         finally:
             walk.forward = own
+
+
+def _apart(replay: Replay, name: str, batches: Sequence[Any]) -> tuple[float, float]:
+    """The squared differences of what a block gives in both models, and the squares of the dense one's."""
+    lost = whole = 0.0
+    assert replay.dense is not None
+    for number, batch in enumerate(() if isinstance(batches, RunAlong) else batches):
+        if not (replay.outputs.has(name, number) and replay.dense.has(name, number)):
+            continue  # of the last block nothing is kept that the model does not need
+        mine = Tokens.of(batch).own
+        one = rows_of_output(replay.dense.load(name, number), mine)
+        two = rows_of_output(replay.outputs.load(name, number), mine)
+        lost, whole = lost + float((one - two).square().sum()), whole + float(one.square().sum())
+    return lost, whole
 
 
 def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk | None = None) -> Mixtures:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from secateur.checkpoints import CheckpointError
-from secateur.shrinking.mixtures import Curve
+from secateur.shrinking.mixtures import Beyond, Curve
 from secateur.shrinking.routing import RANKS, Routed
 from secateur.support import Fields, write_whole
 
@@ -44,12 +44,14 @@ class Profile:
         rank: by what experts left where it was measured what that costs.
         routed: of the experts.
         curves: what the outputs lost, on tokens that ranked nothing.
+        beyond: of a share of the experts of all mixtures, what the model's outputs lost on these tokens without them.
     """
 
     texts: tuple[Text, ...]
     rank: str
     routed: Mapping[str, Routed]
     curves: Mapping[str, Curve] = field(default_factory=dict)
+    beyond: Mapping[float, Beyond] = field(default_factory=dict)
 
     def plus(self, other: Profile, path: Path) -> Profile:
         """Both texts."""
@@ -67,7 +69,8 @@ class Profile:
             both = one.lost.keys() & two.lost.keys()
             curves[name] = Curve({count: one.lost[count] + two.lost[count] for count in both}, one.whole + two.whole)
         routed = {name: each.plus(other.routed[name]) for name, each in self.routed.items()}
-        return Profile((*self.texts, *other.texts), self.rank, routed, curves)
+        beyond = {share: each.plus(other.beyond[share]) for share, each in self.beyond.items() if share in other.beyond}
+        return Profile((*self.texts, *other.texts), self.rank, routed, curves, beyond)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -82,8 +85,14 @@ def profile_values(profile: Profile) -> dict[str, Any]:
         "version": 1,
         "rank": profile.rank,
         "texts": [vars(text) for text in profile.texts],
+        "outputs": [{"share": share, **_beyond_of(each)} for share, each in profile.beyond.items()],
         "mixtures": {name: _said(routed, profile.curves.get(name)) for name, routed in profile.routed.items()},
     }
+
+
+def _beyond_of(each: Beyond) -> dict[str, Any]:
+    streams = {name: list(both) for name, both in each.streams.items()}
+    return {"lost": each.lost, "tokens": each.tokens, "streams": streams}
 
 
 def _said(routed: Routed, curve: Curve | None) -> dict[str, Any]:
@@ -139,4 +148,17 @@ def profile_in(read: Fields) -> Profile:
     rank = read.take("rank", str)
     if rank not in RANKS:
         raise read.wrong("rank", f"is none of {', '.join(RANKS)}")
-    return Profile(texts, rank, routed, curves)
+    beyond = dict(map(_beyond_in, read.inners("outputs"))) if "outputs" in read.values else {}
+    return Profile(texts, rank, routed, curves, beyond)
+
+
+def _beyond_in(read: Fields) -> tuple[float, Beyond]:
+    streams = {}
+    its = read.inner("streams")
+    for name in its.values:
+        both = its.each(name, float, least=0, most=_MOST)
+        if len(both) != 2:
+            raise its.wrong(name, "is not what a stream lost and what it was")
+        streams[name] = (both[0], both[1])
+    lost, tokens = read.take("lost", float, least=0, most=_MOST), read.take("tokens", int, least=0)
+    return read.take("share", float, least=0, most=1), Beyond(lost, tokens, streams)

@@ -294,6 +294,17 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
         yield ""
         yield "What the outputs of each mixture lose on held-out tokens without so many experts, as a relative error:"
         yield Rows(("~Experts", *(f">-{count}" for count in counts_of)), rows)
+    if profile is not None and profile.beyond:
+        yield ""
+        yield "And the model's outputs when all mixtures lose a share: divergence from the dense ones, a token."
+        shares = [(percent(share), f"{each.lost / max(1, each.tokens):.3g}") for share, each in profile.beyond.items()]
+        yield Rows((">Experts gone", ">Model output"), shares)
+        yield "The stream behind the block of each mixture, as a relative error:"
+        names = [name for name in profile.routed if all(name in each.streams for each in profile.beyond.values())]
+        yield Rows(
+            ("~Experts", *(f">-{percent(share)}" for share in profile.beyond)),
+            [(printable(name), *(f"{each.error(name):.1%}" for each in profile.beyond.values())) for name in names],
+        )
     yield ""
     numbers = "{:,}".format
     yield _totals(("parameters", *done.parameters, numbers), ("bytes", *done.nbytes, bytes_text))
