@@ -26,7 +26,18 @@ from secateur import shrink
 SHARES = (0.25, 0.5)
 OURS, THEIRS = "reap, repaired", "llm-compressor's REAP"
 TRIED = ("by its outputs", "enumerated")
-METHODS = (OURS, "total, repaired", "reap", "total", "frequency", "activation", "magnitude", "random")
+METHODS = (
+    OURS,
+    "reap, merged",
+    "reap, merged and repaired",
+    "total, repaired",
+    "reap",
+    "total",
+    "frequency",
+    "activation",
+    "magnitude",
+    "random",
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,8 @@ def smaller(model: Any, method: str, share: float, texts: Data) -> Any:
     elif method == "magnitude":
         how = {}
     else:
-        how = {"batches": batches, "rank_experts": method.split(",")[0], "repair": "," in method}
+        how = {"batches": batches, "rank_experts": method.split(",")[0], "repair": "repaired" in method}
+        how["how_experts"] = "merge" if "merged" in method else "remove"
     shrink(small, batches[0], experts=share, uniform=True, verify=False, **how)
     return small.eval()
 

@@ -2,7 +2,6 @@
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
-    python benchmarks/experts/run.py changes [--steps N] [--seed N] [--json FILE]
     python benchmarks/experts/run.py sparse [--layers N] [--samples N] [--length N] [--folder DIR] [--json FILE]
     python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
         [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
@@ -25,7 +24,6 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.experts.changes import changes
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
 from benchmarks.experts.rows import rows as seen_rows
@@ -42,10 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     three = commands.add_parser("rows", help=(seen_rows.__doc__ or "").split("\n")[0])
     three.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     three.add_argument("--json", type=Path, help="write the rows there")
-    four = commands.add_parser("changes", help=(changes.__doc__ or "").split("\n")[0])
-    four.add_argument("--steps", type=int, default=600, help="of training")
-    four.add_argument("--seed", type=int, default=0)
-    four.add_argument("--json", type=Path, help="write the rows there")
     five = commands.add_parser("sparse", help=(sparse.__doc__ or "").split("\n")[0])
     five.add_argument("--layers", type=int, default=8, help="that are sliced: each takes 0.9 GB of disk")
     five.add_argument("--samples", type=int, default=4, help="that are run through two layers")
@@ -71,13 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = quality(
             Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer, given.choose)
         )
-    elif given.what in ("changes", "sparse"):
+    elif given.what == "sparse":
         rows = []
-        made = {
-            "changes": lambda: changes(given.steps, given.seed),
-            "sparse": lambda: sparse(given.layers, given.samples, given.length, given.folder),
-        }
-        for row in made[given.what]():
+        for row in sparse(given.layers, given.samples, given.length, given.folder):
             rows.append(row)
             print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
     elif given.what == "rows":
