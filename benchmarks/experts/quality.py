@@ -23,7 +23,6 @@ from benchmarks.support.processes import in_a_process
 from benchmarks.support.tables import head, row
 from secateur import shrink
 
-SHARES = (0.25, 0.5)
 OURS, THEIRS = "reap, repaired", "llm-compressor's REAP"
 TRIED = ("by its outputs", "enumerated")
 METHODS = (
@@ -52,6 +51,7 @@ class Options:
     cache: Path | None
     peer: str | None  # the Python of an environment with llm-compressor
     choose: int = CHOOSE  # sequences of each kind to choose by
+    shares: Sequence[float] = (0.25, 0.5)  # of the experts of each mixture, that leave
 
 
 @torch.no_grad()
@@ -113,7 +113,10 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
     for seed in options.seeds:
         model = trained(options.scratch, options.name, options.steps, seed)
         about = {"model": options.name, "steps": options.steps, "seed": seed, "choose": options.choose}
-        for method, share in [("dense", 0.0), *((method, share) for share in SHARES for method in options.methods)]:
+        for method, share in [
+            ("dense", 0.0),
+            *((method, share) for share in options.shares for method in options.methods),
+        ]:
             found = {**about, "method": method, "gone": share}
             if _key(found) not in known:
                 small, more = (model, {}) if method == "dense" else made(options, seed, model, method, share, texts)

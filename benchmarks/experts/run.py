@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
     two.add_argument("--steps", type=int, default=1000, help="of training (%(default)s)")
     two.add_argument("--choose", type=int, default=CHOOSE, help="by so many sequences of each kind (%(default)s)")
+    two.add_argument("--shares", default="0.25,0.5", help="of the experts, that leave (%(default)s)")
     two.add_argument("--seeds", default="0,1,2", help="of training (%(default)s)")
     two.add_argument("--methods", help=f"separated by ;, of {'; '.join((*METHODS, THEIRS, *TRIED))}")
     two.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
@@ -61,9 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.what == "quality":
         by = METHODS + ((THEIRS,) if given.peer else ()) + (TRIED if given.model == "eight" else ())
         methods = by if given.methods is None else tuple(given.methods.split(";"))
-        seeds = tuple(map(int, given.seeds.split(",")))
         rows = quality(
-            Options(given.scratch, given.model, given.steps, seeds, methods, given.cache, given.peer, given.choose)
+            Options(
+                scratch=given.scratch,
+                name=given.model,
+                steps=given.steps,
+                seeds=tuple(map(int, given.seeds.split(","))),
+                methods=methods,
+                cache=given.cache,
+                peer=given.peer,
+                choose=given.choose,
+                shares=tuple(map(float, given.shares.split(","))),
+            )
         )
     elif given.what == "sparse":
         rows = []

@@ -27,9 +27,19 @@ _BYTES = 6_000_000  # of each kind, to train on
 _ROWS = 6  # sequences of each kind in a step
 
 # ``wide`` is of 21 million parameters; the mixtures of ``eight`` are so few that all choices can be tried.
-SIZES: dict[str, dict[str, int]] = {
-    "wide": {"num_experts": 32, "moe_intermediate_size": 272, "decoder_sparse_step": 1},
-    "eight": {"num_experts": 8, "moe_intermediate_size": 768, "decoder_sparse_step": 2},
+SIZES: dict[str, dict[str, Any]] = {
+    "wide": {
+        "num_experts": 32,
+        "moe_intermediate_size": 272,
+        "decoder_sparse_step": 1,
+        "router_aux_loss_coef": 0.02,
+    },
+    "eight": {
+        "num_experts": 8,
+        "moe_intermediate_size": 768,
+        "decoder_sparse_step": 2,
+        "router_aux_loss_coef": 0.1,
+    },
 }
 
 
@@ -148,7 +158,6 @@ def mixture(name: str) -> Any:
             norm_topk_prob=True,
             max_position_embeddings=LENGTH,
             tie_word_embeddings=True,
-            router_aux_loss_coef=0.02,
             use_cache=False,
             bos_token_id=None,
             eos_token_id=0,

@@ -48,6 +48,7 @@ OVERFLOWING = (
 )
 _TIMES = 32  # units of a group leave in so many rounds: one by one is no better, and takes as many times as long
 _LEAST = 1e-3  # of the median output: what varies less counts no more
+_MOST = 0.95  # of the variance; from there on the logarithm goes on straight
 _UNMEASURED = 1e6  # the loss of a group of which nothing is known, beside shares of variances: it leaves last
 
 
@@ -82,9 +83,18 @@ class Measured:
         """What a tie costs when so many of its parts stay; see `secateur.shrinking.losses.Loss`."""
         counts = tied.counts(parts)
         return sum(
-            self.curves[axis](count) if axis in self.curves else _UNMEASURED * (1 - count / axis.size)
+            self._loss(axis, count) if axis in self.curves else _UNMEASURED * (1 - count / axis.size)
             for axis, count in counts.items()
         )
+
+    def _loss(self, axis: Axis, count: int) -> float:
+        """Of shares of variances what is kept multiplies from layer to layer, so that its logarithms add up: a group
+        that lost nearly all costs more than others that lost some."""
+        loss = self.curves[axis](count)
+        if self.slopes:
+            return loss
+        within = min(loss, _MOST)
+        return -math.log1p(-within) + (loss - within) / (1 - _MOST)
 
 
 @dataclass(eq=False)
