@@ -10,12 +10,17 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint types doctests unit tested shuffled portable sanitize wheel clean
+.PHONY: demo docs test lint types doctests unit tested shuffled portable sanitize wheel clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
 test: lint
 	$(MAKE) -j2 types tested
+
+# the site, in site/: every warning is an error, every internal link is looked at, and no page loads anything from outside
+docs: $(VENV)/.docs
+	$(VENV)/bin/python -m doctest docs/make_site.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 lint: $(VENV)/.test
 	$(VENV)/bin/python -m ruff check .
@@ -79,5 +84,9 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[test]'
 	touch $(VENV)/.demo $(VENV)/.test
 
+$(VENV)/.docs: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q -c constraints.txt -e '.[docs]'
+	touch $(VENV)/.docs
+
 clean:
-	rm -rf $(VENV) demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site demo-report .pytest_cache .mypy_cache .ruff_cache .hypothesis

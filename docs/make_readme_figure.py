@@ -1,0 +1,85 @@
+"""Draw the README's picture, SmolLM2's perplexity as parameters leave: ``python docs/make_readme_figure.py``.
+
+Law: every number is read from the tables of benchmarks/shrinking/RESULTS.md; none stands here.
+"""
+
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+FILE = Path(__file__).with_name("perplexity.svg")
+RESULTS = Path(__file__).parent.parent / "benchmarks/shrinking/RESULTS.md"
+METHODS = {
+    "Wanda by columns": "#7f7f7f",
+    "FLAP, each layer alike": "#0072b2",
+    "FASP": "#e69f00",
+    "**`shrink` with data**": "#d55e00",
+}
+
+
+def perplexities(text: str) -> dict[str, dict[float, float]]:
+    """``{method: {percent of the parameters that left: perplexity}}`` of the first table of real models."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    found: dict[str, dict[float, float]] = {method: {} for method in METHODS}
+    for row in rows:
+        left = re.fullmatch(r"[\d.]+ M \((\d\.\d+)\)", row[2]) if len(row) == 10 else None
+        if left and re.fullmatch(r"−\d+%", row[1]) and row[0] in found:
+            found[row[0]][100 * (1 - float(left[1]))] = float(row[4])
+        elif left and row[0] == "dense" and "whole" not in found and re.fullmatch(r"[\d.]+", row[4]):
+            found.setdefault("dense", {0.0: float(row[4])})
+    return found
+
+
+def milliseconds(text: str) -> dict[str, str]:
+    """``{what left: milliseconds of the next token}``, one at a time, in eager torch."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
+    return {row[0]: row[5].split(" ")[0] for row in rows if len(row) == 11 and re.match(r"whole|−\d+ %", row[0])}
+
+
+def described(text: str) -> str:
+    """What is drawn, as the picture says of itself."""
+    lines = []
+    for method, found in perplexities(text).items():
+        points = ", ".join(f"{place:.1f} %: {value}" for place, value in sorted(found.items()))
+        lines.append(f"{method.strip('*')}: {points}")
+    times = ", ".join(f"{which}: {value}" for which, value in milliseconds(text).items())
+    return "; ".join([*lines, f"ms: {times}"]).replace("`", "")
+
+
+def draw(target: Path) -> None:
+    text = RESULTS.read_text(encoding="utf-8")
+    found, times = perplexities(text), milliseconds(text)
+    [(_, dense)] = found["dense"].items()
+    with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
+        figure = Figure(figsize=(7.2, 3.4), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        for method, color in METHODS.items():
+            places, values = zip(*sorted(({0.0: dense} | found[method]).items()), strict=True)
+            ours = method.startswith("**")
+            axes.plot(places, values, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.5)
+            axes.annotate(
+                method.strip("*").replace("`", "").replace(", each layer alike", ""), (places[-1], values[-1]),
+                textcoords="offset points", xytext=(8, -4), color=color, weight="bold" if ours else "normal",
+            )  # fmt: skip
+        axes.plot([0], [dense], color="#222222", marker="o", markersize=7, zorder=3)
+        ours = {0.0: dense} | found["**`shrink` with data**"]
+        for place, value in ours.items():
+            shown = "whole" if place == 0 else f"−{round(place, -1):g} %"
+            if shown in times:
+                axes.annotate(
+                    f"{times[shown]} ms", (place, value), textcoords="offset points", xytext=(0, -15), ha="center"
+                )
+        axes.set_ylim(8, None)
+        axes.set_xlim(-2, 39)
+        axes.set_xticks([0, 10, 20, 30], ["dense", "10 %", "20 %", "30 %"])
+        axes.set_xlabel("parameters that left, without training; milliseconds: the next token")
+        axes.set_ylabel("perplexity, unseen text")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+        figure.savefig(target, format="svg", metadata={"Date": None, "Description": described(text)})
+
+
+if __name__ == "__main__":
+    draw(FILE)

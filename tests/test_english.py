@@ -1,0 +1,85 @@
+"""The README and the first pages are short to read: sentences of few words, lines that fit, figures that are measured.
+
+Law: a figure that the README shows stands in benchmarks/RESULTS.md.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FIRST = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/migrate").glob("*.md"))]
+
+
+def sentences(markdown: str) -> list[str]:
+    """The sentences of the paragraphs and lists; what is in fences, tables, headings and addresses is none."""
+    prose = re.sub(r"^ *(```|~~~).*?^ *\1", "\n\n", markdown, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for line in prose.splitlines() if not line.lstrip().startswith(("|", "#", "!", "<"))]
+    prose = re.sub(r"\]\([^)]*\)", "]", "\n".join(lines))
+    blocks = re.split(r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", prose)
+    found = [sentence for block in blocks for sentence in re.split(r"(?<=[.?!])\s+", " ".join(block.split()))]
+    return [sentence for sentence in found if len(re.findall(r"\w+", sentence)) > 2]
+
+
+def words(sentence: str) -> int:
+    return len(re.sub(r"`[^`]*`", "code", sentence).split())
+
+
+def test_sentences_are_told_apart():
+    prose = "# No\n\nOne two three. Four five six!\n\n- Seven eight [nine](ten.md) `a b c`.\n"
+    page = f"{prose}\n```python\nx = 1\n```\n| a | b |\n"
+    assert sentences(page) == ["One two three.", "Four five six!", "- Seven eight [nine] `a b c`."]
+    assert words("Seven `a b c` eight.") == 3
+
+
+def test_there_are_pages_to_look_at():
+    assert len(FIRST) >= 9
+
+
+@pytest.mark.parametrize("page", FIRST, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_it_is_plain(page):
+    text = page.read_text(encoding="utf-8")
+    long = [line for line in text.splitlines() if len(line) > 120]
+    assert not long, f"longer than 120 characters: {long}"
+    counts = [words(sentence) for sentence in sentences(text)]
+    assert counts
+    mean = sum(counts) / len(counts)
+    assert mean < 18, f"{mean:.1f} words a sentence"
+    assert max(counts) <= 45, max(sentences(text), key=words)
+
+
+def test_the_readme_is_one_screen_and_a_table():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
+
+
+def test_figures_of_the_readme_were_measured():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    results = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
+    section = readme.split("## Five figures")[1].split("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(rows) == 5
+    figures = [figure for row in rows for figure in re.findall(r"\d*\.?\d+", row)]
+    assert len(figures) >= 7
+    for figure in figures:
+        assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", results), f"{figure} is not in RESULTS.md"
+
+
+def test_the_picture_of_the_readme_is_drawn_from_the_results():
+    from docs import make_readme_figure as figure
+
+    text = figure.RESULTS.read_text(encoding="utf-8")
+    found, times = figure.perplexities(text), figure.milliseconds(text)
+    assert all(len(found[method]) == 3 for method in figure.METHODS)
+    ours = [found["**`shrink` with data**"][share] for share in sorted(found["**`shrink` with data**"])]
+    summary = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
+    assert ", ".join(f"{value:.2f}" for value in ours) in summary
+    assert f"whole: {found['dense'][0.0]:.2f}" in summary
+    assert set(times) == {"whole", "−20 %", "−30 %"}
+
+
+def test_the_picture_is_drawn_of_what_the_results_say_now():
+    from docs import make_readme_figure as figure
+
+    drawn = figure.described(figure.RESULTS.read_text(encoding="utf-8"))
+    assert drawn in figure.FILE.read_text(encoding="utf-8"), "run python docs/make_readme_figure.py"
