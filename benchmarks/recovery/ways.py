@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.support.language_models import MiniLM
 from benchmarks.support import tables
+from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
 from secateur.recovery import merge_keeping_zeros, recover
@@ -94,6 +94,18 @@ def minilm(
                 rows.append({"setting": setting, "seed": seed, "way": way, "cosine": cosine, "overlap": overlap,
                              "seconds": seconds, "zeros kept": kept})  # fmt: skip
                 print(row([setting, seed, way, f"{cosine:.4f}", f"{overlap:.3f}", f"{seconds:.0f}", kept]), flush=True)
+    return rows
+
+
+def measured(directory: Path, others: list[Path]) -> list[dict[str, Any]]:
+    """What verbs left of MiniLM in directories."""
+    subject = MiniLM(directory)
+    rows = []
+    print(head(["directory", "cosine", "10-NN overlap"]))
+    for each in others:
+        cosine, overlap = subject.measure(subject.load(each))
+        rows.append({"directory": each.name, "cosine": cosine, "overlap": overlap})
+        print(row([each.name, f"{cosine:.4f}", f"{overlap:.3f}"]), flush=True)
     return rows
 
 
