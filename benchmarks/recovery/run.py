@@ -3,6 +3,7 @@
     python benchmarks/recovery/run.py minilm --minilm DIR [--settings 2:4,half] [--ways outputs,local,both] [--seeds 3]
     python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [--tokens 1000000]
     python benchmarks/recovery/run.py adapters
+    python benchmarks/recovery/run.py measure --minilm DIR DIR2 [DIR3 ...]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2. ``--pruned`` is what a verb left of ``--teacher``, such as
 ``secateur shrink DIR -s 0.2 --data FILE --out DIR2``. What is judged on is not trained on.
@@ -20,7 +21,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.recovery.ways import SETTINGS, WAYS, adapters, minilm, smollm2
+from benchmarks.recovery.ways import SETTINGS, WAYS, adapters, measured, minilm, smollm2
 
 
 def main() -> None:
@@ -48,6 +49,11 @@ def main() -> None:
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--rate", type=float, default=1e-4)
     commands.add_parser("adapters")
+    command = commands.add_parser(
+        "measure", help="the cosine of embeddings to MiniLM's own"
+    )
+    command.add_argument("--minilm", type=Path, required=True)
+    command.add_argument("directories", type=Path, nargs="+")
     for command in commands.choices.values():
         command.add_argument("--json", type=Path)
     arguments = parser.parse_args()
@@ -62,6 +68,8 @@ def main() -> None:
             (arguments.pruned, arguments.teacher), (arguments.data, arguments.judge), arguments.ways.split(","),
             arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate,
         )  # fmt: skip
+    elif arguments.command == "measure":
+        rows = measured(arguments.minilm, arguments.directories)
     else:
         rows = adapters()
     if arguments.json:

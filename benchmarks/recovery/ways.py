@@ -97,6 +97,18 @@ def minilm(
     return rows
 
 
+def measured(directory: Path, others: list[Path]) -> list[dict[str, Any]]:
+    """What verbs left of MiniLM in directories."""
+    subject = MiniLM(directory)
+    rows = []
+    print(head(["directory", "cosine", "10-NN overlap"]))
+    for each in others:
+        cosine, overlap = subject.measure(subject.load(each))
+        rows.append({"directory": each.name, "cosine": cosine, "overlap": overlap})
+        print(row([each.name, f"{cosine:.4f}", f"{overlap:.3f}"]), flush=True)
+    return rows
+
+
 def smollm2(
     directories: tuple[Path, Path],
     texts: tuple[Path, Path],

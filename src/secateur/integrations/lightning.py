@@ -99,7 +99,7 @@ class Distillation(pl.Callback):
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
             found = step(*args, **kwargs)
-            own = found["loss"] if isinstance(found, dict) else found
+            own: Any = found["loss"] if isinstance(found, dict) else found
             return self.distillation.mixed(own)
 
         pl_module.training_step = training_step  # type: ignore[method-assign]

@@ -125,9 +125,9 @@ class Descent:
                 remembered[int(at)][key] = value.clone() if key == "step" else value.to(leaf.device, copy=True)
         if any(value is None for value in values) or any(len(each) not in (0, 3) for each in remembered):
             raise ValueError("lacks some of what the optimizer remembers")
-        for leaf, value, own in zip(self.leaves, values, remembered, strict=True):
-            assert value is not None
-            leaf.copy_(value)
+        for leaf, held, own in zip(self.leaves, values, remembered, strict=True):
+            assert held is not None
+            leaf.copy_(held)
             if own:
                 self.optimizer.state[leaf] = own
         for mover in self.movers:

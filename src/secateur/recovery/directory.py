@@ -252,7 +252,8 @@ def _local(
             replay = stack.enter_context(walk.replaying(dense=False))
             sides.append(Side(replay, walk.weights(), walk.batches[: request.local_batches]))
         walk_on = recover_blocks(
-            *sides,
+            sides[0],
+            sides[1],
             Epochs(request.local, request.local_rate, request.clip, request.seed),
             trained=of_one_block(place.student.model, place.student.blocks, place.trained),
             masks_of=place.masks_of,
@@ -378,13 +379,13 @@ def _written(
         for top, new in _by_top(ended.values).items():
             touched |= set(files.write(top, new))
     now, before = (inspect_checkpoint(each) for each in (folder, place.student.source.root))
-    counts = {each.name: each for each in now.tensors}
-    old = {each.name: each.zeros for each in before.tensors}
+    sizes = {each.name: each.numel for each in now.tensors}
+    counts, old = ({each.name: each.zeros or 0 for each in found.tensors} for found in (now, before))
     sources = {name for target in place.kept for name in _sources(place.student.files, target)}
-    zeros = {name: (old[name], counts[name].zeros) for name in counts if name in sources and old[name]}
+    zeros = {name: (old[name], count) for name, count in counts.items() if name in sources and old[name]}
     record = {
         "kept_weights": "updated",
-        "pruned": {name: counts[name].zeros / counts[name].numel for name in counts if name in touched},
+        "pruned": {name: count / max(sizes[name], 1) for name, count in counts.items() if name in touched},
         "removed": {name: old[name] for name in zeros if name in touched},
         "left_alone": {"not trained": [name for name in counts if name not in touched]},
         "sparsity": {"model": now.total().sparsity},

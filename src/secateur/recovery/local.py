@@ -135,9 +135,9 @@ def recover_blocks(
         NotComparableError: the two models stack other blocks, or blocks of another width.
         ValueError: a loss is not finite.
     """
-    for name in track(already, "running finished blocks"):
+    for finished in track(already, "running finished blocks"):
         for side in (teacher, student):
-            _passed_through(side, name)
+            _passed_through(side, finished)
     for number in track(range(len(already), len(student.replay.blocks)), "recovering blocks"):
         name, theirs = _next(student), _next(teacher)
         if name != theirs:

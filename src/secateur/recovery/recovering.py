@@ -201,7 +201,8 @@ def recovered_locally(
             stack.enter_context(replay.installed())
             sides.append(Side(replay, InMemory(blocks), own))
         walk = recover_blocks(
-            *sides,
+            sides[0],
+            sides[1],
             Epochs(request.local, request.local_rate, request.clip, request.seed),
             trained=of_one_block(model, stacks[0], trained),
             masks_of=lambda block: {

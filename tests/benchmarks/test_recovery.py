@@ -1,0 +1,44 @@
+"""The ways of the benchmark: each sees as many batches, and keeps the zeros."""
+
+import copy
+
+import pytest
+import torch
+
+from benchmarks.recovery import ways
+from secateur import sparsify
+from support.families import make
+
+
+@pytest.mark.parametrize("way", ways.WAYS)
+def test_every_way_passes_over_as_many_batches(way, monkeypatch):
+    asked = {}
+
+    def recover(model, teacher, batches, **options):
+        asked.update(options, batches=len(batches), labels="labels" in batches[0])
+
+    monkeypatch.setattr(ways, "recover", recover)
+    batches = [{"input_ids": torch.zeros(1, 2)}] * 8
+    for steps in (4, 8, 16, 64):
+        ways.trained(None, None, batches, way, steps)
+        few = min(asked.get("local_batches", 0), asked["batches"])
+        assert asked["steps"] + asked["local"] * few == steps
+        assert asked["labels"] == (way == "plain")
+        assert bool(asked["steps"]) == (way != "local")
+        assert bool(asked["local"]) == (way in ("local", "both"))
+
+
+def test_plain_fine_tuning_asks_no_teacher():
+    model = make("llama")
+    sparsify(model, 0.5)
+    before = copy.deepcopy(model)
+    done = ways.trained(model, make("llama"), [{"input_ids": torch.randint(3, 64, (2, 8))}], "plain", 3)
+    assert all(was == now for was, now in done.zeros.values())
+    assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # peft asks transformers for what is deprecated
+def test_a_plain_merge_loses_zeros_and_the_other_does_not(capsys):
+    pytest.importorskip("peft")
+    rows = ways.adapters()
+    assert all(each["kept"] == each["sparsity"] > each["plain"] for each in rows)
