@@ -1,6 +1,7 @@
 """``secateur sensitivity``: from a directory and a text to a table, a page, a folder; or one line for what is wrong."""
 
 import json
+import sys
 
 import pytest
 
@@ -72,3 +73,14 @@ def test_no_model_and_no_text(folder):
     fails(call(folder, data="missing.txt"), "missing.txt")
     (folder / "empty").mkdir()
     fails(run("sensitivity", folder / "empty", "--data", folder / "text.txt"), "empty")
+
+
+def test_an_interrupted_run_goes_on_where_there_is_a_store(folder, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["secateur.cli.sensitivity"], "read_text", interrupted)
+    for words, message in [((), "nothing was written"), (("--store", folder / "levels"), "run the same command again")]:
+        ended = call(folder, *words)
+        assert ended.exit_code == 130
+        assert message in ended.stderr

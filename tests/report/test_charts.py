@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from secateur.report import charts
 from secateur.report.account import Chart
 from secateur.report.charts import chart_of
 
@@ -64,3 +65,7 @@ def test_two_charts_of_a_page_share_no_id():
     chart = Chart("Zeros", "", ["a", "b"], [0.1, 0.2], "zeros")
     ids = [{*re.findall(r'\bid="([^"]+)"', str(chart_of(chart, prefix)[0].svg))} for prefix in ("one", "two")]
     assert not ids[0] & ids[1]
+
+
+def test_the_legend_shows_the_markers_that_are_drawn():
+    assert [charts._SIGNS[marker] for marker in "osD^v"] == ["●", "■", "◆", "▲", "▼"]

@@ -1,6 +1,7 @@
 """Laws of making levels: the model stays, the same call gives the same bytes, a killed run goes on, what is refused."""
 
 import copy
+import os
 import warnings
 
 import pytest
@@ -159,6 +160,17 @@ def test_only_what_globs_name_has_levels():
     assert list(levels) == [f"blocks.{at}.v.weight" for at in range(2)]
 
 
+def test_a_glob_may_name_a_branch_alone():
+    levels = make_levels(words(), text(), over=("shrink", "oneshot"), shares=(0.5,), include="blocks.0.up")
+    assert dict(levels.kind) == {"blocks.0.up": "branch"}
+
+
+def test_a_model_of_which_nothing_can_leave_says_why():
+    model = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=r"nothing of the model has levels\.\n  0\.weight dimension 0: an output"):
+        make_levels(model, [torch.randn(8, 4)])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -178,6 +190,47 @@ def test_what_is_wrong_is_said_before_the_model_runs(options, message):
     with pytest.raises(ValueError, match=message):
         make_levels(model, text(), **options)
     assert is_unchanged(model, state)
+
+
+def test_a_weight_that_two_blocks_hold_has_no_levels_of_units():
+    """What is right for one of them is wrong for the other; nor of entries."""
+    model = words()
+    model.blocks[1].up.weight = model.blocks[0].up.weight
+    levels = make_levels(model, text(), over=("shrink", "oneshot"), shares=(0.5,))
+    assert not [name for name in levels if "up.weight" in name]
+    assert "in several blocks" in levels.left_alone["blocks.0.up.weight"]
+    assert levels.left_alone["blocks.0.up.weight:layer"] == "shared with another block"
+
+
+def test_a_head_that_is_the_embedding_composes():
+    model, batches = words(tied=True), text()
+    levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,))
+    state = state_of(model)
+    choice = {name: 1 for name in levels if levels.kind[name] != "branch"}
+    with levels.assembled(model, choice):
+        assert model.head.weight is model.embed.weight
+    assert is_unchanged(model, state)
+
+
+def test_a_model_without_values_is_refused():
+    with torch.device("meta"):
+        model = words()
+    with pytest.raises(ValueError, match=r"embed\.weight has no values"):
+        make_levels(model, text())
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_all_levels_take_as_many_passes_as_one(over):
+    """Of the dense model two over the batches, a backward pass of the first, here all, and some to find out."""
+    counts = []
+    for shares in ((0.5,), (0.1, 0.3, 0.5, 0.7)):
+        model, calls = words(), []
+        model.blocks[0].up.register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        make_levels(model, text(count=20), over=over, shares=shares, verify=False)
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+    if over == "oneshot":  # a branch is measured in runs of its own
+        assert counts[0] <= 2 * 20 + 20 + 5
 
 
 def test_no_batches():
@@ -227,6 +280,23 @@ def test_a_killed_run_goes_on_to_the_same_bytes(tmp_path, monkeypatch):
     make_levels(words(), text(), store=tmp_path / "killed", **options)
     assert not set(again) & set(written)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_leaves_what_was_made(tmp_path, monkeypatch):
+    written, real = [], os.fsync
+
+    def full(handle):
+        if len(written) == 3:
+            raise OSError(28, "No space left on device")
+        written.append(handle)
+        real(handle)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            make_levels(words(), text(), shares=(0.5,), store=tmp_path)
+    assert len(contents(tmp_path)) == 3
+    assert make_levels(words(), text(), shares=(0.5,), store=tmp_path)
 
 
 def test_what_is_there_already_is_loaded(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ def sensitivity(
     own outputs lose by it. The model is loaded into memory and nothing of it is written. What is found is kept in a
     folder where --store names one, from which other verbs go on.
     """
-    with clear_errors(), terminable(), resumable():
+    with clear_errors(), terminable(), contextlib.nullcontext() if store is None else resumable():
         from secateur import solvers
         from secateur.cli.measuring import model_in
         from secateur.cli.printing.sensitivity import json_of, sensitivity_sheets

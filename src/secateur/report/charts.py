@@ -13,7 +13,7 @@ from secateur.report.plots import MARKERS, PAPER, SERIES, Plot, svg_of
 __all__ = ["Key", "chart_of"]
 
 _MOST = 24  # series; more are not told apart, and the table has them all
-_SIGNS = dict(zip(MARKERS, "●■▲◆▼✚✖★", strict=True))
+_SIGNS = dict(zip(MARKERS, "●■◆▲▼✚✖★", strict=True))
 
 
 class Key(NamedTuple):

@@ -122,6 +122,10 @@ def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -
     around: dict[str, list[Axis]] = {}  # of the branches that a parameter is in
     inside: list[tuple[Axis, frozenset[int]]] = []  # of a branch the dimensions that are its own
     tied: list[Tied] = []
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    holders: dict[int, set[str]] = {}
+    for name, parameter in parameters.items():
+        holders.setdefault(id(parameter), set()).add(name)
     for number, each in enumerate(entries):
         if isinstance(each, Tied):
             tied.append(each)
@@ -132,7 +136,8 @@ def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -
             ones[each] = one
         else:
             for name in each.parameters:
-                around.setdefault(name, []).append(one)
+                if holders[id(parameters[name])] <= {*each.parameters}:  # else something that stays holds it, too
+                    around.setdefault(name, []).append(one)
             inside.append((one, _own(coupling, each)))
     tensors = tensors_of(model)
 

@@ -22,7 +22,7 @@ from secateur.search.costs import TARGETS
 from secateur.shrinking import Plan
 from secateur.support import Fields, open_regular, records, write_whole
 
-__all__ = ["Kept", "Stored", "file_of", "read_entry", "rising", "tensor_of", "write_entry"]
+__all__ = ["Kept", "Stored", "file_of", "lies_in", "read_entry", "rising", "tensor_of", "write_entry"]
 
 _HINT = " Make the levels anew, in another folder."
 _KEY = "secateur"
@@ -127,6 +127,11 @@ def write_entry(folder: Path, entry: Stored, digest: str) -> Path:
     }
     tensors = {name: each.detach().cpu().contiguous() for name, each in entry.tensors.items()}
     return write_whole(file_of(folder, entry.name), save(tensors, {_KEY: json.dumps(said, allow_nan=False)}))
+
+
+def lies_in(folder: Path, entry: Stored) -> bool:
+    """Whether a group's tensors are those of its file there."""
+    return isinstance(entry.tensors, _OfFile) and entry.tensors.path == file_of(folder, entry.name)
 
 
 class _OfFile(Mapping[str, Tensor]):

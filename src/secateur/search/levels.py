@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from secateur.blockwise import digest
 from secateur.search.costs import TARGETS, Bill, bill_in
-from secateur.search.files import Stored, read_entry, write_entry
+from secateur.search.files import Stored, lies_in, read_entry, write_entry
 from secateur.shrinking import Plan, carry_out
 from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
 
@@ -253,7 +253,8 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for entry in self._entries.values():
-            write_entry(folder, entry, self.made.digest)
+            if not lies_in(folder, entry):
+                write_entry(folder, entry, self.made.digest)
         write_whole(folder / FILE, json.dumps(self._to_json(), indent=1))
 
     def _to_json(self) -> dict[str, Any]:

@@ -58,7 +58,16 @@ from secateur.shrinking import (
     ties_around,
 )
 from secateur.solvers import admm
-from secateur.support import Forward, check_batches, described, mapped, run_batch, tensors_in, tensors_of, unwrapped
+from secateur.support import (
+    Forward,
+    check_batches,
+    described,
+    mapped,
+    matches,
+    run_batch,
+    tensors_in,
+    unwrapped,
+)
 
 __all__ = ["OVER", "SHARES", "example_of", "make_levels"]
 
@@ -110,7 +119,8 @@ def make_levels(
             first batch, of which multiply-adds are counted.
         forward: ``(model, batch) -> outputs``, how a batch is run; then example_inputs are needed.
         store: a folder, in which each group is written once it is made. A run that was killed goes on there; levels of
-            the same model, batches and arguments that are there already are loaded.
+            the same model, batches and arguments that are there already are loaded. Without one all values are in
+            memory: of each share what consumers become.
 
     Raises:
         ValueError: nothing has levels, a share is none, there are no batches, a glob matches nothing, the model runs a
@@ -135,6 +145,7 @@ def make_levels(
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)
+    _check_values(inner)
     asked = {
         "over": sorted(kinds),
         "shares": list(shares),
@@ -143,6 +154,8 @@ def make_levels(
         "solver": described(solver) if "oneshot" in kinds else None,
         "round_to": round_to,
         "verify": verify,
+        "example_inputs": None if example_inputs is None else digest([example_inputs]),
+        "forward": None if forward is None else described(forward),
     }
     made = Made(digest_of(inner), digest(held), asked)
     folder = None if store is None else Path(store)
@@ -164,15 +177,18 @@ def make_levels(
     subject = subject_of(inner, coupling, [_shorter(example)], proved_on=inner if verify else None)
     branches: list[Branch] = []
     mixtures: list[Tied] = []
+    parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
+    known = names_of(coupling) | {name for name, _ in inner.named_modules()} if "shrink" in kinds else set()
+    check_globs(known | parameters, request.globs)
     if "shrink" in kinds:
-        check_globs(names_of(coupling) | {name for name, _ in inner.named_modules()}, request.globs)
         branches, left_alone = branches_that_leave(subject, request, subject.inputs)
         mixtures, why = experts_that_leave(subject, request, shares)
         tied, more = gradable(subject, request, parts, shares)
         left_alone |= why | more
     layers: dict[str, nn.Parameter] = {}
     if "oneshot" in kinds:
-        layers, reasons = choose_targets(inner, parts, include, exclude)
+        these, others = (None if each is None else _matching(each, parameters) for each in (include, exclude))
+        layers, reasons = ({}, {}) if these == [] else choose_targets(inner, parts, these, others)
         left_alone |= {f"{name}:layer": why for why, names in reasons.items() for name in names}
     making = _Making(inner, coupling, tied, layers, shares, solver, made.digest, folder)
     making.walk(held, forward)
@@ -180,6 +196,7 @@ def make_levels(
     left_alone |= making.missing()
     entries, variables = making.entries()
     if not entries:
+        left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in coupling.frozen.items()}
         why = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
         raise ValueError(f"nothing of the model has levels.{why}")
     levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone)
@@ -196,6 +213,17 @@ def _checked(kinds: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]
     if not found or not all(0 < share < 1 for share in found):
         raise ValueError(f"shares are how much leaves, each in (0, 1); got {shares!r}.")
     return found
+
+
+def _matching(globs: Iterable[str], names: Iterable[str]) -> list[str]:
+    """Those that name one; others may name groups or modules."""
+    return [glob for glob in globs if any(matches(name, [glob]) for name in names)]
+
+
+def _check_values(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            raise ValueError(f"{name} has no values; load the weights, or run a lazy model once, before its levels.")
 
 
 def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -302,7 +330,11 @@ class _Making:
         """In the order of the model; and what the bill counts of each."""
         entries: list[Stored] = []
         variables: list[Variable] = []
-        order = {name: at for at, name in enumerate(tensors_of(self.model))}
+        every = (
+            *self.model.named_parameters(remove_duplicate=False),
+            *self.model.named_buffers(remove_duplicate=False),
+        )
+        order = {name: at for at, (name, _) in enumerate(every)}
         found: list[tuple[int, str, Variable]] = [
             (min(order[member] for group in each.groups for member, _ in group.members), _name_of(each), each)
             for each in (*self.tied, *self.mixtures)

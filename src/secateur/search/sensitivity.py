@@ -111,8 +111,10 @@ class Sensitivity(Shown):
         yield Rows(columns, rows)
         yield ""
         meant = _MEANS.get(self.score, f"of {self.score}, which is {self.dense:g} for the dense one")
-        yield "Where so much of a group alone leaves: the squared relative error of what consumes it, after repair; and"
-        yield f"what the model loses: {meant}."
+        yield (
+            "Where so much of a group alone leaves: the squared relative error of what consumes it, after repair; and "
+            f"what the model loses, {meant}."
+        )
         yield self.told_cost()
         if self.levels.left_alone:
             name, why = next(iter(self.levels.left_alone.items()))
@@ -181,6 +183,7 @@ def sensitivity(
     Raises:
         ValueError: as `make_levels`; or a score is not known, or not finite of the dense model.
 
+    >>> import torch
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)))
     >>> found = sensitivity(model, [torch.randn(64, 4)], shares=(0.25, 0.75))
     >>> found.score, {name: each[0] for name, each in found.scores.items()}

@@ -27,7 +27,7 @@ from secateur.solvers import Elimination, eliminated
 
 __all__ = ["Grade", "Grading", "counts_at", "gradable"]
 
-SCATTERED = "its units are multiplied in several blocks, such as the width of a residual stream"
+SCATTERED = "its units are in several blocks, such as the width of a residual stream"
 
 
 @dataclass(frozen=True)
@@ -75,15 +75,18 @@ def gradable(
     What there are objections to is frozen in the coupling.
     """
     coupling, minimum = subject.coupling, dict[Axis, int]()
-    part_of = {full_name(part, name): part for part, module in parts.items() for name in _tensors(module)}
+    homes = _homes(subject.model, parts)
     stays: dict[str, str] = {}
     while True:
-        groups = groups_in_scope(coupling, asked)
+        try:
+            groups = groups_in_scope(coupling, asked)
+        except ValueError:  # there is none any more
+            return [], stays
         tied: list[Tied] = []
         for each in by_tie(groups):
-            homes = [{part_of.get(name) for name, _ in group.members} for group in each]
+            those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in each]
             noted = next((group.notes[0] for group in each if group.notes), None)
-            if any(len(home) > 1 or None in home for home in homes):
+            if any(len(home) > 1 or None in home for home in those):
                 stays |= {group.name: SCATTERED for group in each}
             elif noted is not None:
                 stays |= {group.name: f"a statistic counts its units: {noted}" for group in each}
@@ -108,12 +111,24 @@ def gradable(
             return tied, stays
         coupling.freeze(wrong, why)
         stays |= {group.name: why for group in wrong}
-        if not coupling.groups:
-            return [], stays
 
 
-def _tensors(module: nn.Module) -> Collection[str]:
-    return {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+def _homes(model: nn.Module, parts: Mapping[str, nn.Module]) -> dict[str, set[str | None]]:
+    """Of each tensor of a model the parts that hold it, also under other names; None for what lies outside."""
+    part_of = {full_name(part, name): part for part, module in parts.items() for name in _tensors(module, twice=True)}
+    found: dict[int, set[str | None]] = {}
+    every = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+    for name, tensor in every.items():
+        found.setdefault(id(tensor), set()).add(part_of.get(name))
+    return {name: found[id(tensor)] for name, tensor in every.items()}
+
+
+def _tensors(module: nn.Module, *, twice: bool = False) -> Collection[str]:
+    named = (module.named_parameters(remove_duplicate=not twice), module.named_buffers(remove_duplicate=not twice))
+    return {name for each in named for name, _ in each}
 
 
 @dataclass(eq=False)
