@@ -1,0 +1,59 @@
+"""The benchmark of the search: equal budgets, gaps by hand, and a verdict that follows from figures."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.search import run as search
+from secateur.search import fit
+from support.fitting import blocks, inputs
+
+
+class Tiny:
+    score = "change"
+
+    def __init__(self, _seed):
+        self.model = blocks(3)
+
+    def batches(self, _seed):
+        return inputs(4)
+
+    def measure(self, model):
+        return {"gap": 1.0}
+
+
+@pytest.mark.parametrize("setting", ["60%", "-20%"])
+def test_every_method_spends_no_more_than_the_budget(setting, monkeypatch, tmp_path):
+    monkeypatch.setattr(search, "fit", lambda *args, **named: fit(*args, **{**named, "evaluations": 4, "round_to": 1}))
+    rows = search.compare("tiny", Tiny, [setting], 1, tmp_path / "rows.jsonl")
+    whole = sum(each.numel() for each in Tiny(0).model.parameters())
+    mine = next(each for each in rows if each["method"] == "fit")
+    others = [each["left"] for each in rows if each["method"] != "fit"]
+    assert mine["left"] <= max(others)
+    assert all(0 < each["left"] < whole for each in rows)
+    again = search.compare("tiny", lambda _: pytest.fail("it is there"), [setting], 1, tmp_path / "rows.jsonl")
+    assert again == rows
+    assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0]) == rows[0]
+
+
+def test_who_is_right_and_who_is_not():
+    def row(method, gap, seed=0):
+        return {"subject": "s", "setting": "60%", "seed": seed, "method": method, "gap": gap}
+
+    rows = [row("uniform", 1.0), row("erk", 0.5), row("fit", 0.4)]
+    assert "fit / the best fixed: 0.80. At most 0.8 in each seed: met." in search.table(rows)
+    rows += [row("uniform", 1.0, 1), row("fit", 0.9, 1)]
+    assert "fit / the best fixed: 0.80, 0.90. At most 0.8 in each seed: missed." in search.table(rows)
+    assert "| erk | 0.5 |  | 0.5 |" in search.table(rows)
+
+
+def test_the_digits_are_judged_on_images_that_nobody_saw():
+    made = object.__new__(search.Digits)
+    made.data = search.demo.load_digits()
+    made.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    made.dense = made._outputs(made.model)
+    assert made.measure(made.model)["gap"] == 0
+    seen = torch.cat(made.batches(0))
+    assert len(seen) == len(made.data.train_images)
