@@ -49,9 +49,7 @@ def main() -> None:
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--rate", type=float, default=1e-4)
     commands.add_parser("adapters")
-    command = commands.add_parser(
-        "measure", help="the cosine of embeddings to MiniLM's own"
-    )
+    command = commands.add_parser("measure", help="the cosine of embeddings to MiniLM's own")
     command.add_argument("--minilm", type=Path, required=True)
     command.add_argument("directories", type=Path, nargs="+")
     for command in commands.choices.values():

@@ -210,8 +210,9 @@ class Numbered:
 def _cut_before(places: Expression, end: int) -> Expression | None:
     """The places before one at which they were cut already."""
     whole = resolved(places)
-    for number in range(len(whole.segments) if isinstance(whole, Sum) else 0):
-        head = concatenated(whole.segments[: number + 1])
+    segments = whole.segments if isinstance(whole, Sum) else ()
+    for number in range(len(segments)):
+        head = concatenated(segments[: number + 1])
         if size_of(head) == end:
             return head
     return None

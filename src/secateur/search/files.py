@@ -141,7 +141,8 @@ class _OfFile(Mapping[str, Tensor]):
         from safetensors import safe_open
 
         self.path = path
-        self._file: Any = safe_open(path, "pt")
+        opened: Any = safe_open
+        self._file = opened(path, "pt")
         self._names = tuple(self._file.keys())
 
     def __getitem__(self, name: str) -> Tensor:

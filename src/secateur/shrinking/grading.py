@@ -83,15 +83,15 @@ def gradable(
         except ValueError:  # there is none any more
             return [], stays
         tied: list[Tied] = []
-        for each in by_tie(groups):
-            those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in each]
-            noted = next((group.notes[0] for group in each if group.notes), None)
+        for its in by_tie(groups):
+            those = [set[str | None]().union(*(homes[name] for name, _ in group.members)) for group in its]
+            noted = next((group.notes[0] for group in its if group.notes), None)
             if any(len(home) > 1 or None in home for home in those):
-                stays |= {group.name: SCATTERED for group in each}
+                stays |= {group.name: SCATTERED for group in its}
             elif noted is not None:
-                stays |= {group.name: f"a statistic counts its units: {noted}" for group in each}
+                stays |= {group.name: f"a statistic counts its units: {noted}" for group in its}
             else:
-                tied.append(Tied(each, asked.round_to, minimum))
+                tied.append(Tied(its, asked.round_to, minimum))
         found = {each: counts_at(each, shares) for each in tied}
         for each in [each for each in tied if not found[each]]:
             stays |= {group.name: "it has too few units for any of the shares" for group in each.groups}
