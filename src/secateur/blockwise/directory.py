@@ -28,12 +28,31 @@ __all__ = ["BlockFiles", "Group", "Written"]
 
 @dataclass(frozen=True)
 class Group:
-    """Tensors of a checkpoint that together make up tensors of the model: one each, or the experts of a fused one."""
+    """Tensors of a checkpoint that together make up tensors of the model: one each, or the experts of a fused one.
+
+    ``parts`` are those of each expert, which make up one row of the fused tensor, if that is so.
+    """
 
     sources: tuple[str, ...]
     targets: tuple[str, ...]
     read: Callable[[Sequence[Tensor]], dict[str, Tensor]]
     write: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+    parts: tuple[Group, ...] = ()
+
+    def read_from(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What the tensors in files make up: a fused one row after row, so that there is never more than one of them
+        twice in memory."""
+        if not self.parts:
+            return self.read([checkpoint[name] for name in self.sources])
+        (target,) = self.targets
+        whole: Tensor | None = None
+        for at, part in enumerate(self.parts):
+            row = part.read([checkpoint[name] for name in part.sources])[target]
+            if whole is None:
+                whole = row.new_empty((len(self.parts), *row.shape[1:]))
+            whole[at] = row[0]
+        assert whole is not None
+        return {target: whole}
 
 
 def groups_of(model: nn.Module, checkpoint: Checkpoint) -> list[Group]:
@@ -87,8 +106,34 @@ def _converted(
         targets = tuple(read(meta))
         if all(name in mine for name in targets):
             write = functools.partial(private.reverted, model)
-            groups.append(Group(tuple(name for name, _ in found), targets, read, write))
+            parts = _rows_of(conversion, target, found, model, [len(each.shape) for each in meta], write)
+            groups.append(Group(tuple(name for name, _ in found), targets, read, write, parts))
     return groups
+
+
+def _rows_of(
+    conversion: Any,
+    target: str,
+    found: Sequence[tuple[str, str | None]],
+    model: Any,
+    dims: Sequence[int],
+    write: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+) -> tuple[Group, ...]:
+    """The tensors in files of each row of a fused one, such as of each expert: seen by joining their numbers. Nothing
+    where a row is not made of tensors of its own."""
+    made = _reader(conversion, target, found, model)([torch.full([1] * dim, float(at)) for at, dim in enumerate(dims)])
+    if len(made) != 1 or len(next(iter(made.values()))) < 2:
+        return ()
+    numbers = [sorted({int(each) for each in row.flatten().tolist()}) for row in next(iter(made.values()))]
+    if sorted(each for row in numbers for each in row) != list(range(len(found))):
+        return ()
+    parts = []
+    for row in numbers:
+        its = [found[at] for at in row]
+        parts.append(Group(tuple(name for name, _ in its), tuple(made), _reader(conversion, target, its, model), write))
+    alone = parts[0].read([torch.full([1] * dims[at], float(at)) for at in numbers[0]])
+    same = alone.keys() == made.keys() and all(torch.equal(alone[name], made[name][:1]) for name in made)
+    return tuple(parts) if same else ()
 
 
 def _reader(
@@ -317,8 +362,9 @@ class BlockFiles:
                 group = self._wanted(full, resting)
                 if full not in made:
                     lookup = isinstance(module, nn.Embedding) and len(group.sources) == 1
-                    tensors = [self._mapped(group.sources[0])] if lookup else self._tensors(group, pruned=pruned)
-                    values = group.read(tensors)
+                    checkpoint = self._copy if pruned else self.source
+                    rows = group.read([self._mapped(group.sources[0])]) if lookup else None
+                    values = group.read_from(checkpoint) if rows is None else rows
                     made.update(values)
                     if full not in made:  # tied: the file has it by its other name
                         made[full] = next(iter(values.values()))
