@@ -1,6 +1,7 @@
 """Tokens that leave real models: what is smaller, and what unseen text loses.
 
     python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER [--keep 8000,10000] [--held-out 100000]
+    python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER --changed
     python benchmarks/vocabulary/run.py smollm2 --smollm2 DIR --scratch FOLDER [--keep 16000,24000,32000]
     python benchmarks/vocabulary/run.py combinations [--tools secateur,hf-trim,vocabtrimmer,textpruner]
 
@@ -99,6 +100,9 @@ def minilm(options: argparse.Namespace) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     counted, held_out = sentences(options.scratch, options.held_out)
+    if options.changed:
+        changed_only(options, counted, held_out)
+        return
     judged = held_out[: options.embedded]
     tokenizer = AutoTokenizer.from_pretrained(options.minilm)
     dense = embeddings(AutoModel.from_pretrained(options.minilm).eval(), tokenizer, judged, "embedding")
@@ -133,6 +137,40 @@ def minilm(options: argparse.Namespace) -> None:
             f"{cosine.mean():.5f}, {cosine.quantile(0.01):.4f}",
             f"{overlap(dense, found):.4f}",
             f"{done.seconds - done.counting:.1f}",
+        ]
+        print(row(cells), flush=True)
+
+
+def changed_only(options: argparse.Namespace, counted: list[str], held_out: list[str]) -> None:
+    """Cosines of all held-out strings from vectors of those alone that are read otherwise: the others' are 1, which is
+    checked on some. Neighbours need all vectors, and are left out."""
+    from transformers import AutoModel, AutoTokenizer
+
+    whole, tokenizer = AutoModel.from_pretrained(options.minilm).eval(), AutoTokenizer.from_pretrained(options.minilm)
+    old = tokenizer(held_out, truncation=True, max_length=128)["input_ids"]
+    print(f"counted on {len(counted):,} sentences, read {len(held_out):,} others\n")
+    print(head(["tokens", "parameters gone", "strings read as before", "cosine: mean", "1st percentile", "least"]))
+    for keep in options.keep:
+        done = shrunken(options.minilm, options.scratch, counted, keep, script=options.script)
+        model, smaller = AutoModel.from_pretrained(done.out).eval(), AutoTokenizer.from_pretrained(done.out)
+        new = smaller(held_out, truncation=True, max_length=128)["input_ids"]
+        order = done.order.tolist()
+        changed = [at for at in range(len(old)) if old[at] != [order[number] for number in new[at]]]
+        texts = [held_out[at] for at in changed]
+        before = embeddings(whole, tokenizer, texts, "embedding what changed")
+        after = embeddings(model, smaller, texts, "embedding it again")
+        same = sorted({*range(SEEN)} - {*changed})
+        seen = embeddings(whole, tokenizer, [held_out[at] for at in same], "embedding some others")
+        _check_same(model, smaller, [held_out[at] for at in same], seen, [*range(len(same))])
+        cosine = torch.ones(len(held_out))
+        cosine[changed] = (before * after).sum(1).clamp(max=1)
+        cells = [
+            f"{done.rows[1]:,}",
+            f"{1 - done.parameters[1] / done.parameters[0]:.1%}",
+            f"{1 - len(changed) / len(held_out):.2%}",
+            f"{cosine.mean():.5f}",
+            f"{cosine.quantile(0.01):.4f}",
+            f"{cosine.min():.4f}",
         ]
         print(row(cells), flush=True)
 
@@ -213,6 +251,7 @@ def _parser() -> Iterator[argparse.ArgumentParser]:
         one.add_argument("--keep", type=_numbers, default=_numbers(keep), help="0 for those that the text has")
         one.add_argument("--held-out", type=int, default=100_000, metavar="N")
         one.add_argument("--embedded", type=int, default=100_000, metavar="N", help="of the held-out ones")
+        one.add_argument("--changed", action="store_true", help="cosines alone, embedding only what is read otherwise")
         one.add_argument("--script", metavar="NAME", help="tokens with letters of others leave")
         one.add_argument("--windows", type=int, default=48, metavar="N")
         one.set_defaults(run=run)
