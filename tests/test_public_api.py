@@ -81,7 +81,8 @@ for words in sys.argv[1:]:
 
 
 def test_the_command_answers_help_without_importing_what_it_does_not_need():
-    commands = ["bench", "compress", "demo", "expand", "inspect", "oneshot", "prune", "shrink", "verify", "vocabulary"]
+    commands = ["bench", "compress", "demo", "expand", "inspect", "oneshot", "prune", "recover", "shrink", "verify"]
+    commands += ["vocabulary"]
     words = ["--help", "--version", *(f"{command} --help" for command in commands)]
     done = subprocess.run([sys.executable, "-c", ANSWERED, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
