@@ -10,6 +10,7 @@ import functools
 import json
 import math
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -241,7 +242,7 @@ class Times:
         for form, several in track(unknown.items(), "measuring operations", len(unknown)):
             calls = {numbers: each.call() for numbers, each in several.items()}
             with torch.no_grad():
-                rounds = alternating(calls, _ROUNDS, at_least=_AT_LEAST, finish=_finish())  # type: ignore[arg-type]
+                rounds = alternating(calls, _ROUNDS, at_least=_AT_LEAST, finish=_finish(), clock=_clock())  # type: ignore[arg-type]
             table = self._known.setdefault(form, {})
             # the least: whatever else the machine does only adds to it
             table.update({numbers: 1e3 * min(each) for numbers, each in rounds.items()})
@@ -289,6 +290,12 @@ def _machine() -> dict[str, str]:
         "torch": torch.__version__,
         "threads": str(torch.get_num_threads()),
     }
+
+
+def _clock() -> Callable[[], float]:
+    """Of a single thread the time that it computed: what else the machine does would count as waiting."""
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.thread_time if alone else time.perf_counter
 
 
 def _finish() -> Callable[[], object] | None:
@@ -347,6 +354,6 @@ def milliseconds_of(dense: nn.Module, smaller: nn.Module, example_inputs: Any) -
     calls = {"dense": functools.partial(run_example, dense, inputs)}
     calls["smaller"] = functools.partial(run_example, smaller, inputs)
     with unchanged(dense), unchanged(smaller), in_mode(dense, training=False), in_mode(smaller, training=False):
-        rounds = alternating(calls, _WHOLE_ROUNDS, seconds=_WHOLE_SECONDS, finish=_finish())
+        rounds = alternating(calls, _WHOLE_ROUNDS, seconds=_WHOLE_SECONDS, finish=_finish(), clock=_clock())
     before = 1e3 * statistics.median(rounds["dense"])
     return before, before / ratio(rounds["smaller"], rounds["dense"])
