@@ -25,6 +25,9 @@ LONG = {
     "bench",
     "vocabulary",
     "experts",
+    "sensitivity",
+    "fit",
+    "recover",
 }
 
 

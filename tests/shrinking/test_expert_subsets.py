@@ -83,7 +83,7 @@ def test_what_was_tried_is_known_to_a_run_that_goes_on(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("secateur.shrinking.expert_directory._slice", full)
+    monkeypatch.setattr("secateur.shrinking.expert_directory.write_file", full)
     with pytest.raises(ValueError, match="the disk is full"):
         shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 2, **how)
     monkeypatch.undo()

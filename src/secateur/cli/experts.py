@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.options import Activations, Device, DryRun, Report, Samples, Seed, SequenceLength
+from secateur.cli.options import Activations, Device, DryRun, NoRepair, Report, Samples, Seed, SequenceLength
 from secateur.cli.page import page_at
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
@@ -62,9 +62,7 @@ def experts(
     unreached_first: Annotated[
         bool, typer.Option("--unreached-first", help="Experts that no token was sent to leave before others.")
     ] = False,
-    no_repair: Annotated[
-        bool, typer.Option("--no-repair", help="With data: leave the experts that stay as they are.")
-    ] = False,
+    no_repair: NoRepair = False,
     include: Annotated[
         list[str] | None, typer.Option(metavar="GLOB", help="Only mixtures with tensors of these names. Repeatable.")
     ] = None,

@@ -24,6 +24,7 @@ __all__ = [
     "Model",
     "NewCopy",
     "NewDirectory",
+    "NoRepair",
     "Over",
     "Pattern",
     "Report",
@@ -157,6 +158,8 @@ Device = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Where blocks are computed, such as cuda. The processor if left out."),
 ]
+
+NoRepair = Annotated[bool, typer.Option("--no-repair", help="With data: leave what stays as it is.")]
 
 # ---- levels ----
 

@@ -18,6 +18,7 @@ from secateur.cli.options import (
     DryRun,
     Example,
     Model,
+    NoRepair,
     Report,
     RoundTo,
     Samples,
@@ -111,9 +112,7 @@ def shrink(
         bool,
         typer.Option("--without-data", help="Choose by the weights alone, though the model is of repeated blocks."),
     ] = False,
-    no_repair: Annotated[
-        bool, typer.Option("--no-repair", help="With data: leave the weights that stay as they are.")
-    ] = False,
+    no_repair: NoRepair = False,
     samples: Samples = 128,
     sequence_length: SequenceLength = None,
     seed: Seed = 0,

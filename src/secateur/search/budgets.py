@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 from secateur.support import unknown
 
-__all__ = ["Budget", "COSTS", "budget_in_words", "holds", "parse_budget", "words_of_budget"]
+__all__ = [
+    "Budget",
+    "COSTS",
+    "budget_in_words",
+    "holds",
+    "parse_budget",
+    "words_of_budget",
+]
 
 COSTS = {
     "params": "parameters that are not zero",

@@ -26,7 +26,15 @@ from secateur.shrinking.expert_rows import ExpertRows, rows_of_experts
 from secateur.shrinking.expert_streams import Beside, Pass, Side, of_model, runs_again
 from secateur.support import Forward, Undo
 
-__all__ = ["DAMPINGS", "OUTSIDE", "Mended", "MendedMixtures", "change_mixtures", "leave_whole", "mend"]
+__all__ = [
+    "DAMPINGS",
+    "Mended",
+    "MendedMixtures",
+    "OUTSIDE",
+    "change_mixtures",
+    "leave_whole",
+    "mend",
+]
 
 # Of the mean diagonal: the one that is best on tokens that it did not see. Of 3072 tokens 1e-3 was, of 144 it was 1.
 DAMPINGS = (1e-3, 1e-2, 1e-1, 1.0)

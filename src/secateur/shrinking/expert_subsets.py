@@ -25,8 +25,8 @@ from secateur.shrinking.routing import Watching
 from secateur.support import Forward, Undo, device_of, mapped, moved, tensors_in, track, unchanged
 
 __all__ = [
-    "MOST",
     "Losses",
+    "MOST",
     "everywhere",
     "losses_in_memory",
     "lost_without",
