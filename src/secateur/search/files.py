@@ -141,9 +141,8 @@ class _OfFile(Mapping[str, Tensor]):
         from safetensors import safe_open
 
         self.path = path
-        opened: Any = safe_open
-        self._file = opened(path, "pt")
-        self._names = tuple(self._file.keys())
+        self._file: Any = safe_open(path, "pt")
+        self._names: tuple[str, ...] = tuple(self._file.keys())  # type: ignore[no-untyped-call]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:

@@ -105,10 +105,10 @@ class Replayed:
             for handle in handles:
                 handle.remove()
             for name, piece in self.pieces.items():
-                if (original := originals[name]) is None:
+                if originals[name] is None:
                     vars(piece).pop("forward", None)
                 else:
-                    piece.forward = original
+                    vars(piece)["forward"] = originals[name]
 
     def _begin(self, given: Any) -> None:
         self._at, self._place, self._inside = self._at + 1, 0, True

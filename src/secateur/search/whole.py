@@ -192,7 +192,7 @@ def expert_entries(
                 tensors[f"kept.{number}.{at}"] = tensor_of(kept[group.axis])
             plan = plan_of(whole.model, whole.coupling, kept)
             found.append((share, parts, plan, _error_without(whole, given, plan), loss(plan)))
-        errors, losses = (rising(list(those)) for those in ([one[3] for one in found], [one[4] for one in found]))
+        errors, losses = rising([error for *_, error, _ in found]), rising([lost for *_, lost in found])
         units = sum(group.size for group in each.groups)
         levels = tuple(
             Kept(
