@@ -66,6 +66,20 @@ def test_it_goes_straight_from_a_text(dense, tmp_path):
     assert MixtralForCausalLM.from_pretrained(tmp_path / "small").config.num_local_experts == 5
 
 
+def test_experts_are_merged_or_left_as_they_are(dense, tmp_path):
+    left = ["--data", dense.parent / "text.txt", "--remove", "1", *FEW]
+    ended = run("experts", dense, *left, "--how", "merge", "--out", tmp_path / "merged")
+    assert ended.exit_code == 0, ended.output
+    assert "2 experts were merged into 2 of those that stay" in ended.stdout
+    assert "Experts that stay make up for" in ended.stdout or "Not repaired" in ended.stdout
+    ended = run("experts", dense, *left, "--no-repair", "--rank", "exhaustive", "--out", tmp_path / "plain")
+    assert ended.exit_code == 0, ended.output
+    assert "repaired" not in ended.stdout
+    record = json.loads((tmp_path / "plain/secateur.json").read_text())
+    assert (record["repaired"], record["rank"]) == ([], "exhaustive")
+    assert "--no-repair" in record["arguments"]["command"]
+
+
 def test_a_dry_run_writes_nothing(dense, tmp_path):
     ended = run("experts", dense, "--rank", "criterion", "--remove", "0.5", "--dry-run", "--no-verify")
     assert ended.exit_code == 0, ended.output
@@ -81,6 +95,8 @@ def test_a_dry_run_writes_nothing(dense, tmp_path):
         (["--out", "small", "--rank", "criterion"], "give --remove N"),
         (["--dry-run", "--remove", "1", "--plan", "gone.json"], "gone.json: no such file"),
         (["--dry-run", "--remove", "1", "--data", "gone.txt"], "gone.txt"),
+        (["--out", "small", "--remove", "1", "--rank", "criterion", "--how", "melt"], "how_experts must be one of"),
+        (["--out", "small", "--remove", "1", "--rank", "criterion", "--how", "merge"], "averages by what data says"),
         (["--dry-run", "--remove", "1", "--rank", "luck", "--data", "gone.txt"], "gone.txt"),
         (["--out", "no/such", "--remove", "1", "--rank", "criterion"], "no such directory"),
     ],
