@@ -139,7 +139,7 @@ def test_a_file_goes_only_where_arrows_go_and_through_doors(path):
 
 
 def test_integrations_are_adapters_only():
-    """The arrow to recovery leads on to nearly every room; an adapter takes a pruner or a teacher, and writes."""
+    """The arrow to recovery leads on to nearly every room; an adapter takes a pruner or a teacher, writes a file."""
     taken = {(place, name) for path in FILES if room_of(path) == "integrations" for place, name, _ in entered(path)}
     assert taken == {("training", "Pruner"), ("recovery", "Distillation"), ("support", "write_whole")}
 
