@@ -188,7 +188,8 @@ def operations_of(model: nn.Module, example_inputs: Any) -> Counter[Operation]:
     >>> sorted({each.form.partition("(")[0].rpartition(".")[2] for each in found})
     ['linear', 'relu']
     """
-    with unchanged(model), in_mode(model, training=False), seeded(), _Recording() as recording:
+    recording = _Recording()
+    with unchanged(model), in_mode(model, training=False), seeded(), recording:
         run_example(model, moved(example_inputs, device_of(model)))
     return recording.found
 
