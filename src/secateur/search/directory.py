@@ -23,7 +23,7 @@ from secateur.blockwise import OneShot, Solve, check_new, oneshot
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
-from secateur.search.fitting import Carrying, Entries, Units, check_asked, entries_of, kept_of, shares_for
+from secateur.search.fitting import Carrying, Entries, Units, check_asked, entries_of, kept_of, rounding_for, shares_for
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
 from secateur.search.making import example_of, make_levels
@@ -96,11 +96,11 @@ def fit_checkpoint(
         model,
         rest,
         over=kinds,
-        shares=shares_for(shares, uniform=True),
+        shares=shares_for(shares, kinds),
         include=include,
         exclude=exclude,
         solver=solver,
-        round_to=round_to,
+        round_to=rounding_for(model, example_of(model, every[0]), round_to),
         store=folder,
     )
     said = {

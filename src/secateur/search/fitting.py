@@ -21,6 +21,7 @@ from torch import nn
 
 from secateur import solvers
 from secateur.blockwise import OneShot, Solve, oneshot
+from secateur.coupling import Axis, find_coupling
 from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.candidates import LAYER
@@ -33,7 +34,7 @@ from secateur.search.making import OVER, example_of, make_levels
 from secateur.search.scoring import Score
 from secateur.shrinking import Shrunk, shrink
 from secateur.solvers import admm
-from secateur.support import Forward, Undo, check_batches
+from secateur.support import Forward, Undo, check_batches, unwrapped
 
 __all__ = [
     "Carrying",
@@ -43,12 +44,15 @@ __all__ = [
     "entries_of",
     "fit",
     "kept_of",
+    "rounding_for",
     "shares_for",
     "within_as_it_is",
 ]
 
 SHARES = tuple(round(0.1 * at, 2) for at in range(1, 10))
-FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # where many groups go to a level together
+FINE = tuple(round(0.05 * at, 2) for at in range(1, 19))  # of units, where one elimination makes all of them
+ROUNDED_FROM = 64  # units of a group
+_SMALL = 0.01  # of the parameters: where 16 units are more, counts are not rounded
 
 
 class _MissedError(Exception):
@@ -103,11 +107,12 @@ def fit(
             themselves, so a latency asks for the first.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
-        shares: the levels: how much leaves, each in (0, 1); by default 10 % to 90 % in steps of ten, of five
-            with ``uniform``.
+        shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
+            entries 10 % to 90 % in steps of ten.
         include, exclude: globs over the names of groups and of all their tensors.
         solver: of entries; see `secateur.oneshot`.
-        round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more.
+        round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more, but for small
+            models.
         example_inputs: what the model is called with when its multiply-adds are counted and its latency is measured.
             By default the first batch; needed with ``forward``.
         forward: ``(model, batch) -> outputs``, how a batch is run.
@@ -154,9 +159,9 @@ def fit(
         model,
         rest,
         over=kinds,
-        shares=shares_for(shares, uniform=uniform),
+        shares=shares_for(shares, kinds),
         solver=solver,
-        round_to=round_to,
+        round_to=rounding_for(model, example, round_to),
         verify=verify,
         example_inputs=example,
         forward=forward,
@@ -227,9 +232,28 @@ def check_asked(
     return kinds
 
 
-def shares_for(shares: Sequence[float] | None, *, uniform: bool) -> Sequence[float]:
+def shares_for(shares: Sequence[float] | None, kinds: Sequence[str]) -> Sequence[float]:
     """Those that were asked for, or the default."""
-    return shares if shares is not None else FINE if uniform else SHARES
+    return shares if shares is not None else SHARES if "oneshot" in kinds else FINE
+
+
+def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) -> int | None:
+    """What was asked for; by default what levels take, but of a small model no multiple, as `shrink` has none there.
+
+    >>> rounding_for(nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 4)), torch.zeros(1, 4), None)
+    1
+    """
+    if round_to is not None:
+        return round_to
+    coupling = find_coupling(unwrapped(model), example_inputs)
+    names = [name for name, _ in unwrapped(model).named_parameters()]
+
+    def size(counts: Mapping[Axis, int]) -> int:
+        return sum(coupling.size(name, counts) for name in names)
+
+    whole = size({})
+    units = [whole - size({group.axis: group.size - 1}) for group in coupling.groups if group.size >= ROUNDED_FROM]
+    return 1 if units and 16 * min(units) > _SMALL * whole else None
 
 
 def within_as_it_is(chosen: Chosen) -> None:
