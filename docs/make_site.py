@@ -73,7 +73,7 @@ def first_sentence(name: str) -> str:
     found = definition(name)
     docstring = found.docstring if found else None
     text = " ".join(docstring.value.split("\n\n")[0].split()) if docstring else ""
-    return re.split(r"(?<=[.;:])\s", text)[0].replace("|", r"\|")
+    return re.split(r"(?<=[.])(?<!al\.)\s+(?=[A-Z`])", text)[0].replace("|", r"\|")
 
 
 def reference() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The README's plot, from the results of the demo: `run.py plot` draws it.
+"""The plot of docs/start/tutorial-cnn.md, from the results of the demo: `run.py plot` draws it.
 
 Law: what is drawn are means and ranges over seeds.
 """

@@ -6,7 +6,7 @@
 `table` runs `secateur demo` (three seeds, 10 epochs of fine-tuning) and prints RESULTS.md's tables: accuracy in percent
 after fine-tuning, before it in brackets, mean ± standard deviation over seeds; the sanity checks; bytes and
 milliseconds. `--results` takes an earlier run's results.json instead, such as `make demo` leaves in demo-report. `plot`
-draws the README's.
+draws that of docs/start/tutorial-cnn.md.
 
 Law: a figure is a mean over all seeds of a cell; what some of them lack is left out.
 
