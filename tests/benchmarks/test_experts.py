@@ -17,9 +17,9 @@ def test_a_mixture_is_right():
 
 
 def test_what_stays_says_why():
-    row = coverage.judged_experts("mixture_doge")
+    row = coverage.judged_experts("mixture_switch")
     assert row["experts"] == "refused"
-    assert "router_gate.weight dimension 0" in row["why"]
+    assert "router.classifier.weight dimension 0: Python takes something by its numbers" in row["why"]
 
 
 @pytest.mark.parametrize("wrong", ["router", "experts"])

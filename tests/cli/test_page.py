@@ -112,6 +112,8 @@ def test_every_command_refuses_it_first(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     needed = {"oneshot": ("--data", "d.txt", "--out", "o"), "shrink": ("-s", "0.5", "--dry-run")}
     needed |= dict.fromkeys(("prune", "compress", "expand"), ("--out", "o"))
+    needed |= {"sensitivity": ("--data", "d.txt"), "fit": ("--budget", "params=0.8", "--data", "d.txt", "--out", "o")}
+    needed["recover"] = ("--teacher", "t", "--data", "d.txt", "--out", "o")
     result = run(command, "nothing", *needed.get(command, ()), "--report", "page.txt")
     fails(result, "page.txt: a report is one HTML page")  # before it is seen that there is nothing to read
 
