@@ -101,6 +101,20 @@ def test_of_numbers_the_slopes_are_in_units_of_how_much_they_vary():
     close(named(slopes(model, [x], ["0.weight"]))["0.weight"], found, rtol=1e-4)
 
 
+def test_an_output_of_one_row_says_nothing_beside_others():
+    """It has no variance to divide by, as the pooled state of one text."""
+
+    class Pooled(nn.Sequential):
+        def forward(self, x):
+            states = super().forward(x)
+            return {"states": states, "pooled": states[:, 0].tanh()}
+
+    model, x = Pooled(nn.Linear(4, 5), nn.Linear(5, 3)), torch.randn(1, 50, 4)
+    found = named(slopes(model, [x], ["0.weight"]))["0.weight"]
+    close(found, named(slopes(nn.Sequential(*model), [x], ["0.weight"]))["0.weight"])
+    assert named(slopes(nn.Sequential(*model), [x[:, :1]], ["0.weight"]))["0.weight"].isfinite().all()
+
+
 def test_padding_does_not_count():
     model = Coins()
     model.scale[0] = 1000.0  # of what pads

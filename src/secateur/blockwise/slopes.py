@@ -385,8 +385,10 @@ def _backwards(outputs: Any, mask: Tensor | None) -> None:
     found = [each for each in tensors_in(_plain(outputs)) if each.is_floating_point() and each.requires_grad]
     if not found:
         return
+    # of one row there is no variance to divide by, as of the pooled state of one text: others say enough
+    several = [each for each in found if each[..., :1].numel() > 1]
     parts = []
-    for each in found:
+    for each in several or found:
         rows = _rows(each, mask).float()
         spread = rows.detach().var(0, correction=0).clamp_min(1e-12).sqrt() * rows.shape[-1] ** 0.5
         parts.append((rows / spread * torch.randn_like(rows)).sum())

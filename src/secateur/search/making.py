@@ -6,7 +6,6 @@ groups that are on disk, to the same bytes.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -64,7 +63,6 @@ from secateur.support import (
     described,
     mapped,
     matches,
-    run_batch,
     tensors_in,
     unwrapped,
 )
@@ -304,7 +302,7 @@ class _Making:
         parts = parts_of(self.model)
         grading = Grading(self.coupling, groups, counts, {}, free_in(self.model, parts), self._graded)
         names = {*grading.targets, *layers}
-        found = slopes(self.model, for_slopes(batches), names, forward=functools.partial(_of_rows, forward))
+        found = slopes(self.model, for_slopes(batches), names, forward=forward)
         if (wrong := not_finite(found)) is not None:
             check_finite(self.model)
             warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
@@ -423,17 +421,6 @@ class _Making:
             left = {"params": density, "macs": density, "bytes": stored(density, itemsize)}
             levels.append(Kept(share, kept, errors[at - 1], losses[at - 1] if known else None, left, (name,)))
         self._add(Stored(f"{name}:layer", "layer", whole, (name,), (whole,), (), tuple(levels), tensors))
-
-
-def _of_rows(forward: Forward | None, model: nn.Module, batch: Any) -> Any:
-    """The outputs of a batch without those of which it has one row only, such as the pooled state of one text: that has
-    no variance, and what it is divided by would make its slopes as large as all others' together."""
-    outputs = run_batch(model, batch, forward)
-    if getattr(outputs, "logits", None) is not None:
-        return outputs
-    found = list(tensors_in(dict(outputs) if isinstance(outputs, Mapping) else outputs))
-    many = [each for each in found if each.is_floating_point() and each[..., :1].numel() > 1]
-    return many or outputs
 
 
 def _name_of(tied: Tied) -> str:
