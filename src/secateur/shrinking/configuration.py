@@ -66,7 +66,8 @@ class Described:
 
     def __init__(self, model: nn.Module) -> None:
         self.kind: Any = type(model)
-        self.config: Any = model.config
+        config: Any = model.config
+        self.config = config
         self.values: dict[str, Any] = self.config.to_dict()
 
     def configuration(self, changes: Mapping[Place, Any]) -> Any:

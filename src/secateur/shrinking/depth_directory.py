@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -107,8 +107,12 @@ class _Deep:
 
     def written(self, gone: Sequence[str]) -> dict[str, Origin]:
         """Which of the source's tensors each one is."""
-        found = {renamed(name, self.stacks, gone, self.prefix): (name, {}) for name in self.checkpoint}
-        return {name: origin for name, origin in found.items() if name is not None}
+        found: dict[str, Origin] = {}
+        for old in self.checkpoint:
+            name = renamed(old, self.stacks, gone, self.prefix)
+            if name is not None:
+                found[name] = (old, {})
+        return found
 
 
 def shrink_depth_checkpoint(
@@ -246,7 +250,7 @@ def _chosen(
     stayed: dict[str, str] = {}
     known: dict[tuple[str, ...], dict[str | None, float]] = {}
 
-    def cost(gone: Sequence[str], more: Sequence[str]) -> Mapping[str | None, float]:
+    def cost(gone: Collection[str], more: Collection[str]) -> Mapping[str | None, float]:
         found = known.setdefault(tuple(gone), {})
         if not found or any(each not in found for each in more):
             found.update(costs(gone, [each for each in more if each not in found]))
@@ -264,7 +268,7 @@ def _chosen(
         words = prove_without(deep.described, deep.stacks, gone, example_inputs, small)
         if words is None:
             return gone, stayed, lost, proof
-        wrong = {}
+        wrong: dict[str, str] = {}
         for each in track(gone, "proving block after block"):
             alone = (
                 prove_without(deep.described, deep.stacks, [each], example_inputs, small) if len(gone) > 1 else words

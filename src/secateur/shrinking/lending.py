@@ -144,7 +144,7 @@ def lending_of(model: nn.Module) -> Lending | None:
     probe = copy.deepcopy(model, memo).double()
     for each in probe.parameters():
         if not each.is_meta and each.requires_grad:  # that there is a gradient is enough
-            each.register_post_accumulate_grad_hook(_forget)
+            each.register_post_accumulate_grad_hook(_forget)  # type: ignore[no-untyped-call]
     return Lending(probe, list(blocks), {id(resting[name]): name for name in lent}, values)
 
 
