@@ -66,9 +66,9 @@ class Described:
 
     def __init__(self, model: nn.Module) -> None:
         self.kind: Any = type(model)
-        config: Any = getattr(model, "config", None)
+        config: Any = model.config
         self.config = config
-        self.values: dict[str, Any] = config.to_dict()
+        self.values: dict[str, Any] = self.config.to_dict()
 
     def configuration(self, changes: Mapping[Place, Any]) -> Any:
         """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""

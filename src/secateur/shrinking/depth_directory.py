@@ -107,10 +107,12 @@ class _Deep:
 
     def written(self, gone: Sequence[str]) -> dict[str, Origin]:
         """Which of the source's tensors each one is."""
-        found: dict[str | None, Origin] = {
-            renamed(name, self.stacks, gone, self.prefix): (name, {}) for name in self.checkpoint
-        }
-        return {name: origin for name, origin in found.items() if name is not None}
+        found: dict[str, Origin] = {}
+        for old in self.checkpoint:
+            name = renamed(old, self.stacks, gone, self.prefix)
+            if name is not None:
+                found[name] = (old, {})
+        return found
 
 
 def shrink_depth_checkpoint(

@@ -75,10 +75,10 @@ def _patched(
         with place.replaying(dense=False) as replay:
             left, replay.keep_all = set(seams), keep_all
             for _ in track(range(len(place.blocks)), "patching"):
-                reached = replay.run(0, place.batches[0], lambda *_: None) if left else None
-                if reached is None:
+                following = replay.run(0, place.batches[0], lambda *_: None) if left else None
+                if following is None:
                     break
-                name = reached
+                name = following
                 place.files.load(name, finished=False)
                 block, new = place.blocks[name], dict[str, Tensor]()
                 if name in seams:

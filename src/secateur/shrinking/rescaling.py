@@ -146,10 +146,11 @@ def rescaled_in_directory(place: DirectoryWalk, plan: Plan) -> dict[str, Tensor]
     new: dict[str, Tensor] = {}
     everyone = gathered(found)
     for path in sorted({path for each in everyone for path in each}):
-        those = [each[path] for each in everyone if path in each]
-        own, kept, sums = those[0]
-        for _, _, its in those[1:]:
+        seen_by = [each[path] for each in everyone if path in each]
+        sums: _Sums | None = None
+        for _, _, its in seen_by:
             sums = sums if its is None else its.plus(sums)
+        own, kept, _ = seen_by[0]
         new |= {full_name(path, key): value for key, value in _settled(own, kept, sums).items()}
     return new
 
