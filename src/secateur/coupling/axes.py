@@ -345,7 +345,7 @@ def occurrences_of(axis: Axis, expression: Expression) -> list[npt.NDArray[np.in
     found = []
     for number, factor in enumerate(factors):
         if axis in leaves(factor):
-            others = [Axis(size_of(each)) for each in factors]
+            others: list[Expression] = [Axis(size_of(each)) for each in factors]
             others[number : number + 1] = [factor]
             found.append(indices_of(axis, Product(tuple(others))))
     return found
