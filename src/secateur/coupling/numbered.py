@@ -210,7 +210,9 @@ class Numbered:
 def _cut_before(places: Expression, end: int) -> Expression | None:
     """The places before one at which they were cut already."""
     whole = resolved(places)
-    for number in range(len(whole.segments) if isinstance(whole, Sum) else 0):
+    if not isinstance(whole, Sum):
+        return None
+    for number in range(len(whole.segments)):
         head = concatenated(whole.segments[: number + 1])
         if size_of(head) == end:
             return head

@@ -50,7 +50,7 @@ def agree(
         raise ValueError(f"{what} of {printable(repr(text), 80)} are beyond its own tokens{hint}.")
     expected = new[old.numbers]
     stays = old.each(expected >= 0)
-    for at in np.flatnonzero(stays & ~old.same(expected, together(found))):
+    for at in np.flatnonzero(stays & ~old.same(expected, together(found))).tolist():
         wanted = expected[old.begins[at] : old.begins[at + 1]]
         raise ValueError(
             f"{what} of {printable(repr(texts[at]), 80)} would be {found[at].tolist()[:8]} and not "
@@ -73,7 +73,7 @@ class Together:
     def each(self, true: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """For each text whether this is true of all of its numbers."""
         wrong = np.concatenate([[0], np.cumsum(~true)])
-        return wrong[self.begins[1:]] == wrong[self.begins[:-1]]
+        return np.equal(wrong[self.begins[1:]], wrong[self.begins[:-1]])
 
     def same(self, numbers: Ids, other: Together) -> npt.NDArray[np.bool_]:
         """For each text whether these numbers in place of its own are another's."""
@@ -81,7 +81,7 @@ class Together:
         alike = np.repeat(lengths == theirs, lengths)
         equal = ~alike
         equal[alike] = numbers[alike] == other.numbers[np.repeat(lengths == theirs, theirs)]
-        return (lengths == theirs) & self.each(equal)
+        return np.logical_and(lengths == theirs, self.each(equal))
 
 
 def together(ids: Sequence[Ids]) -> Together:
