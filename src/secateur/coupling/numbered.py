@@ -210,9 +210,10 @@ class Numbered:
 def _cut_before(places: Expression, end: int) -> Expression | None:
     """The places before one at which they were cut already."""
     whole = resolved(places)
-    segments = whole.segments if isinstance(whole, Sum) else ()
-    for number in range(len(segments)):
-        head = concatenated(segments[: number + 1])
+    if not isinstance(whole, Sum):
+        return None
+    for number in range(len(whole.segments)):
+        head = concatenated(whole.segments[: number + 1])
         if size_of(head) == end:
             return head
     return None
