@@ -106,3 +106,14 @@ def test_what_no_term_has_changes_nothing_and_no_terms_come_to_nothing():
     assert amount.changes([4, 3], 1, [0, 1, 2]).tolist() == [0, 0, 0]
     assert Amount([], alone(axis))([3]) == 0
     assert Amount([((Axis(math.prod([3, 4])),), 2)], [])([]) == 24
+
+
+def test_an_amount_is_its_terms():
+    """As they are written to a file and read again."""
+    rows, columns = Axis(6), Axis(4)
+    tied = [Tied([Group("", axis, axis.size, (), 0, ())], 1, {}) for axis in (rows, columns)]
+    amount = Amount([((rows, columns), 1), ((rows, columns), 2), ((rows,), 1)], tied)
+    again = Amount.of(amount.terms, 2)
+    for parts in ([6, 4], [3, 4], [1.5, 0]):
+        assert again(parts) == amount(parts) == 3 * parts[0] * parts[1] + parts[0]
+    assert again.changes([6, 4], 1, [1, 2]).tolist() == amount.changes([6, 4], 1, [1, 2]).tolist()

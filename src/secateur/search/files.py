@@ -142,7 +142,7 @@ class _OfFile(Mapping[str, Tensor]):
 
         self.path = path
         self._file: Any = safe_open(path, "pt")
-        self._names = tuple(self._file.keys())
+        self._names: tuple[str, ...] = tuple(self._file.keys())  # type: ignore[no-untyped-call]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._names:

@@ -197,8 +197,8 @@ def make_levels(
     entries, variables = making.entries()
     if not entries:
         left_alone |= {f"{name} dimension {at}": reason for (name, at), reason in coupling.frozen.items()}
-        why = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
-        raise ValueError(f"nothing of the model has levels.{why}")
+        said = "".join(f"\n  {name}: {reason}" for name, reason in list(left_alone.items())[:10])
+        raise ValueError(f"nothing of the model has levels.{said}")
     levels = Levels(entries, bill_of(inner, coupling, variables), made, left_alone)
     if folder is not None:
         levels.save(folder)
@@ -390,8 +390,8 @@ class _Making:
         levels = []
         for number, ((share, parts), at) in enumerate(zip(at_shares, _across(grades), strict=True), 1):
             values: dict[str, list[Tensor]] = {}
-            for group, grade in enumerate(at):
-                tensors[f"kept.{number}.{group}"] = tensor_of(grade.kept)
+            for place, grade in enumerate(at):
+                tensors[f"kept.{number}.{place}"] = tensor_of(grade.kept)
                 for name, value in grade.values.items():
                     values.setdefault(name, []).append(value)
             for name, several in values.items():

@@ -108,7 +108,7 @@ class Replayed:
                 if originals[name] is None:
                     vars(piece).pop("forward", None)
                 else:
-                    piece.forward = originals[name]
+                    vars(piece)["forward"] = originals[name]
 
     def _begin(self, given: Any) -> None:
         self._at, self._place, self._inside = self._at + 1, 0, True

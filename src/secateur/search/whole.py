@@ -192,7 +192,7 @@ def expert_entries(
                 tensors[f"kept.{number}.{at}"] = tensor_of(kept[group.axis])
             plan = plan_of(whole.model, whole.coupling, kept)
             found.append((share, parts, plan, _error_without(whole, given, plan), loss(plan)))
-        errors, losses = (rising([one[at] for one in found]) for at in (3, 4))
+        errors, losses = rising([error for *_, error, _ in found]), rising([lost for *_, lost in found])
         units = sum(group.size for group in each.groups)
         levels = tuple(
             Kept(

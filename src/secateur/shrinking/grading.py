@@ -93,9 +93,9 @@ def gradable(
             else:
                 tied.append(Tied(each, asked.round_to, minimum))
         found = {each: counts_at(each, shares) for each in tied}
-        for each in [each for each in tied if not found[each]]:
-            stays |= {group.name: "it has too few units for any of the shares" for group in each.groups}
-            tied.remove(each)
+        for few in [each for each in tied if not found[each]]:
+            stays |= {group.name: "it has too few units for any of the shares" for group in few.groups}
+            tied.remove(few)
         counts = {axis: count for each in tied for axis, count in each.counts(found[each][-1][1]).items()}
         kept = {axis: np.arange(axis.size) < count for axis, count in counts.items()}
         chosen = [group for each in tied for group in each.groups]
