@@ -26,6 +26,7 @@ BESIDE = ["pipeline", "training", "shrinking", "vocabulary", "checkpoints"]  # o
 FROM_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": None, "SECURITY.md": None, "CHANGELOG.md": None}
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
 FENCE = re.compile(r"^ *(```|~~~)")
+CHINESE = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
 
 
 # -- the reference ----------------------------------------------------------------------------------------------------
@@ -251,6 +252,9 @@ def is_relative(link: str) -> bool:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links are of the repository in the files, and of the site here."""
     uri = page.file.src_uri
+    if uri.startswith("zh-TW/"):
+        markdown = re.sub(r"^<!--.*?-->\s*", "", markdown)  # a title comes first
+        markdown = re.sub(rf"(?<={CHINESE})\n(?={CHINESE})", "", markdown)  # a line's end is no space
     origin = ORIGINS.get(uri)
     if origin is None or origin.suffix != ".md":
         return markdown
