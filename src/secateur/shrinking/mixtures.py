@@ -43,6 +43,7 @@ from secateur.shrinking.origins import Origin
 from secateur.shrinking.plan import Plan, plan_of
 from secateur.shrinking.request import Request
 from secateur.shrinking.routing import Routed, Watching, check_seen, mixture_of
+from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.support import LazyTensors, Undo, printable, private
 
@@ -393,12 +394,19 @@ class _Weights(LazyTensors):
         self.walk, self.checkpoint = walk, checkpoint
 
     def __getitem__(self, name: str) -> Tensor:
-        group = self.walk.files.group_of[name]
-        return group.read([self.checkpoint[each] for each in group.sources])[name]
+        return self.walk.files.group_of[name].read_from(self.checkpoint)[name]
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """The rows of a parameter, all at once."""
-        yield self[name]
+        """The rows of a parameter, some at a time where each is made of tensors of its own."""
+        parts = self.walk.files.group_of[name].parts
+        if not parts:
+            yield self[name]
+            return
+        count = rows_at_once(self.walk.model.get_parameter(name).shape)
+        for first in range(0, len(parts), count):
+            its = parts[first : first + count]
+            rows = [part.read([self.checkpoint[each] for each in part.sources])[name] for part in its]
+            yield rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def __contains__(self, name: object) -> bool:
         group = self.walk.files.group_of.get(str(name))
