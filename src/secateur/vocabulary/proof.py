@@ -73,7 +73,8 @@ class Together:
     def each(self, true: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """For each text whether this is true of all of its numbers."""
         wrong = np.concatenate([[0], np.cumsum(~true)])
-        return np.equal(wrong[self.begins[1:]], wrong[self.begins[:-1]])
+        found: npt.NDArray[np.bool_] = wrong[self.begins[1:]] == wrong[self.begins[:-1]]
+        return found
 
     def same(self, numbers: Ids, other: Together) -> npt.NDArray[np.bool_]:
         """For each text whether these numbers in place of its own are another's."""
@@ -81,7 +82,8 @@ class Together:
         alike = np.repeat(lengths == theirs, lengths)
         equal = ~alike
         equal[alike] = numbers[alike] == other.numbers[np.repeat(lengths == theirs, theirs)]
-        return np.logical_and(lengths == theirs, self.each(equal))
+        found: npt.NDArray[np.bool_] = (lengths == theirs) & self.each(equal)
+        return found
 
 
 def together(ids: Sequence[Ids]) -> Together:
