@@ -260,6 +260,7 @@ TESTED_WITH = {
     "shrinking/expert_verification.py": "shrinking/test_expert_directory.py",
     "shrinking/mixtures.py": "shrinking/test_expert_directory.py",
     "shrinking/profiles.py": "shrinking/test_expert_directory.py",
+    "cli/printing/fitted.py": "cli/test_fit.py",  # the page has what was chosen, and the curve
     "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
     # each form of a layer keeps the same laws
     **{
