@@ -262,6 +262,7 @@ TESTED_WITH = {
     "shrinking/origins.py": "shrinking/test_expert_directory.py",
     "shrinking/depth_verification.py": "shrinking/test_depth_directory.py",  # blocks that left: written and seen again
     "shrinking/profiles.py": "shrinking/test_expert_directory.py",
+    "cli/printing/fitted.py": "cli/test_fit.py",  # the page has what was chosen, and the curve
     "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
     # each form of a layer keeps the same laws
     **{
