@@ -264,7 +264,6 @@ TESTED_WITH = {
     "shrinking/profiles.py": "shrinking/test_expert_directory.py",
     "cli/printing/fitted.py": "cli/test_fit.py",  # the page has what was chosen, and the curve
     "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
-    "cli/printing/fitted.py": "cli/test_fit.py",
     # each form of a layer keeps the same laws
     **{
         f"inference/{form}.py": "inference/test_layers.py"
