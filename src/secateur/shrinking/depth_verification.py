@@ -9,9 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from secateur.checkpoints import (
-    RECORD,
     Verification,
-    VerifiedTensor,
     about_config,
     about_parameters,
     claims_of,
@@ -19,9 +17,7 @@ from secateur.checkpoints import (
     open_checkpoint,
 )
 from secateur.shrinking.depth_directory import BLOCKS, FORMAT
-from secateur.shrinking.origins import about_origins, origins_in, unnamed
-from secateur.shrinking.verification import about_bytes, about_files, digests_in
-from secateur.support import printable
+from secateur.shrinking.verification import verify_origins
 
 __all__ = ["has_fewer_blocks", "verify_depth_checkpoint"]
 
@@ -48,28 +44,7 @@ def verify_depth_checkpoint(directory: Path | str, source: Path | str | None = N
     """
     directory = Path(directory)
     checkpoint, read = open_checkpoint(directory), claims_of(directory)
-    made_of, gone = origins_in(directory / BLOCKS, FORMAT, "which blocks stayed")
     patched = read.inner("calibration").each_named("patched", float)
     problems = [*about_parameters(checkpoint, read), *about_config(checkpoint, read)]
-    problems += [
-        f"{printable(name)}: was patched, {RECORD} says; it is not here." for name in {*patched} - {*checkpoint}
-    ]
-    stored = dict(about_bytes(checkpoint, digests_in(read), patched))
-    unchecked = []
-    if patched:
-        unchecked.append(f"{len(patched)} tensors were patched with data: whether these are the best values")
-    if source is None:
-        tensors = [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
-        unchecked.append("no source was given: whether the tensors are the source's, and whether all else is unchanged")
-        problems += stored.values()
-        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), tuple(unchecked))
-    dense = open_checkpoint(source)
-    found: list[VerifiedTensor] = []
-    for tensor, problem in about_origins(checkpoint, dense, made_of, BLOCKS, patched):
-        found += [tensor] if tensor else []
-        problems += [problem] if problem else []
-        if problem and tensor:
-            stored.pop(tensor.name, None)  # it is told already
-    problems += [*stored.values(), *unnamed(checkpoint, dense, made_of, gone, BLOCKS)]
-    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(BLOCKS), Path("config.json")})
-    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), tuple(unchecked))
+    origins = (BLOCKS, FORMAT, "which blocks stayed")
+    return verify_origins(checkpoint, read, source, origins, ("patched", patched), problems)

@@ -13,7 +13,6 @@ from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     Verification,
-    VerifiedTensor,
     about_config,
     about_parameters,
     claims_of,
@@ -21,8 +20,7 @@ from secateur.checkpoints import (
     open_checkpoint,
 )
 from secateur.shrinking.expert_directory import EXPERTS, FORMAT
-from secateur.shrinking.origins import about_origins, origins_in, unnamed
-from secateur.shrinking.verification import about_bytes, about_files, digests_in
+from secateur.shrinking.verification import verify_origins
 from secateur.support import Fields, printable
 
 __all__ = ["has_fewer_experts", "verify_experts_checkpoint"]
@@ -50,33 +48,9 @@ def verify_experts_checkpoint(directory: Path | str, source: Path | str | None =
     """
     directory = Path(directory)
     checkpoint, read = open_checkpoint(directory), claims_of(directory)
-    made_of, gone = origins_in(directory / EXPERTS, FORMAT, "which experts stayed")
-    problems = list(_about_sizes(checkpoint, read))
-    repaired = {*read.each("repaired", str)} if "repaired" in read.values else set()
-    problems += [
-        f"{printable(name)}: was repaired, {RECORD} says; it is not here." for name in sorted(repaired - {*checkpoint})
-    ]
-    written = digests_in(read)
-    stored = dict(about_bytes(checkpoint, written, repaired))
-    if source is None:
-        problems += stored.values()
-        tensors = [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
-        what = "whether the tensors are the source's" if written else "what the tensors hold"
-        without = (f"no source was given: {what}, and whether all else is unchanged",)
-        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), without)
-    dense = open_checkpoint(source)
-    found: list[VerifiedTensor] = []
-    for tensor, problem in about_origins(checkpoint, dense, made_of, EXPERTS, repaired):
-        found += [tensor] if tensor else []
-        problems += [problem] if problem else []
-        if problem and tensor:
-            stored.pop(tensor.name, None)  # it is told already
-    problems += stored.values()
-    problems += unnamed(checkpoint, dense, made_of, gone, EXPERTS)
-    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(EXPERTS), Path("config.json")})
-    what = "whether these are the best values" if written else "what they hold"
-    unchecked = [f"{len(repaired)} tensors were repaired with data: {what}"] if repaired else []
-    return Verification(directory, dense.root, None, tuple(found), same, (*problems, *others), tuple(unchecked))
+    repaired = read.each("repaired", str) if "repaired" in read.values else []
+    origins = (EXPERTS, FORMAT, "which experts stayed")
+    return verify_origins(checkpoint, read, source, origins, ("repaired", repaired), _about_sizes(checkpoint, read))
 
 
 def _about_sizes(checkpoint: Checkpoint, read: Fields) -> Iterator[str]:

@@ -8,7 +8,7 @@ these are the best values is nothing that bytes could show, and is said to be un
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -36,11 +36,12 @@ from secateur.checkpoints import (
 )
 from secateur.shrinking.directory import tensor_names, write_cut
 from secateur.shrinking.files import read_plans
+from secateur.shrinking.origins import about_origins, origins_in, unnamed
 from secateur.shrinking.plan import Factors, Plan, factors_of, fits
 from secateur.shrinking.scores import rows_at_once
 from secateur.support import Fields, printable, track
 
-__all__ = ["about_bytes", "about_files", "digests_in", "is_shrunken", "verify_shrunken_checkpoint"]
+__all__ = ["about_bytes", "about_files", "digests_in", "is_shrunken", "verify_origins", "verify_shrunken_checkpoint"]
 
 PLAN = "plan.json"
 
@@ -109,6 +110,56 @@ def _repaired(read: Fields) -> set[str]:
         return set()
     moved = [calibration.each(key, str) for key in ("biases", "normalizations") if key in calibration.values]
     return {*calibration.each_named("errors", float), *(name for names in moved for name in names)}
+
+
+def verify_origins(
+    checkpoint: Checkpoint,
+    read: Fields,
+    source: Path | str | None,
+    origins: tuple[str, str, str],
+    moved: tuple[str, Collection[str]],
+    problems: Iterable[str],
+) -> Verification:
+    """Whether each tensor is the source's that a file names, or rows of it, but for those that data moved.
+
+    Args:
+        checkpoint: what was written.
+        read: its record.
+        source: what it was made from, if it is there still.
+        origins: the file that says which tensor is which, its format, and what it says.
+        moved: what became of some, such as "repaired", and of which.
+        problems: what is wrong beside.
+    """
+    file, kind, what = origins
+    word, names = moved
+    made_of, gone = origins_in(checkpoint.root / file, kind, what)
+    found = [*problems]
+    found += [
+        f"{printable(name)}: was {word}, {RECORD} says; it is not here." for name in sorted({*names} - {*checkpoint})
+    ]
+    written = digests_in(read)
+    stored = dict(about_bytes(checkpoint, written, names))
+    unchecked = []
+    if names:
+        unknown = "whether these are the best values" if written else "what they hold"
+        unchecked.append(f"{len(names)} tensors were {word} with data: {unknown}")
+    if source is None:
+        found += stored.values()
+        unknown = "whether the tensors are the source's" if written else "what the tensors hold"
+        unchecked.append(f"no source was given: {unknown}, and whether all else is unchanged")
+        entries = checkpoint.entries.items()
+        tensors = tuple(VerifiedTensor(name, each.shape, each.dtype, None) for name, each in entries)
+        return Verification(checkpoint.root, None, None, tensors, 0, tuple(found), tuple(unchecked))
+    dense = open_checkpoint(source)
+    seen: list[VerifiedTensor] = []
+    for tensor, problem in about_origins(checkpoint, dense, made_of, file, names):
+        seen += [tensor] if tensor else []
+        found += [problem] if problem else []
+        if problem and tensor:
+            stored.pop(tensor.name, None)  # it is told already
+    found += [*stored.values(), *unnamed(checkpoint, dense, made_of, gone, file)]
+    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(file), Path("config.json")})
+    return Verification(checkpoint.root, dense.root, None, tuple(seen), same, (*found, *others), tuple(unchecked))
 
 
 def digests_in(read: Fields) -> dict[str, str]:
