@@ -144,7 +144,7 @@ def test_a_run_does_not_go_on_with_other_weights_of_the_same_shapes(llama, tmp_p
 
 def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    oneshot(llama, batches("llama"), 0.5, out=whole)
+    assert forked(lambda: oneshot(llama, batches("llama"), 0.5, out=whole)) == 0  # with as many threads
     steps = 0
 
     def body(step):
@@ -171,7 +171,7 @@ def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
     for step in range(1, 5):
         assert os.WTERMSIG(forked(lambda: body(step))) == signal.SIGKILL, step  # noqa: B023
         if not out.exists():
-            oneshot(llama, batches("llama"), 0.5, out=out)
+            assert forked(lambda: oneshot(llama, batches("llama"), 0.5, out=out)) == 0
         assert contents(out) == contents(whole), step
         assert not (tmp_path / "out.unfinished").exists(), step
         shutil.rmtree(out)
