@@ -18,15 +18,8 @@ from secateur.shrinking.profiles import read_profile
 from secateur.shrinking.request import Request
 from secateur.shrinking.routing import mixture_of
 from support.commands import run
-
-SIZES = {
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-}
+from support.damaged import changed
+from support.mixtures import SMALL
 
 
 def made(folder, kind="mixtral", **how):
@@ -34,10 +27,10 @@ def made(folder, kind="mixtral", **how):
 
     torch.manual_seed(0)
     if kind == "mixtral":
-        config = transformers.MixtralConfig(intermediate_size=48, num_local_experts=8, **SIZES)
+        config = transformers.MixtralConfig(intermediate_size=48, num_local_experts=8, **SMALL)
         model = transformers.MixtralForCausalLM(config)
     else:
-        config = transformers.GptOssConfig(intermediate_size=48, num_local_experts=8, head_dim=8, **SIZES)
+        config = transformers.GptOssConfig(intermediate_size=48, num_local_experts=8, head_dim=8, **SMALL)
         model = transformers.GptOssForCausalLM(config)
     model.save_pretrained(folder, **how)
     (folder / "README.md").write_text("roses")
@@ -315,14 +308,6 @@ def test_what_was_written_holds(dense, small):
     assert "no source was given" in alone.unchecked[0]
     ended = run("verify", small, "--source", dense)
     assert ended.exit_code == 0, ended.output
-
-
-def changed(name, **fields):
-    def change(folder):
-        values = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(values | fields))
-
-    return change
 
 
 def tensor(part, change):

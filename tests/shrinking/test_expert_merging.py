@@ -15,21 +15,9 @@ from secateur import shrink
 from secateur.checkpoints import open_checkpoint
 from secateur.shrinking import expert_merging, shrink_experts_checkpoint, verify_experts_checkpoint
 from secateur.shrinking.expert_merging import assigned, groups_around
+from support.mixtures import SMALL, batches
 
-SIZES = {
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-}
-
-
-def batches(count=4):
-    draw = torch.Generator().manual_seed(0)
-    return [{"input_ids": torch.randint(3, 53, (2, 16), generator=draw)} for _ in range(count)]
+SIZES = {**SMALL, "intermediate_size": 24}
 
 
 def of_copies(order=None, chosen=1):

@@ -23,17 +23,10 @@ from secateur.shrinking import expert_directory, expert_repair, origins, shrink_
 from secateur.shrinking.expert_streams import Beside, of_model, runs_again
 from secateur.shrinking.mixtures import Mixtures
 from support.forks import forked, killing, on_ranks
+from support.mixtures import SMALL, batches
 from support.stacks import contents
 
-SIZES = {
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-}
+SIZES = {**SMALL, "intermediate_size": 48}
 
 
 def saved(folder):
@@ -42,11 +35,6 @@ def saved(folder):
     transformers.MixtralForCausalLM(config).save_pretrained(folder, max_shard_size="90KB")
     (folder / "README.md").write_text("roses")
     return folder
-
-
-def batches(count=4):
-    draw = torch.Generator().manual_seed(0)
-    return [{"input_ids": torch.randint(3, 53, (2, 16), generator=draw)} for _ in range(count)]
 
 
 @pytest.fixture

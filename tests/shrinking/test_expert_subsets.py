@@ -10,22 +10,10 @@ import transformers
 import zoo
 from secateur import shrink
 from secateur.shrinking import expert_subsets, shrink_experts_checkpoint
+from support.mixtures import SMALL, batches
 from support.unchanged import is_unchanged, state_of
 
-SIZES = {
-    "vocab_size": 53,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 64,
-}
-
-
-def batches(count=2):
-    draw = torch.Generator().manual_seed(0)
-    return [{"input_ids": torch.randint(3, 53, (2, 16), generator=draw)} for _ in range(count)]
+SIZES = {**SMALL, "intermediate_size": 24}
 
 
 def made(experts=5):
@@ -38,7 +26,7 @@ def lost(model, layer, stays):
     given = []
     hook = model.model.layers[layer].mlp.register_forward_hook(lambda _, args, out: given.append((args[0], out)))
     with torch.no_grad():
-        for batch in batches():
+        for batch in batches(2):
             model(**batch)
         hook.remove()
         small = copy.deepcopy(model.model.layers[layer].mlp)
@@ -52,7 +40,7 @@ def test_the_outputs_lose_least_of_all_sets():
     model = made()
     dense = copy.deepcopy(model)
     before = state_of(dense)
-    shrink(model, batches()[0], experts=2, batches=batches(), uniform=True, rank_experts="exhaustive", repair=False)
+    shrink(model, batches(2)[0], experts=2, batches=batches(2), uniform=True, rank_experts="exhaustive", repair=False)
     for layer in range(2):
         losses = {stays: lost(dense, layer, stays) for stays in itertools.combinations(range(5), 3)}
         best = min(losses, key=losses.get)
@@ -65,10 +53,10 @@ def test_the_outputs_lose_least_of_all_sets():
 def test_a_directory_is_what_memory_is(tmp_path):
     model = made()
     model.save_pretrained(tmp_path / "dense")
-    how = {"batches": batches(), "repair": False}
+    how = {"batches": batches(2), "repair": False}
     done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 2, rank="exhaustive", verify=False, **how)
     assert done.rank == "exhaustive"
-    shrink(model, batches()[0], experts=2, uniform=True, rank_experts="exhaustive", **how)
+    shrink(model, batches(2)[0], experts=2, uniform=True, rank_experts="exhaustive", **how)
     loaded = type(model).from_pretrained(tmp_path / "small")
     assert all(torch.equal(each, model.state_dict()[name]) for name, each in loaded.state_dict().items())
     for profile in ({"plan": "p.json", "batches": None}, {"profile": "p.json"}):
@@ -78,7 +66,7 @@ def test_a_directory_is_what_memory_is(tmp_path):
 
 def test_what_was_tried_is_known_to_a_run_that_goes_on(tmp_path, monkeypatch):
     made().save_pretrained(tmp_path / "dense")
-    how = {"batches": batches(), "rank": "exhaustive", "repair": False, "verify": False}
+    how = {"batches": batches(2), "rank": "exhaustive", "repair": False, "verify": False}
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -100,7 +88,7 @@ def test_too_many_sets_are_refused(monkeypatch):
     model = made()
     state = state_of(model)
     with pytest.raises(ValueError, match="2 of 5 experts can leave in 10 ways, more than the 9 that are tried"):
-        shrink(model, batches()[0], experts=2, batches=batches(), rank_experts="exhaustive")
+        shrink(model, batches(2)[0], experts=2, batches=batches(2), rank_experts="exhaustive")
     assert is_unchanged(model, state)
 
 
