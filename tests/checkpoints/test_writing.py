@@ -8,8 +8,11 @@ from safetensors.torch import load_file, save_file
 
 from secateur.checkpoints import (
     CheckpointError,
+    copy_others,
     copy_tree,
     new_directory,
+    open_checkpoint,
+    other_weights,
     read_header,
     write_tensor,
 )
@@ -90,3 +93,19 @@ def test_new_directory_overwrites_nothing(tmp_path):
     with pytest.raises(CheckpointError, match="in the meantime"), new_directory(tmp_path / "raced"):
         (tmp_path / "raced").mkdir()
     assert {path.name for path in tmp_path.iterdir()} == {"empty", "file", "dangling", "raced"}
+
+
+def test_others_are_all_but_the_weights_in_whatever_form(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "0/.git").mkdir(parents=True)
+    target.mkdir()
+    save_file({"a": torch.ones(2)}, source / "0/model.safetensors", metadata={"format": "pt"})
+    for name in ("0/pytorch_model.bin", "0/training_args.bin", "0/config.json", "README.md", "other.onnx"):
+        (source / name).write_text("{}")
+    checkpoint = open_checkpoint(source / "0")
+    assert [path.name for path in other_weights(checkpoint)] == ["pytorch_model.bin"]
+    gone = other_weights(checkpoint, source)
+    assert [path.as_posix() for path in gone] == ["0/pytorch_model.bin", "other.onnx"]
+    copy_others(checkpoint, target, gone, root=source)
+    found = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if path.is_file())
+    assert found == ["0/config.json", "0/training_args.bin", "README.md"]

@@ -16,7 +16,7 @@ from secateur.checkpoints.headers import (
     write_header,
 )
 from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
-from secateur.checkpoints.pruning import NO_WEIGHTS, OTHER_WEIGHTS, CheckpointSparsification, sparsify_checkpoint
+from secateur.checkpoints.pruning import CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
 from secateur.checkpoints.slicing import (
@@ -34,7 +34,15 @@ from secateur.checkpoints.slicing import (
 )
 from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
 from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
-from secateur.checkpoints.writing import copy_tree, files_below, new_directory, write_tensor
+from secateur.checkpoints.writing import (
+    OTHER_WEIGHTS,
+    copy_others,
+    copy_tree,
+    files_below,
+    new_directory,
+    other_weights,
+    write_tensor,
+)
 
 __all__ = [
     "Checkpoint",
@@ -47,7 +55,6 @@ __all__ = [
     "Hashed",
     "Inspection",
     "MAX_HEADER",
-    "NO_WEIGHTS",
     "OTHER_WEIGHTS",
     "RECORD",
     "TensorEntry",
@@ -60,6 +67,7 @@ __all__ = [
     "check_arguments",
     "check_places",
     "claims_of",
+    "copy_others",
     "copy_tree",
     "dtype_word",
     "family_of",
@@ -73,6 +81,7 @@ __all__ = [
     "nbytes_of_cut",
     "new_directory",
     "open_checkpoint",
+    "other_weights",
     "parameters_counted",
     "parse_header",
     "parse_json",

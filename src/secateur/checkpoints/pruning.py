@@ -23,19 +23,14 @@ from secateur.checkpoints.layouts import Layout, layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
 from secateur.checkpoints.tables import left_alone_rows, pruned_rows
-from secateur.checkpoints.writing import copy_tree, new_directory, write_tensor
+from secateur.checkpoints.writing import copy_tree, new_directory, other_weights, write_tensor
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
 from secateur.support import LazyTensors, Part, Shown, described, matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
 
-__all__ = ["CheckpointSparsification", "NO_WEIGHTS", "OTHER_WEIGHTS", "choose_targets", "sparsify_checkpoint"]
-
-OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
-
-
-NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
+__all__ = ["CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -138,12 +133,8 @@ def sparsify_checkpoint(
             write_tensor(temporary / entry.path.relative_to(checkpoint.root), entry, tensor)
             del tensor, mask
         inspection = inspect_checkpoint(temporary)
-        files = {file.relative_to(checkpoint.root) for file in checkpoint.files}
-        stale = tuple(
-            path
-            for path in copied
-            if path.suffix in OTHER_WEIGHTS and path not in files and path.name not in NO_WEIGHTS
-        )
+        others = other_weights(checkpoint)
+        stale = tuple(path for path in copied if path in others)
         done = CheckpointSparsification(out, inspection, tuple(targets), left_alone, stale, time.monotonic() - started)
         how = {
             "criterion": described(criterion),

@@ -12,9 +12,22 @@ import torch
 from torch import Tensor
 
 from secateur.checkpoints.headers import CheckpointError, TensorEntry
-from secateur.support import naming, open_regular
+from secateur.checkpoints.reading import Checkpoint
+from secateur.support import naming, open_regular, track
 
-__all__ = ["copy_tree", "files_below", "new_directory", "write_tensor"]
+__all__ = [
+    "NO_WEIGHTS",
+    "OTHER_WEIGHTS",
+    "copy_others",
+    "copy_tree",
+    "files_below",
+    "new_directory",
+    "other_weights",
+    "write_tensor",
+]
+
+OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx", ".npz")
+NO_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt")
 
 
 def write_tensor(path: Path, entry: TensorEntry, tensor: Tensor) -> None:
@@ -49,6 +62,23 @@ def copy_tree(source: Path, target: Path, skip: Collection[Path] = ()) -> Iterat
             shutil.copymode(here / name, target / relative / name)
             os.chmod(target / relative / name, os.stat(target / relative / name).st_mode | stat.S_IWUSR)
             yield relative / name
+
+
+def copy_others(checkpoint: Checkpoint, target: Path, skip: Collection[Path] = (), *, root: Path | None = None) -> None:
+    """Copies what a directory holds beside the weights of a checkpoint, but for the relative paths in ``skip``; the
+    directory is ``root``, below which the checkpoint may lie."""
+    root = checkpoint.root if root is None else root
+    weights = {file.relative_to(root) for file in checkpoint.files}
+    for _ in track(copy_tree(root, target, skip={*weights, *skip}), "copying"):
+        pass
+
+
+def other_weights(checkpoint: Checkpoint, root: Path | None = None) -> tuple[Path, ...]:
+    """The relative paths of the files of a directory that hold the weights in other forms."""
+    root = checkpoint.root if root is None else root
+    weights = {file.relative_to(root) for file in checkpoint.files}
+    found = (path for path in files_below(root) if path.suffix in OTHER_WEIGHTS and path.name not in NO_WEIGHTS)
+    return tuple(sorted(path for path in found if path not in weights))
 
 
 def files_below(source: Path) -> Iterator[Path]:

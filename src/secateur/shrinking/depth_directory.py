@@ -26,15 +26,14 @@ from secateur.blockwise import (
     unfinished_copy,
 )
 from secateur.checkpoints import (
-    NO_WEIGHTS,
-    OTHER_WEIGHTS,
     RECORD,
     Checkpoint,
     check_arguments,
     check_places,
-    copy_tree,
+    copy_others,
     meta_model_of,
     open_checkpoint,
+    other_weights,
     previous_record,
     record_text,
 )
@@ -332,10 +331,6 @@ def _planned(
     started: float,
 ) -> ShrunkDepth:
     entries, written = deep.checkpoint.entries, deep.written(gone)
-    root = deep.checkpoint.root
-    weights = {file.relative_to(root) for file in deep.checkpoint.files}
-    others = {path.relative_to(root) for path in root.rglob("*") if path.suffix in OTHER_WEIGHTS}
-    left_out = tuple(sorted(path for path in others - weights if path.name not in NO_WEIGHTS))
     moved = {
         renamed(file, deep.stacks, gone, deep.prefix): share
         for name, share in patched.items()
@@ -353,7 +348,7 @@ def _planned(
         (sum(each.numel for each in entries.values()), sum(each.numel for each in stays)),
         (deep.checkpoint.nbytes, sum(each.nbytes for each in stays)),
         proof,
-        () if out is None else left_out,
+        () if out is None else other_weights(deep.checkpoint),
         time.monotonic() - started,
     )
 
@@ -368,9 +363,7 @@ def _publish(
 ) -> None:
     folder, copied = begun.remade(), open_checkpoint(begun.folder)
     written = deep.written(done.gone)
-    weights = {file.relative_to(copied.root) for file in copied.files}
-    for _ in track(copy_tree(copied.root, folder, skip={*weights, *done.left_out}), "copying"):
-        pass
+    copy_others(copied, folder, done.left_out)
     digests = write_origins(copied, folder, written, nbytes=done.nbytes[1], parameters=done.parameters[1])
     (folder / "config.json").write_text(config_text(copied, deep.described, deep.fields(done.gone)), "utf-8")
     (folder / BLOCKS).write_text(origins_text(copied, written, FORMAT), "utf-8")

@@ -30,8 +30,6 @@ from secateur.blockwise import (
     unfinished_copy,
 )
 from secateur.checkpoints import (
-    NO_WEIGHTS,
-    OTHER_WEIGHTS,
     RECORD,
     Checkpoint,
     CheckpointError,
@@ -40,12 +38,13 @@ from secateur.checkpoints import (
     TensorEntry,
     check_arguments,
     check_places,
-    copy_tree,
+    copy_others,
     index_text,
     meta_model_of,
     nbytes_of_cut,
     new_directory,
     open_checkpoint,
+    other_weights,
     pieces_of_cut,
     previous_record,
     record_text,
@@ -309,13 +308,6 @@ class _Dense:
         """What stays of each tensor in the files that becomes smaller."""
         return {file: plan.tensors[mine][1] for file, mine in self.files.items() if mine in plan.tensors}
 
-    def left_out(self) -> tuple[Path, ...]:
-        """Files that hold the weights in other forms."""
-        root = self.checkpoint.root
-        weights = {file.relative_to(root) for file in self.checkpoint.files}
-        others = {path.relative_to(root) for path in root.rglob("*") if path.suffix in OTHER_WEIGHTS}
-        return tuple(sorted(path for path in others - weights if path.name not in NO_WEIGHTS))
-
 
 def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
     files = tensor_names(model, checkpoint)
@@ -348,7 +340,7 @@ def _planned(dense: _Dense, asked: Request, choice: Choice, out: Path | None, st
         asked,
         1 - choice.left,
         (1 - choice.beside[0], 1 - choice.beside[1]),
-        () if out is None else dense.left_out(),
+        () if out is None else other_weights(dense.checkpoint),
         time.monotonic() - started,
     )
 
@@ -525,11 +517,9 @@ def _write_directory(
 ) -> dict[str, str]:
     """The smaller model, of the files of a checkpoint: the dense one, or a copy of it whose weights are repaired; the
     SHA-256 of the bytes of each tensor that was written."""
-    weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     cuts, scales = dense.cuts(choice.plan), factors_of(choice.plan)
     factors = {file: scales[mine] for file, mine in dense.files.items() if mine in scales}
-    for _ in track(copy_tree(checkpoint.root, target, skip={*weights, *planned.left_out}), "copying"):
-        pass
+    copy_others(checkpoint, target, planned.left_out)
     written = track(_sliced_files(checkpoint, target, cuts, factors), "slicing", total=len(checkpoint.entries))
     digests = dict(written)
     _write_index(checkpoint, target, planned)

@@ -33,16 +33,15 @@ from secateur.blockwise import (
     unfinished,
 )
 from secateur.checkpoints import (
-    NO_WEIGHTS,
-    OTHER_WEIGHTS,
     RECORD,
     Checkpoint,
     CheckpointError,
     check_arguments,
     check_places,
-    copy_tree,
+    copy_others,
     nbytes_of_cut,
     open_checkpoint,
+    other_weights,
     previous_record,
     record_text,
     sha256_of,
@@ -246,14 +245,14 @@ def shrink_experts_checkpoint(
             with _leaving_nothing(begun):
                 fewer, written, done = made(learned, begun)
             assert fewer is not None
-            _write(begun, mixtures, done, fewer.choice, written)
+            digests = _write(begun, mixtures, done, fewer.choice, written)
             if run is not None and (repair or how == "merge"):
                 assert fewer is not None
                 merging = _merging(mixtures, asked, fewer, learned) if how == "merge" else None
                 done = _changed(begun, run, written, done, repair=repair, merging=merging)
             done = replace(done, seconds=time.monotonic() - started)
             if not rank_and_world()[0]:
-                _add_records(begun.folder, mixtures, done, written, said, previous)
+                _add_records(begun.folder, mixtures, done, written, digests, said, previous)
                 if profile is not None and learned is not None:
                     write_profile(learned, Path(profile))
                 begun.publish()
@@ -294,7 +293,7 @@ def _planned(
         nbytes=(checkpoint.nbytes, nbytes),
         proof=mixtures.proof,
         unreached_first=asked.unreached_first,
-        left_out=() if out is None else _left_out(checkpoint),
+        left_out=() if out is None else other_weights(checkpoint),
         seconds=time.monotonic() - started,
     )
     return fewer, written, done
@@ -425,14 +424,6 @@ def _tokens(batches: Sequence[Any]) -> int:
 # ---- writing --------------------------------------------------------------------------------------------------------
 
 
-def _left_out(checkpoint: Checkpoint) -> tuple[Path, ...]:
-    """Files that hold the weights in other forms."""
-    root = checkpoint.root
-    weights = {file.relative_to(root) for file in checkpoint.files}
-    others = {path.relative_to(root) for path in root.rglob("*") if path.suffix in OTHER_WEIGHTS}
-    return tuple(sorted(path for path in others - weights if path.name not in NO_WEIGHTS))
-
-
 def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repair: bool) -> dict[str, Any]:
     """As JSON: what the bytes of a directory of fewer experts depend on, but for the source's files."""
     import transformers
@@ -483,7 +474,7 @@ def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
 def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
     """What a text says of the experts: what an earlier run learned, or what is learned now."""
     facts = begun.found().inner("facts")
-    facts.only("profile", "losses", "files", "writing")
+    facts.only("profile", "losses", "files", "sha256", "writing")
     if "profile" in facts.values:
         found = profile_in(facts.inner("profile"))
         if {name: len(each.tokens) for name, each in found.routed.items()} != mixtures.sizes:
@@ -498,20 +489,20 @@ def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile 
 
 def _write(
     begun: Unfinished, mixtures: Mixtures, done: ShrunkExperts, choice: Choice, written: Mapping[str, Origin]
-) -> None:
-    """The smaller directory, but for the records: file after file, those that an earlier run wrote are there."""
+) -> dict[str, str]:
+    """The smaller directory, but for the records: file after file, those that an earlier run wrote are there. The
+    SHA-256 of the bytes of each tensor, as far as this process wrote."""
     if rank_and_world()[0]:
         barrier()
-        return
+        return {}
     checkpoint = mixtures.checkpoint
-    weights = {file.relative_to(checkpoint.root) for file in checkpoint.files}
     facts = begun.found().inner("facts")
     there = facts.each("files", str) if "files" in facts.values else []
+    digests = facts.each_named("sha256", str) if there else {}
     begun.check_room(0 if there else done.nbytes[1])
     if not there:
         begun.empty()
-        for _ in track(copy_tree(checkpoint.root, begun.folder, skip={*weights, *done.left_out}), "copying"):
-            pass
+        copy_others(checkpoint, begun.folder, done.left_out)
         (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
     places: dict[str, str] = {}
     for file, names in track(files_of(checkpoint, written), "slicing"):
@@ -519,12 +510,13 @@ def _write(
         places.update(dict.fromkeys(names, place))
         if place in there:
             continue
-        write_file(checkpoint, begun.folder, file, names, written)
+        digests |= write_file(checkpoint, begun.folder, file, names, written)
         begun.fill()
         there = [*there, place]
-        begun.learn(files=there)
+        begun.learn(files=there, sha256=digests)
     write_index(checkpoint, begun.folder, places, nbytes=done.nbytes[1], parameters=done.parameters[1])
     barrier()
+    return digests
 
 
 def _add_records(
@@ -532,6 +524,7 @@ def _add_records(
     mixtures: Mixtures,
     done: ShrunkExperts,
     written: Mapping[str, Origin],
+    digests: Mapping[str, str],
     said: Mapping[str, Any],
     previous: Mapping[str, Any] | None,
 ) -> None:
@@ -549,7 +542,7 @@ def _add_records(
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
         "proof": done.proof,
-        "sha256": {name: sha256_of(small, name) for name in track(small, "reading what was written", total=len(small))},
+        "sha256": {**digests, **{name: sha256_of(small, name) for name in done.repaired}},
     }
     (target / RECORD).write_text(record_text("experts", found, arguments=said, previous=previous), "utf-8")
 

@@ -26,13 +26,14 @@ from secateur.checkpoints import (
     TensorEntry,
     check_arguments,
     check_places,
-    copy_tree,
+    copy_others,
     family_of,
     index_text,
     meta_model_of,
     nbytes_of_cut,
     new_directory,
     open_checkpoint,
+    other_weights,
     pieces_of_cut,
     previous_record,
     record_text,
@@ -43,7 +44,7 @@ from secateur.checkpoints import (
 from secateur.support import printable, private, tensors_of, track
 from secateur.vocabulary.axes import Axes, axes_of, builder
 from secateur.vocabulary.choosing import asked
-from secateur.vocabulary.files import by_transformers, left_out, model_folder, needed_in, read_tokens, rewritten
+from secateur.vocabulary.files import by_transformers, model_folder, needed_in, read_tokens, rewritten
 from secateur.vocabulary.outcome import ShrunkVocabulary
 from secateur.vocabulary.planning import Planned, planned, positions_begin_behind
 from secateur.vocabulary.proof import agree
@@ -260,7 +261,7 @@ def _outcome(dense: Source, plan: Planned, out: Path | None, started: float) -> 
     files = dense.rewritten(plan.order)
     place = dense.checkpoint.root.relative_to(dense.root)
     config = json.loads(files[place / "config.json"] or "{}")
-    skipped = {path for path, text in files.items() if text is None} | left_out(dense.checkpoint, dense.root)
+    skipped = {path for path, text in files.items() if text is None} | {*other_weights(dense.checkpoint, dense.root)}
     return ShrunkVocabulary(
         plan.order,
         dense.tokens.kind,
@@ -302,9 +303,7 @@ def _write(
 ) -> str:
     """The directory; returns on what the law was seen, in words."""
     files = dense.rewritten(plan.order)
-    weights = {file.relative_to(dense.root) for file in dense.checkpoint.files}
-    for _ in track(copy_tree(dense.root, target, skip={*weights, *done.left_out, *files}), "copying"):
-        pass
+    copy_others(dense.checkpoint, target, {*done.left_out, *files}, root=dense.root)
     for path, text in files.items():
         if text is not None:
             (target / path).parent.mkdir(parents=True, exist_ok=True)

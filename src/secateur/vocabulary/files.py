@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints import NO_WEIGHTS, OTHER_WEIGHTS, Checkpoint, CheckpointError, files_below, read_json
+from secateur.checkpoints import Checkpoint, CheckpointError, read_json
 from secateur.support import printable
 from secateur.vocabulary.axes import Axes, parts_of
 from secateur.vocabulary.ids import numbers_in, renumbered
@@ -23,7 +23,6 @@ __all__ = [
     "by_class",
     "by_transformers",
     "changed_config",
-    "left_out",
     "model_folder",
     "needed_in",
     "of_tokenizer",
@@ -217,16 +216,6 @@ def of_tokenizer(folder: Path, tokens: Tokens, order: Ids) -> dict[Path, str | N
         if path.suffix in _SPELLED or path.name in _NAMED:
             found[Path(path.name)] = None
     return found
-
-
-def left_out(checkpoint: Checkpoint, root: Path) -> set[Path]:
-    """Files below the root that hold the weights in other forms."""
-    weights = {file.relative_to(root) for file in checkpoint.files}
-    return {
-        path
-        for path in files_below(root)
-        if path.suffix in OTHER_WEIGHTS and path not in weights and path.name not in NO_WEIGHTS
-    }
 
 
 def _text(values: Any) -> str:

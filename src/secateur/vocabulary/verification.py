@@ -28,13 +28,14 @@ from secateur.checkpoints import (
     files_below,
     is_made_by,
     open_checkpoint,
+    other_weights,
     pieces_of_cut,
     shape_of_cut,
     write_bytes,
 )
 from secateur.support import Fields, printable, track
 from secateur.vocabulary.directory import FORMAT, KEPT, Source, cuts_of, source_of
-from secateur.vocabulary.files import left_out, model_folder, read_tokens
+from secateur.vocabulary.files import model_folder, read_tokens
 from secateur.vocabulary.proof import agree, encoding, random_texts, renaming
 from secateur.vocabulary.tokens import Ids
 
@@ -163,7 +164,7 @@ def _about_files(directory: Path, dense: Source, kept: Ids) -> tuple[int, list[s
     weights = {file.relative_to(dense.root) for file in dense.checkpoint.files}
     if dense.checkpoint.index is not None:
         weights.add(dense.checkpoint.index.relative_to(dense.root))
-    gone = left_out(dense.checkpoint, dense.root)
+    gone = {*other_weights(dense.checkpoint, dense.root)}
     others = {*files_below(dense.root)} - weights - wanted.keys() - gone - {Path(RECORD), Path(KEPT)}
     ours = {*files_below(directory)} - weights - wanted.keys() - {Path(RECORD), Path(KEPT)}
     problems += [f"{printable(str(path))}: in the source, but not here." for path in sorted(others - ours)]
