@@ -219,3 +219,21 @@ def test_batches_may_be_gone_through_once_and_a_tied_head_moves_once():
     done = recover(model, teacher, ({"input_ids": torch.randint(3, 64, (2, 8))} for _ in range(2)), steps=5)
     assert done.steps == 5
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("which", ["model", "teacher"])
+def test_weights_that_are_no_numbers_are_named(pair, which):
+    model, teacher, tokens = pair
+    wrong = {"model": model, "teacher": teacher}[which]
+    with torch.no_grad():
+        wrong.lm_head.weight[0, 1] = torch.inf
+    before = contents(model)
+    with pytest.raises(ValueError, match=r"lm_head.weight: the weight of shape .* NaN or infinite"):
+        recover(model, teacher, tokens, steps=1)
+    assert same(contents(model), before)
+    if which == "model":
+        model = copy.deepcopy(model).to("meta")
+    else:
+        teacher = copy.deepcopy(teacher).to("meta")
+    with pytest.raises(ValueError, match="is on the meta device and has no values; load the model first"):
+        recover(model, teacher, tokens, steps=1)

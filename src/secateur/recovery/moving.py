@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from secateur.recovery.zeros import groups_of, settled
 from secateur.support import is_sharded, private
 
-__all__ = ["Factors", "Moving", "Whole", "movers_for", "moving", "widened_batch"]
+__all__ = ["Factors", "Moving", "Whole", "check_loaded", "movers_for", "moving", "widened_batch"]
 
 
 @dataclass(eq=False)
@@ -159,9 +159,14 @@ def moving(model: nn.Module, trained: Collection[str], masks: Mapping[str, Tenso
             each.data = data
 
 
-def _check(name: str, parameter: nn.Parameter) -> None:
+def check_loaded(name: str, parameter: nn.Parameter) -> None:
+    """ValueError for a parameter without values."""
     if parameter.is_meta:
         raise ValueError(f"{name} is on the meta device and has no values; load the model first.")
+
+
+def _check(name: str, parameter: nn.Parameter) -> None:
+    check_loaded(name, parameter)
     if is_sharded(parameter):
         raise ValueError(f"{name} is sharded; recover trains a model that one process holds.")
     if parameter.is_inference():

@@ -19,11 +19,12 @@ from secateur.blockwise import InMemory, Outputs, Replay, find_blocks, prepared,
 from secateur.recovery.descent import Descent
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
-from secateur.recovery.moving import movers_for, moving, widened_batch
+from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers
 from secateur.recovery.request import Request, names_to_train
 from secateur.recovery.zeros import count_zeros, removed_of
+from secateur.shrinking import check_finite
 from secateur.support import Forward, device_of, mapped, moved, repeatable, run_batch, unchanged, unwrapped
 from secateur.targets import find_targets, kinds_within
 
@@ -122,6 +123,8 @@ def recover(
 def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], request: Request) -> Recovered:
     started = time.monotonic()
     batches = repeatable(batches)
+    _check_values(model)
+    _check_values(teacher)
     trained = names_to_train(model, request.include, request.exclude)
     removed = removed_of(model, request.masks)
     _check_apart(model, teacher, trained)
@@ -154,6 +157,12 @@ def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], req
         memory=memory_of(device_of(model)),
         left_out=tuple(left_out),
     )
+
+
+def _check_values(model: nn.Module) -> None:
+    for name, each in model.named_parameters():
+        check_loaded(name, each)
+    check_finite(model)
 
 
 def _check_apart(model: nn.Module, teacher: nn.Module, trained: Iterable[str]) -> None:
