@@ -1,4 +1,4 @@
-"""Write docs/criteria.md from the docstrings of `secateur.criteria`: ``python docs/make_criteria.py``.
+"""Write docs/guides/criteria.md from the docstrings of `secateur.criteria`: ``python docs/make_criteria.py``.
 
 Law: the page says nothing that a docstring does not, and a test holds it to what this would write.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from secateur import criteria
 from secateur.evidence import VOCABULARY, needs
 
-PAGE = Path(__file__).with_name("criteria.md")
+PAGE = Path(__file__).with_name("guides") / "criteria.md"
 HEAD = """# Criteria
 
 A criterion says how important each weight is: a function `(weight, *, <evidence>) -> scores` of the weight's shape,
@@ -23,7 +23,7 @@ says what the paper chose. "Compares over" says which scores may be ranked again
 `sparsify`, `make_masks`, `Pruner` and the command: within a *row* (an output) means `Rows` and `uniform`, within a
 *layer* `uniform`, over the *model* `everywhere`. A wider competition that you ask for is carried out, with a warning.
 `python benchmarks/criteria/run.py` measures all three on trained networks
-([RESULTS.md](../benchmarks/criteria/RESULTS.md#criteria-and-over-what-they-compare)).
+([RESULTS.md](../../benchmarks/criteria/RESULTS.md#criteria-and-over-what-they-compare)).
 [Your own](your-own.md) is a function of the same form.
 
 <!-- Made from the docstrings of src/secateur/criteria.py: python docs/make_criteria.py -->

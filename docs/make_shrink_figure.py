@@ -1,6 +1,7 @@
 """Draw what leaves together in grouped-query attention: ``python docs/make_shrink_figure.py``.
 
-Law: what is drawn as leaving is what `secateur.coupling.find_coupling` finds, in docs/shrink.md, for this attention.
+Law: what is drawn as leaving is what `secateur.coupling.find_coupling` finds, in docs/guides/shrink.md, for this
+attention.
 """
 
 from collections.abc import Callable

@@ -190,7 +190,7 @@ def on_config(config: Any) -> None:
     named = {page for pages in sections.values() for page in pages}
     docs = ROOT / "docs"
     found = {
-        "Guides": sorted(page.name for page in docs.glob("*.md")),
+        "Guides": [f"guides/{page.name}" for page in sorted(docs.glob("guides/*.md"))],
         "Coming from": sorted(f"migrate/{page.name}" for page in docs.glob("migrate/*.md")),
         "Figures": [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "benchmarks").glob("*/RESULTS.md"))],
         "Reference": list(reference()),

@@ -351,14 +351,14 @@ def test_the_page_of_criteria_is_what_the_docstrings_say():
     spec = importlib.util.spec_from_file_location("make_criteria", ROOT / "docs" / "make_criteria.py")
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
-    assert maker.PAGE == ROOT / "docs" / "criteria.md"
+    assert maker.PAGE == ROOT / "docs" / "guides" / "criteria.md"
     message = "the docstrings changed; write the page again: python docs/make_criteria.py"
     assert maker.PAGE.read_text(encoding="utf-8") == maker.page(), message
 
 
 @pytest.mark.parametrize("criterion", EVERY, ids=lambda criterion: criterion.__name__)
 def test_every_criterion_has_its_row_and_its_card(criterion):
-    page = (ROOT / "docs" / "criteria.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "criteria.md").read_text(encoding="utf-8")
     (row,) = [line for line in page.splitlines() if line.startswith(f"| [`{criterion.__name__}`]")]
     _, name, formula, evidence, scope, paper, published, _ = [
         cell.strip() for cell in row.replace(r"\|", "¦").split("|")
@@ -375,7 +375,7 @@ def test_every_criterion_has_its_row_and_its_card(criterion):
 
 
 def test_examples_of_ones_own_are_short():
-    page = (ROOT / "docs" / "your-own.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "your-own.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:

@@ -139,7 +139,7 @@ def projection(width: int, tokens: int, disk: Path) -> dict[str, Any]:
         return operations / statistics.median(alternating({"run": run}, 3)["run"])
 
     gram = x.T @ x
-    # operations of the solvers for n inputs and m outputs, as docs/solvers.md counts them, a product as two
+    # operations of the solvers for n inputs and m outputs, as docs/guides/solvers.md counts them, a product as two
     solvers = {
         "sparsegpt": (sparsegpt, lambda n, m: n**3 / 3 + n * n * m),
         "admm": (admm, lambda n, m: 8 * n**3 + (15 + 8) * 2 * n * n * m),

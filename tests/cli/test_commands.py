@@ -37,7 +37,7 @@ def test_python_m_secateur():
 
 
 def test_every_option_is_documented():
-    text = (pathlib.Path(__file__).parents[2] / "docs/command.md").read_text()
+    text = (pathlib.Path(__file__).parents[2] / "docs/guides/command.md").read_text()
     for command in [command.name or command.callback.__name__ for command in cli.app.registered_commands]:
         for option in re.findall(r"--[a-z]+", run(command, "--help").stdout):
             assert option in text or option == "--help", option

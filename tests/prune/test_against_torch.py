@@ -1,6 +1,6 @@
 """Random programs of pruning, training and moving, run on torch's prune and on ours: the whole trace is the same.
 
-What differs on purpose (docs/drop-in.md) is kept out of the programs, or named here where it is let pass:
+What differs on purpose (docs/guides/drop-in.md) is kept out of the programs, or named here where it is let pass:
 
 * torch ranks the product of the last forward (row 2), so a program runs a forward before it prunes a changed tensor;
 * a failing call leaves torch's module broken (row 1), so its side is put back before the program goes on;

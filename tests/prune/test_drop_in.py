@@ -1,4 +1,4 @@
-"""The drop-in's surface and its document (docs/drop-in.md); what it does with torch's own pruning."""
+"""The drop-in's surface and its document (docs/guides/drop-in.md); what it does with torch's own pruning."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_lightnings_way_to_make_pruning_permanent():
 
 
 def test_the_code_in_the_document_runs():
-    document = (pathlib.Path(__file__).parents[2] / "docs" / "drop-in.md").read_text(encoding="utf-8")
+    document = (pathlib.Path(__file__).parents[2] / "docs" / "guides" / "drop-in.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 5
     namespace: dict[str, Any] = {}
@@ -123,7 +123,7 @@ def test_the_code_in_the_document_runs():
 
 def test_every_row_of_the_document_names_tests_that_exist():
     folder = pathlib.Path(__file__).parent
-    document = (folder.parents[1] / "docs" / "drop-in.md").read_text(encoding="utf-8")
+    document = (folder.parents[1] / "docs" / "guides" / "drop-in.md").read_text(encoding="utf-8")
     tests = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("test_*.py")))
     rows = re.findall(r"^\| (\d+) \|.*\| `(test_\w+)\*` \|$", document, re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 25))

@@ -2,7 +2,7 @@
 
 A pruned tensor ``name`` lives on as the parameter ``<name>_orig`` and the buffer ``<name>_mask``, and a forward
 pre-hook, which is the pruning method itself, marks it. Every call computes first and changes the module last, so
-that a call that fails leaves everything as it was. What differs on purpose is listed in ``docs/drop-in.md``.
+that a call that fails leaves everything as it was. What differs on purpose is listed in ``docs/guides/drop-in.md``.
 """
 
 from secateur.prune.amounts import (  # noqa: F401  torch's own tests call these

@@ -47,7 +47,7 @@ def admm(
     that is uncorrelated with all others; there ``p_j`` is 1 too, at which ADMM keeps the largest and is done. The
     penalties are fixed, so that four Cholesky factorizations replace the eigenvalue decomposition; steps are relaxed
     by 1.3; and the last penalty has most of them. Layers that share an input (the same Gram tensor) share the
-    factorizations. What helped and what did not is in docs/solvers.md, with figures.
+    factorizations. What helped and what did not is in docs/guides/solvers.md, with figures.
 
     Args:
         weight: (outputs, inputs), any real floating dtype.

@@ -2,7 +2,7 @@
 
 Law: a tensor comes back with exactly its bits. A file is held to its own sizes before anything is allocated, and no
 tensor takes more than 64 KiB + 1024 bytes for each byte that the file spends on it. Beside a tensor itself nothing that
-grows with it is in memory: parts are made, and read, in pieces. docs/format.md has every byte.
+grows with it is in memory: parts are made, and read, in pieces. docs/guides/format.md has every byte.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compressed checkpoints: a pruned model's zeros leave its files, and every bit of what is kept comes back.
 
 Law: `load_compressed` gives the bits that `save_compressed` was given, `expand_checkpoint` the files that it was given,
-byte for byte; one tensor is in memory at a time; a file is there whole or not at all. docs/format.md has the format.
+byte for byte; one tensor is in memory at a time; a file is there whole or not at all. docs/guides/format.md has the
+format.
 """
 
 from __future__ import annotations
