@@ -191,6 +191,7 @@ def on_config(config: Any) -> None:
     docs = ROOT / "docs"
     found = {
         "Guides": [f"guides/{page.name}" for page in sorted(docs.glob("guides/*.md"))],
+        "Notes": [f"notes/{page.name}" for page in sorted(docs.glob("notes/*.md"))],
         "Coming from": sorted(f"migrate/{page.name}" for page in docs.glob("migrate/*.md")),
         "Figures": [page.relative_to(ROOT).as_posix() for page in sorted((ROOT / "benchmarks").glob("*/RESULTS.md"))],
         "Reference": list(reference()),
