@@ -1,6 +1,6 @@
 """Draw what leaves together in grouped-query attention: ``python docs/make_shrink_figure.py``.
 
-Law: what is drawn as leaving is what `secateur.coupling.find_coupling` finds, in docs/guides/shrink.md, for this
+Law: what is drawn as leaving is what `secateur.coupling.find_coupling` finds, in docs/guides/coupling.md, for this
 attention.
 """
 

@@ -6,7 +6,7 @@ call at once. What is read is what the caller has validated: `secateur.kernels` 
 Loops over 16 lanes, and the vector types of gcc and clang, become whatever width the machine has. `GCC unroll 1` keeps
 gcc from unrolling them into scalars before it looks for vectors; built without loop distribution, accumulators stay in
 registers (with it gcc 12 makes a memset of their zeros, and then they stay in memory: twice the time). Single entries
-of x are loaded one by one: on the machines measured the processor's gather was slower (docs/guides/faster.md). */
+of x are loaded one by one: on the machines measured the processor's gather was slower (docs/notes/kernels.md). */
 
 #include <pthread.h>
 #include <stddef.h>
