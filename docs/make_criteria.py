@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,31 @@ from secateur.evidence import VOCABULARY, needs
 PAGE = Path(__file__).with_name("guides") / "criteria.md"
 HEAD = """# Criteria
 
-A criterion says how important each weight is: a function `(weight, *, <evidence>) -> scores` of the weight's shape,
-higher = keep. Each is one paper's formula; pattern, allocation and schedule are chosen beside it, and "published with"
-says what the paper chose. "Compares over" says which scores may be ranked against each other, and is the default of
-`sparsify`, `make_masks`, `Pruner` and the command: within a *row* (an output) means `Rows` and `uniform`, within a
-*layer* `uniform`, over the *model* `everywhere`. A wider competition that you ask for is carried out, with a warning.
-`python benchmarks/criteria/run.py` measures all three on trained networks
-([RESULTS.md](../../benchmarks/criteria/RESULTS.md#criteria-and-over-what-they-compare)).
-[Your own](your-own.md) is a function of the same form.
+A criterion says how important each weight is. Give its name, and batches where it needs data:
+
+```python
+import torch
+from secateur import sparsify
+
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+sparsify(model, 0.5, criterion="wanda", batches=[torch.randn(16, 64)])
+```
+
+It is a function `(weight, *, <evidence>) -> scores` of the weight's shape, higher = keep. [Your own](your-own.md) is a
+function of the same form. Each of these is one paper's formula. Pattern, allocation and schedule are chosen beside it;
+"published with" says what the paper chose.
+
+"Compares over" says which scores may be ranked against each other. It is the default of `sparsify`, `make_masks`,
+`Pruner` and the command:
+
+| compares over | the default |
+|---|---|
+| a *row* (an output) | `Rows` and `uniform` |
+| a *layer* | `uniform` |
+| the *model* | `everywhere` |
+
+A wider competition that you ask for is carried out, with a warning. `python benchmarks/criteria/run.py` measures all
+three on trained networks ([RESULTS](../../benchmarks/criteria/RESULTS.md#criteria-and-over-what-they-compare)).
 
 <!-- Made from the docstrings of src/secateur/criteria.py: python docs/make_criteria.py -->
 """
@@ -40,7 +58,7 @@ def page() -> str:
     lines += [f"- `{word}`: {VOCABULARY[word]}." for word in words]
     for card in cards:
         lines += ["", f"## {card.name}", "", *card.body()]
-    return "\n".join(lines) + "\n"
+    return "\n".join(_wrapped(lines)) + "\n"
 
 
 def listed() -> list[Callable[..., Any]]:
@@ -95,6 +113,18 @@ def _arguments(text: str) -> Iterator[str]:
     for line in inspect.cleandoc(text.removeprefix("Args:")).splitlines():
         name = re.match(r"(\w+): ", line)
         yield f"- `{name[1]}`: {_markdown(line[name.end() :])}" if name else f"  {_markdown(line.strip())}"
+
+
+def _wrapped(lines: list[str]) -> Iterator[str]:
+    """The same, with no line of prose over 120 characters."""
+    for line in "\n".join(lines).split("\n"):
+        if len(line) <= 120 or line.startswith("|"):
+            yield line
+        else:
+            indent = "  " if line.startswith(("- ", "  ")) else ""
+            yield from textwrap.wrap(
+                line, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+            )
 
 
 def _markdown(text: str) -> str:

@@ -32,6 +32,21 @@ def test_links_to_files_lead_somewhere():
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def headings(page):
+    """The addresses of a page's headings, as its site and GitHub make them."""
+    prose = re.sub(r"^ *(```|~~~).*?^ *\1", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+def test_links_to_headings_lead_somewhere():
+    for page in (*PAGES, *MEASURED):
+        for target, heading in re.findall(r"\]\(([^)#:]*)#([^)]*)\)", page.read_text(encoding="utf-8")):
+            file = page.parent / target if target else page
+            if file.suffix == ".md":
+                assert heading in headings(file), f"{page.relative_to(ROOT)} links to {target}#{heading}"
+
+
 def test_benchmarks_and_models_that_pages_and_docstrings_name_are_there():
     """A command that nobody can run measures nothing."""
     for file in (*PAGES, *MEASURED, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):

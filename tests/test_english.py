@@ -1,4 +1,4 @@
-"""The README and the first pages are short to read: sentences of few words, lines that fit, figures that are measured.
+"""README, first pages and guides are short to read: sentences of few words, lines that fit, figures that were measured.
 
 Law: a figure that the README shows stands in benchmarks/RESULTS.md.
 """
@@ -10,6 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FIRST = [ROOT / "README.md", *sorted((ROOT / "docs/start").glob("*.md")), *sorted((ROOT / "docs/migrate").glob("*.md"))]
+GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+NOTES = sorted((ROOT / "docs/notes").glob("*.md"))
+ODD = re.compile(r"\b(?:anew|how-manieth|of one's own|in the mean|wished for|to be had)\b")
 
 
 def sentences(markdown: str) -> list[str]:
@@ -35,6 +38,8 @@ def test_sentences_are_told_apart():
 
 def test_there_are_pages_to_look_at():
     assert len(FIRST) >= 9
+    assert len(GUIDES) >= 19
+    assert len(NOTES) >= 5
 
 
 @pytest.mark.parametrize("page", FIRST, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -42,11 +47,36 @@ def test_it_is_plain(page):
     text = page.read_text(encoding="utf-8")
     long = [line for line in text.splitlines() if len(line) > 120]
     assert not long, f"longer than 120 characters: {long}"
+    plain(text)
+
+
+@pytest.mark.parametrize("page", GUIDES + NOTES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_guide_is_plain(page):
+    text = page.read_text(encoding="utf-8")
+    prose = re.sub(r"^ *(```|~~~)text.*?^ *\1", "", text, flags=re.MULTILINE | re.DOTALL)  # what was printed is as wide
+    printed = re.findall(r"^```console\n.*?^```", prose, re.MULTILINE | re.DOTALL)
+    printed = {line for block in printed for line in block.splitlines() if not line.startswith("$ ")}
+    rows = [line for line in prose.splitlines() if not line.startswith(("|", "![")) and line not in printed]
+    long = [line for line in rows if len(line) > 120]
+    assert not long, f"longer than 120 characters: {long}"
+    plain(text)
+
+
+def plain(text):
     counts = [words(sentence) for sentence in sentences(text)]
     assert counts
     mean = sum(counts) / len(counts)
     assert mean < 18, f"{mean:.1f} words a sentence"
     assert max(counts) <= 45, max(sentences(text), key=words)
+    assert not ODD.findall(text)
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_a_guide_opens_with_what_most_people_came_for(page):
+    """Code or a command, on the first screen."""
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert any(line.startswith(("```python", "```console")) for line in lines[:10])
 
 
 def test_the_readme_is_one_screen_and_a_table():
