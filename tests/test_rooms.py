@@ -262,7 +262,15 @@ TESTED_WITH = {
     "shrinking/origins.py": "shrinking/test_expert_directory.py",
     "shrinking/depth_verification.py": "shrinking/test_depth_directory.py",  # blocks that left: written and seen again
     "shrinking/profiles.py": "shrinking/test_expert_directory.py",
-    "cli/printing/fitted.py": "cli/test_fit.py",  # the page has what was chosen, and the curve
+    # a page has what the command prints, and every row
+    "blockwise/sheets.py": "cli/printing/test_blocks.py",
+    "checkpoints/sheets.py": "cli/printing/test_checkpoints.py",
+    "inference/sheets.py": "cli/printing/test_measured.py",
+    "recovery/sheets.py": "cli/printing/test_recovered.py",
+    "search/sheets.py": "cli/printing/test_sensitivity.py",
+    "shrinking/sheets.py": "cli/printing/test_shrunken.py",
+    "storage/sheets.py": "cli/test_page.py",
+    "vocabulary/sheets.py": "cli/printing/test_vocabulary.py",
     "cli/printing/experts.py": "cli/test_experts.py",  # what print shows is what the command shows
     # each form of a layer keeps the same laws
     **{

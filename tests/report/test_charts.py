@@ -6,7 +6,7 @@ import pytest
 
 from secateur.report import charts
 from secateur.report.account import Chart
-from secateur.report.charts import chart_of
+from secateur.report.charts import chart_of, map_of
 
 
 def drawn(names, values, **form):
@@ -83,3 +83,50 @@ def test_what_has_nothing_to_do_with_its_neighbour_is_not_joined():
     joined, _ = drawn(names, values, **form)
     widths = [re.findall(r"stroke-width: ([0-9.]+)", str(each.svg)) for each in (joined, plot)]
     assert widths[0] != widths[1]
+
+
+BLOCKS = [f"model.layers.{block}.{part}.weight" for block in (0, 1, 10) for part in ("up", "down")]
+
+
+def mapped(names, values, **form):
+    return map_of(Chart("Errors", "", names, values, "error", **form))
+
+
+def test_a_map_has_a_row_a_kind_and_a_column_a_block():
+    found = mapped([*BLOCKS, "head.weight"], [0.0, 1.0, 2.0, 3.0, 4.0, None, 100.0])
+    assert [label for label, _ in found.rows] == ["up", "down"]
+    assert found.columns == [0, 1, 10]
+    assert [[None if each is None else each[0] for each in fields] for _, fields in found.rows] == [
+        [0.0, 0.5, 1.0],
+        [0.25, 0.75, None],
+    ]
+    assert found.rows[1][1][1][1] == "model.layers.1.down.weight: 3"
+    assert (found.low, found.high) == ("0", "4")
+
+
+def test_a_map_of_shares_begins_at_the_least():
+    found = mapped(BLOCKS[:4], [0.5, 0.6, 0.7, 0.9], share=True)
+    assert (found.low, found.high) == ("50 %", "90 %")
+    assert [fields[0][0] for _, fields in found.rows] == pytest.approx([0.0, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("names", "values"),
+    [
+        ([], []),
+        (["a.weight", "b.weight"], [1.0, 2.0]),  # no blocks
+        (["a.0.up", "a.0.down"], [1.0, 2.0]),  # one block
+        (BLOCKS, [0.5] * 6),  # the same everywhere
+        (BLOCKS, [-1.0, 1.0, 1.0, 1.0, 1.0, 2.0]),  # what is below nothing is no darkness
+        ([f"{block}.kind{n}x" for n in range(41) for block in (0, 1)], [float(n) for n in range(82)]),
+    ],
+)
+def test_where_there_is_no_depth_there_is_no_map(names, values):
+    assert mapped(names, values) is None
+
+
+def test_a_map_may_say_where_things_are():
+    found = mapped(["x", "y", "z"], [1.0, 2.0, 4.0], grid=[("expert 0", 0), ("expert 1", 0), ("expert 0", 1)])
+    assert found is None or [label for label, _ in found.rows] == ["expert 0"]  # a row of one field says nothing
+    with pytest.raises(ValueError, match="3 values and 1 beside"):
+        mapped(["x", "y", "z"], [1.0, 2.0, 4.0], grid=[("expert 0", 0)])

@@ -16,6 +16,7 @@ from secateur.blockwise.products import AllMetError, Inputs, Met, Piece, Product
 from secateur.blockwise.pruning import oneshot
 from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import RunAlong, digest, held_batches
+from secateur.blockwise.sheets import pruned_blocks_sheets
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
 from secateur.blockwise.slopes import RunAgain, divergence, slopes
 from secateur.blockwise.solving import MatrixJob, Solve
@@ -74,6 +75,7 @@ __all__ = [
     "parameters_on_meta",
     "parts_of",
     "prepared",
+    "pruned_blocks_sheets",
     "rank_and_world",
     "read_calibration",
     "refuse_repeated",

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from secateur.blockwise.jobs import Layer, Pruned
-from secateur.support import Part, Rows, Shown, percent, printable
+from secateur.report import Reported, Sheet
+from secateur.support import Part, Rows, percent, printable
 
 __all__ = ["OneShot", "Tally"]
 
@@ -16,7 +17,7 @@ WIDE = 1000  # letters of a line that is not a table's
 
 
 @dataclass(frozen=True)
-class OneShot(Shown):
+class OneShot(Reported):
     """What `oneshot` did: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone."""
 
     layers: tuple[Layer, ...]
@@ -40,6 +41,11 @@ class OneShot(Shown):
     def warnings(self) -> tuple[str, ...]:
         """All layers' warnings, with their names."""
         return tuple(f"{layer.name}: {text}" for layer in self.layers for text in layer.warnings)
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.blockwise.sheets import pruned_blocks_sheets
+
+        return pruned_blocks_sheets(self)
 
     def _parts(self) -> Iterator[Part]:
         """A row a layer, and what else there is to know."""

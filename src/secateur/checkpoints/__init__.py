@@ -19,6 +19,7 @@ from secateur.checkpoints.inspection import Inspection, TensorInspection, inspec
 from secateur.checkpoints.pruning import CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.sheets import inspected_sheets, patterns_text, pruned_sheets, shape_text, verified_sheets
 from secateur.checkpoints.slicing import (
     Compared,
     Cuts,
@@ -74,6 +75,7 @@ __all__ = [
     "files_below",
     "index_text",
     "inspect_checkpoint",
+    "inspected_sheets",
     "is_made_by",
     "left_alone_rows",
     "meta_model_of",
@@ -85,19 +87,23 @@ __all__ = [
     "parameters_counted",
     "parse_header",
     "parse_json",
+    "patterns_text",
     "pieces_of_cut",
     "previous_record",
     "pruned_rows",
+    "pruned_sheets",
     "read_header",
     "read_json",
     "record_text",
     "rows_of",
     "sha256_of",
     "shape_of_cut",
+    "shape_text",
     "sliced_files",
     "slicing",
     "sparsify_checkpoint",
     "verified_rows",
+    "verified_sheets",
     "verify_checkpoint",
     "write_bytes",
     "write_header",

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from secateur.allocation import Allocation, check_sparsity, settled
 from secateur.checkpoints.headers import TensorEntry
-from secateur.checkpoints.inspection import Inspection, inspect_checkpoint
+from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
 from secateur.checkpoints.layouts import Layout, layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
@@ -27,14 +27,15 @@ from secateur.checkpoints.writing import copy_tree, new_directory, other_weights
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, word_of
 from secateur.pipeline import apply_, iterate_masks
-from secateur.support import LazyTensors, Part, Shown, described, matched, matches, printable, track
+from secateur.report import Reported, Sheet
+from secateur.support import LazyTensors, Part, described, matched, matches, printable, track
 from secateur.targets import VECTORS, kinds_by_name
 
 __all__ = ["CheckpointSparsification", "choose_targets", "sparsify_checkpoint"]
 
 
 @dataclass(frozen=True)
-class CheckpointSparsification(Shown):
+class CheckpointSparsification(Reported):
     """What `sparsify_checkpoint` did, which prints as a table: ``inspection`` is measured on the written files.
 
     ``left_alone`` maps each reason to the tensors; ``stale`` are files that were copied and still hold dense weights.
@@ -50,9 +51,18 @@ class CheckpointSparsification(Shown):
     @property
     def target_sparsity(self) -> float:
         """The fraction of zeros in the tensors that were pruned."""
+        return sum(tensor.zeros or 0 for tensor in self.pruned) / sum(tensor.numel for tensor in self.pruned)
+
+    @property
+    def pruned(self) -> list[TensorInspection]:
+        """The tensors that were pruned, as they are now."""
         chosen = set(self.targets)
-        pruned = [tensor for tensor in self.inspection.tensors if tensor.name in chosen]
-        return sum(tensor.zeros or 0 for tensor in pruned) / sum(tensor.numel for tensor in pruned)
+        return [tensor for tensor in self.inspection.tensors if tensor.name in chosen]
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.checkpoints.sheets import pruned_sheets
+
+        return pruned_sheets(self)
 
     def _parts(self) -> Iterator[Part]:
         """How much was pruned, what was left alone and why, and where it is."""

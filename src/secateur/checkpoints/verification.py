@@ -47,7 +47,8 @@ from secateur.checkpoints.reading import Checkpoint, open_checkpoint
 from secateur.checkpoints.record import RECORD
 from secateur.checkpoints.tables import verified_rows
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
-from secateur.support import Fields, Part, Shown, printable, track
+from secateur.report import Reported, Sheet
+from secateur.support import Fields, Part, printable, track
 
 __all__ = ["Verification", "VerifiedTensor", "verify_checkpoint"]
 
@@ -79,7 +80,7 @@ class VerifiedTensor:
 
 
 @dataclass(frozen=True)
-class Verification(Shown):
+class Verification(Reported):
     """What `verify_checkpoint` found, which prints as a table: it holds if there are no ``problems``.
 
     ``unchecked`` says what could not be verified and why; ``files`` is how many other files were compared with the
@@ -119,6 +120,11 @@ class Verification(Shown):
             "files": self.files,
             "tensors": [tensor.as_json() for tensor in self.tensors],
         }
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.checkpoints.sheets import verified_sheets
+
+        return verified_sheets(self)
 
     def _parts(self) -> Iterator[Part]:
         """What is wrong, what could not be checked, and the verdict."""

@@ -116,8 +116,8 @@ def experts(
             "sequence_length": sequence_length,
             "seed": seed if data is not None else None,
         }
-        from secateur.cli.printing.experts import experts_parts, experts_sheets
-        from secateur.shrinking import shrink_experts_checkpoint
+        from secateur.cli.printing.experts import experts_parts
+        from secateur.shrinking import experts_sheets, shrink_experts_checkpoint
 
         join_processes(device)
         batches = None

@@ -85,8 +85,7 @@ def fit(
     with clear_errors(), terminable(), resumable():
         from secateur.blockwise import check_new
         from secateur.cli.measuring import model_in
-        from secateur.cli.printing.fitted import fitted_sheets
-        from secateur.search import budget_in_words, fit_checkpoint
+        from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
 
         page = page_at(report)
         limits = budget_in_words(budget)

@@ -35,8 +35,8 @@ def inspect(
     Tensors are read in pieces: a file of any size takes little memory.
     """
     with clear_errors():
-        from secateur.checkpoints import inspect_checkpoint
-        from secateur.cli.printing.checkpoints import inspected_parts, inspected_sheets, print_inspection
+        from secateur.checkpoints import inspect_checkpoint, inspected_sheets
+        from secateur.cli.printing.checkpoints import inspected_parts, print_inspection
 
         page = page_at(report)
         inspection = inspect_checkpoint(path)

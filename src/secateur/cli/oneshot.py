@@ -83,7 +83,8 @@ def oneshot(
         from secateur import allocation, patterns, solvers
         from secateur.allocation import narrowest
         from secateur.blockwise import oneshot as prune_blocks
-        from secateur.cli.printing.blocks import pruned_blocks_parts, pruned_blocks_sheets
+        from secateur.blockwise import pruned_blocks_sheets
+        from secateur.cli.printing.blocks import pruned_blocks_parts
 
         page = page_at(report)
         solve, shared = solvers.parse(solver), allocation.parse(allocate)

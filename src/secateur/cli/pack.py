@@ -56,8 +56,8 @@ def pack(
     with clear_errors(), terminable():
         from secateur.cli.factories import load_weights
         from secateur.cli.measuring import model_and_inputs, packed
-        from secateur.cli.printing.measured import layers_sheet, packed_parts
-        from secateur.inference import save_packed
+        from secateur.cli.printing.measured import packed_parts
+        from secateur.inference import layers_sheet, save_packed
 
         page = page_at(report)
         if out is not None:

@@ -39,8 +39,8 @@ def prune(
     """
     with clear_errors(), terminable():
         from secateur import allocation
-        from secateur.checkpoints import sparsify_checkpoint
-        from secateur.cli.printing.checkpoints import pruned_parts, pruned_sheets
+        from secateur.checkpoints import pruned_sheets, sparsify_checkpoint
+        from secateur.cli.printing.checkpoints import pruned_parts
         from secateur.patterns import word_of
 
         page = page_at(report)

@@ -85,8 +85,8 @@ def recover(
     secateur verify OUT counts its zeros.
     """
     with clear_errors(), terminable(), resumable():
-        from secateur.cli.printing.recovered import recovered_parts, recovered_sheets
-        from secateur.recovery import recover_checkpoint
+        from secateur.cli.printing.recovered import recovered_parts
+        from secateur.recovery import recover_checkpoint, recovered_sheets
 
         page = page_at(report)
         options: dict[str, Any] = {

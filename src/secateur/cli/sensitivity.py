@@ -61,8 +61,8 @@ def sensitivity(
     with clear_errors(), terminable(), contextlib.nullcontext() if store is None else resumable():
         from secateur import solvers
         from secateur.cli.measuring import model_in
-        from secateur.cli.printing.sensitivity import json_of, sensitivity_sheets
-        from secateur.search import SHARES
+        from secateur.cli.printing.sensitivity import json_of
+        from secateur.search import SHARES, sensitivity_sheets
         from secateur.search import sensitivity as measure
 
         page = page_at(report)

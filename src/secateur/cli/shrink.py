@@ -160,8 +160,8 @@ def shrink(
             if branches:
                 _check_blocks(factory, how, sparsity=sparsity, rank_branches=rank_branches, data=data)
             from secateur.cli.factories import inputs_of
-            from secateur.cli.printing.shrunken import blocks_parts, blocks_sheets, directory_parts, directory_sheets
-            from secateur.shrinking import shrink_checkpoint, shrink_depth_checkpoint
+            from secateur.cli.printing.shrunken import blocks_parts, directory_parts
+            from secateur.shrinking import blocks_sheets, directory_sheets, shrink_checkpoint, shrink_depth_checkpoint
 
             said: dict[str, Any] = {"round-to" if key == "round_to" else key: value for key, value in how.items()}
             said["example"] = example
@@ -236,8 +236,8 @@ def shrink(
 
         from secateur.checkpoints import new_directory
         from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
-        from secateur.cli.printing.shrunken import model_parts, model_sheets, print_loading
-        from secateur.shrinking import save_shrunken
+        from secateur.cli.printing.shrunken import model_parts, print_loading
+        from secateur.shrinking import model_sheets, save_shrunken
         from secateur.shrinking import shrink as shrink_model
         from secateur.support import in_mode, run_example
 

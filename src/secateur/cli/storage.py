@@ -35,8 +35,8 @@ def compress(
     """
     with clear_errors(), terminable():
         from secateur.checkpoints import open_checkpoint
-        from secateur.cli.printing.checkpoints import compressed_parts, compressed_sheets
-        from secateur.storage import save_compressed
+        from secateur.cli.printing.checkpoints import compressed_parts
+        from secateur.storage import compressed_sheets, save_compressed
         from secateur.support import bytes_text, percent
 
         page = page_at(report)
@@ -62,8 +62,8 @@ def expand(
     appears complete or not at all.
     """
     with clear_errors(), terminable():
-        from secateur.cli.printing.checkpoints import compressed_parts, compressed_sheets
-        from secateur.storage import expand_checkpoint
+        from secateur.cli.printing.checkpoints import compressed_parts
+        from secateur.storage import compressed_sheets, expand_checkpoint
         from secateur.support import bytes_text
 
         page = page_at(report)

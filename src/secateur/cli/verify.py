@@ -36,8 +36,8 @@ def verify(
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """
     with clear_errors():
-        from secateur.checkpoints import verify_checkpoint
-        from secateur.cli.printing.checkpoints import verified_parts, verified_sheets
+        from secateur.checkpoints import verified_sheets, verify_checkpoint
+        from secateur.cli.printing.checkpoints import verified_parts
         from secateur.shrinking import (
             has_fewer_blocks,
             has_fewer_experts,

@@ -68,9 +68,9 @@ def vocabulary(
             "field": field if field != "text" else None,
             "dry_run": dry_run,
         }
-        from secateur.cli.printing.vocabulary import shrunken_parts, shrunken_sheets
+        from secateur.cli.printing.vocabulary import shrunken_parts
         from secateur.support import documents
-        from secateur.vocabulary import shrink_vocabulary_checkpoint
+        from secateur.vocabulary import shrink_vocabulary_checkpoint, shrunken_sheets
 
         for path in data or ():
             documents.checked_kind(path)

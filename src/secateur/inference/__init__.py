@@ -6,6 +6,7 @@ from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.packing import PackedLayer, Packing, pack
 from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import SemiStructuredLinear
+from secateur.inference.sheets import layers_sheet
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
 
@@ -19,6 +20,7 @@ __all__ = [
     "SemiStructuredLinear",
     "SparseLinear",
     "WindowLinear",
+    "layers_sheet",
     "load_packed",
     "pack",
     "save_packed",

@@ -29,11 +29,11 @@ from secateur.inference.semi_structured import (
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
 from secateur.native import LANES, MOST_COLUMNS, available, describe
+from secateur.report import Reported, Sheet
 from secateur.support import (
     Forward,
     Part,
     Rows,
-    Shown,
     alternating,
     bytes_text,
     device_of,
@@ -83,7 +83,7 @@ class PackedLayer:
 
 
 @dataclass(frozen=True)
-class Packing(Shown):
+class Packing(Reported):
     """What `pack` did; ``str()`` of it is a table."""
 
     layers: tuple[PackedLayer, ...]
@@ -105,6 +105,11 @@ class Packing(Shown):
 
     def _parts(self) -> Iterable[Part]:
         return self.parts
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.inference.sheets import layers_sheet
+
+        return [layers_sheet("Layer by layer", self)]
 
 
 def _row(layer: PackedLayer) -> tuple[str | None, ...]:

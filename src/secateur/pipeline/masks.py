@@ -22,16 +22,18 @@ from secateur.allocation import Allocation, Tables, check_nesting, check_sparsit
 from secateur.criteria import magnitude
 from secateur.evidence import needs
 from secateur.patterns import Pattern, Unstructured
+from secateur.report import Cells, Chart, Reported, Sheet
 from secateur.selection import LazyScores, in_threads, keep_largest, keep_largest_overall, part_of
 from secateur.support import (
     Part,
     Rows,
-    Shown,
     count_nonzero,
     is_sharded,
     laid_out,
     local,
     matched,
+    percent,
+    printable,
     track,
     whole,
     write_whole,
@@ -59,7 +61,7 @@ SEGMENT = 1 << 20  # entries that one thread works through at a time
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Masks(Shown, dict[str, Tensor]):
+class Masks(Reported, dict[str, Tensor]):
     """``{name: bool mask}``: a dict that prints as a table, which is what verbs return.
 
     It is pickled as an OrderedDict, as state dicts are, so that ``torch.load(weights_only=True)`` reads it.
@@ -82,6 +84,18 @@ class Masks(Shown, dict[str, Tensor]):
             for name, (kept, size) in counts.items()
         ]
         return [Rows(("Weight", ">Shape", ">Kept", ">Removed", ">Sparsity"), rows)]
+
+    def _sheets(self) -> list[Sheet]:
+        names = [printable(name, 1000) for name in self]
+        zeros = [1 - _count(mask) / mask.numel() if mask.numel() else None for mask in self.values()]
+        cells = [
+            Cells("weight", names),
+            Cells("shape", ["x".join(map(str, mask.shape)) for mask in self.values()]),
+            Cells("removed", zeros, ["" if each is None else percent(each) for each in zeros], zeros),
+        ]
+        told = "The share of each weight that is removed; a line joins what differs in numbers alone."
+        chart = Chart("How much was removed of each", told, names, zeros, "removed", share=True)
+        return [Sheet("Weight by weight", cells, [chart])]
 
     def __copy__(self) -> Masks:
         return Masks(self)

@@ -7,6 +7,7 @@ from secateur.recovery.losses import loss_between
 from secateur.recovery.merging import Merged, merge_keeping_zeros
 from secateur.recovery.outcome import Recovered
 from secateur.recovery.recovering import recover
+from secateur.recovery.sheets import recovered_sheets
 
 __all__ = [
     "Distillation",
@@ -17,4 +18,5 @@ __all__ = [
     "merge_keeping_zeros",
     "recover",
     "recover_checkpoint",
+    "recovered_sheets",
 ]

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from secateur.recovery.local import LocalPart
-from secateur.support import Part, Rows, Shown, bytes_text, printable
+from secateur.report import Reported, Sheet
+from secateur.support import Part, Rows, bytes_text, printable
 
 __all__ = ["Recovered", "memory_of"]
 
@@ -22,7 +23,7 @@ LINES = 10  # of the learning curve that a table shows
 
 
 @dataclass(frozen=True)
-class Recovered(Shown):
+class Recovered(Reported):
     """What became of a model.
 
     Attributes:
@@ -66,6 +67,11 @@ class Recovered(Shown):
         """``(first step, last step, mean loss)`` of at most so many spans of steps."""
         edges = sorted({round(len(self.losses) * at / spans) for at in range(spans + 1)})
         return [(low + 1, high, _mean(self.losses[low:high]) or 0.0) for low, high in itertools.pairwise(edges)]
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.recovery.sheets import recovered_sheets
+
+        return recovered_sheets(self)
 
     def _parts(self) -> Iterator[Part]:
         if self.parts:

@@ -3,6 +3,7 @@
 from secateur.report.account import Account, Cells, Chart, Sheet
 from secateur.report.describing import count_multiply_adds, describe
 from secateur.report.page import check_page, write_account, write_report
+from secateur.report.reported import Reported
 from secateur.report.results import Check, History, Network, Results, Run, environment, load_results, save_results
 from secateur.report.summary import Row, missing_baselines, summarize
 from secateur.report.tables import print_summary
@@ -14,6 +15,7 @@ __all__ = [
     "Check",
     "History",
     "Network",
+    "Reported",
     "Results",
     "Row",
     "Run",

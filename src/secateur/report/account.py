@@ -55,7 +55,8 @@ class Chart:
 
     ``share`` says that the numbers are fractions, shown in percent from 0 to 100; None is left out. ``series`` says
     which things are one series, if their names do not; ``places`` where each is from left to right, and ``along`` what
-    that is. Only where neighbours have to do with one another are they ``joined`` by a line.
+    that is. Only where neighbours have to do with one another are they ``joined`` by a line. ``grid`` says the row and
+    the column that each has in a map of the numbers; by their names, a row is a kind and a column a block.
     """
 
     title: str
@@ -68,11 +69,12 @@ class Chart:
     places: Sequence[float] | None = None
     along: str = "in their order"
     joined: bool = True
+    grid: Sequence[tuple[str, int]] | None = None
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.values):
             raise ValueError(f"the chart {self.title!r} has {len(self.names)} names and {len(self.values)} values.")
-        for what in (self.series, self.places):
+        for what in (self.series, self.places, self.grid):
             if what is not None and len(what) != len(self.values):
                 raise ValueError(f"the chart {self.title!r} has {len(self.values)} values and {len(what)} beside.")
 
@@ -108,7 +110,7 @@ class Account:
         asked: what was asked for, by the names of the options; None, False and what is empty is left out.
         got: what the verb says that it did, as it is printed: lines and tables.
         sheets: all of it, tensor by tensor or layer by layer.
-        seconds: wall time.
+        seconds: wall time, None if it was not measured.
         versions: the machine and the software.
     """
 
@@ -117,5 +119,5 @@ class Account:
     asked: Mapping[str, object]
     got: Sequence[Part]
     sheets: Sequence[Sheet]
-    seconds: float
+    seconds: float | None
     versions: Mapping[str, str] = dataclasses.field(default_factory=environment)

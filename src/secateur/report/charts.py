@@ -5,14 +5,17 @@ Law: what is drawn is what the account says; a name is text, whatever is in it.
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from secateur.report.account import Chart
 from secateur.report.plots import MARKERS, PAPER, SERIES, Plot, svg_of
 
-__all__ = ["Key", "chart_of"]
+__all__ = ["Key", "Map", "chart_of", "map_of"]
 
 _MOST = 24  # series; more are not told apart, and the table has them all
+_ROWS = 40  # of a map; one that is higher is no picture any more
+_NUMBER = re.compile(r"(?<![^.])[0-9]+(?![^.])")
 _SIGNS = dict(zip(MARKERS, "●■◆▲▼✚✖★", strict=True))
 
 
@@ -22,6 +25,72 @@ class Key(NamedTuple):
     color: int
     sign: str
     name: str
+
+
+class Map(NamedTuple):
+    """Numbers over depth, as fields that are the darker the larger they are.
+
+    ``rows`` are ``(label, fields)``, a field ``(how dark in [0, 1], what it says)``, or None where there is no number;
+    ``columns`` the numbers of the blocks; ``low`` and ``high`` what the lightest and the darkest field mean.
+    """
+
+    rows: Sequence[tuple[str, Sequence[tuple[float, str] | None]]]
+    columns: Sequence[int]
+    low: str
+    high: str
+
+
+def map_of(chart: Chart) -> Map | None:
+    """A row for each kind of thing, a column for each block; None where there are no blocks, or nothing differs.
+
+    >>> names = ["a.0.up", "a.0.down", "a.1.up", "a.1.down", "head"]
+    >>> found = map_of(Chart("Error", "", names, [0.1, 0.2, 0.3, 0.4, 9.0], "error"))
+    >>> [label for label, _ in found.rows], found.columns, found.high
+    (['up', 'down'], [0, 1], '0.4')
+    >>> found.rows[1][1]
+    [(0.5, 'a.0.down: 0.2'), (1.0, 'a.1.down: 0.4')]
+    """
+    places = [_place(name) for name in chart.names] if chart.grid is None else chart.grid
+    found: dict[str, dict[int, tuple[float, str]]] = {}
+    for name, place, value in zip(chart.names, places, chart.values, strict=True):
+        if place is not None and value is not None and math.isfinite(value):
+            found.setdefault(place[0], {})[place[1]] = (value, name)
+    found = {kind: each for kind, each in found.items() if len(each) > 1}
+    values = [value for each in found.values() for value, _ in each.values()]
+    if len(set(values)) < 2 or len(found) > _ROWS or min(values) < 0:
+        return None
+    high, columns = max(values), sorted({column for each in found.values() for column in each})
+    low = min(values) if chart.share else 0.0
+    span = high - low
+
+    def field(pair: tuple[float, str] | None) -> tuple[float, str] | None:
+        return None if pair is None else ((pair[0] - low) / span, f"{pair[1]}: {_said(pair[0], chart.share)}")
+
+    labels = _without_common(list(found)) if chart.grid is None else list(found)
+    rows = [
+        (label, [field(each.get(column)) for column in columns])
+        for label, each in zip(labels, found.values(), strict=True)
+    ]
+    return Map(rows, columns, _said(low, chart.share), _said(high, chart.share))
+
+
+def _said(value: float, share: bool) -> str:
+    return f"{100 * value:.4g} %" if share else f"{value:.3g}"
+
+
+def _place(name: str) -> tuple[str, int] | None:
+    """The kind of what has this name, and the number of its block: the first number in it."""
+    number = _NUMBER.search(name)
+    return None if number is None else (f"{name[: number.start()]}*{name[number.end() :]}", int(number.group()))
+
+
+def _without_common(kinds: list[str]) -> list[str]:
+    """The kinds without what all of them begin and end with, in whole words."""
+    words = [kind.split(".") for kind in kinds]
+    most = min(map(len, words)) - 1
+    first = next((at for at in range(most) if len({each[at] for each in words}) > 1), most)
+    last = next((at for at in range(most - first) if len({each[-1 - at] for each in words}) > 1), most - first)
+    return [".".join(each[first : len(each) - last]) for each in words]
 
 
 def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
@@ -74,4 +143,4 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
 
 
 def _kind(name: str) -> str:
-    return re.sub(r"(?<![^.])[0-9]+(?![^.])", "*", name)
+    return _NUMBER.sub("*", name)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from secateur.report.account import Account
-from secateur.report.charts import chart_of
+from secateur.report.charts import chart_of, map_of
 from secateur.report.plots import STYLE, accuracy_plots, cost_plots, histogram, history_plot, layer_plot
 from secateur.report.results import Results
 from secateur.report.summary import best_rows, missing_baselines, summarize
@@ -85,7 +85,10 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
         return [
             (
                 sheet,
-                [found for each, chart in enumerate(sheet.charts, 1) if (found := chart_of(chart, f"c{at}-{each}"))],
+                [
+                    (chart, map_of(chart), chart_of(chart, f"c{at}-{each}"))
+                    for each, chart in enumerate(sheet.charts, 1)
+                ],
             )
             for at, sheet in enumerate(account.sheets, 1)
         ]
@@ -95,7 +98,7 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
         "account.html.j2",
         title=account.title,
         command=account.command,
-        versions={"time": f"{account.seconds:.1f} s", **account.versions},
+        versions=({} if account.seconds is None else {"time": f"{account.seconds:.1f} s"}) | dict(account.versions),
         asked=[(name, _in_words(value)) for name, value in asked.items()],
         got=[part for part in account.got if part],
         sheets=_drawn(drawn),

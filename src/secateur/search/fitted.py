@@ -14,10 +14,11 @@ from typing import Any
 from torch import nn
 
 from secateur.blockwise import OneShot
+from secateur.report import Reported, Sheet
 from secateur.search.budgets import Budget, words_of_budget
 from secateur.search.levels import Levels
 from secateur.shrinking import CheckpointShrinking, Shrunk
-from secateur.support import Part, Rows, Shown, bytes_text, percent, printable
+from secateur.support import Part, Rows, bytes_text, percent, printable
 
 __all__ = ["Chosen", "Fitted", "KINDS", "Point", "cost_text", "knee_of"]
 
@@ -80,7 +81,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted(Shown):
+class Fitted(Reported):
     """What a call of `fit` or `fit_checkpoint` did; as a string, a table.
 
     Attributes:
@@ -119,6 +120,11 @@ class Fitted(Shown):
     def parts(self) -> Iterator[Part]:
         """What is printed, as lines and tables."""
         return self._parts()
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.search.sheets import fitted_sheets
+
+        return fitted_sheets(self)
 
     def _parts(self) -> Iterator[Part]:
         yield f"Asked: {words_of_budget(self.asked)}."

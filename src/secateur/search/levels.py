@@ -26,7 +26,7 @@ from secateur.search.files import Stored, lies_in, read_entry, write_entry
 from secateur.shrinking import Plan, carry_out
 from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
 
-__all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told_share"]
+__all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told", "told_share"]
 
 KINDS = ("width", "heads", "branch", "experts", "layer")
 FORMAT, VERSION = "secateur levels", 1
@@ -311,6 +311,15 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         )
         if self.left_alone:
             yield f"{len(self.left_alone)} groups have no levels, such as {_first(self.left_alone)}."
+
+
+def told(value: float) -> str:
+    """A number whose size matters, small or large.
+
+    >>> told(0.0), told(0.00012345), told(1.5), told(123.456)
+    ('0', '0.000123', '1.5', '123')
+    """
+    return f"{value:.3g}"
 
 
 def told_share(share: float) -> str:

@@ -15,12 +15,13 @@ from typing import Any
 from torch import nn
 
 from secateur.blockwise import Solve
-from secateur.search.levels import Levels, shown_name, told_share
+from secateur.report import Reported, Sheet
+from secateur.search.levels import Levels, shown_name, told, told_share
 from secateur.search.making import SHARES, make_levels
 from secateur.search.replaying import Replayed
 from secateur.search.scoring import ROWS, Score, Scorer, scorer
 from secateur.solvers import admm
-from secateur.support import Fields, Forward, Part, Rows, Shown, percent, track, unwrapped, write_whole
+from secateur.support import Fields, Forward, Part, Rows, percent, track, unwrapped, write_whole
 
 __all__ = ["Sensitivity", "sensitivity"]
 
@@ -35,7 +36,7 @@ _MEANS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Sensitivity(Shown):
+class Sensitivity(Reported):
     """What was measured; as a string, a table.
 
     Attributes:
@@ -87,6 +88,11 @@ class Sensitivity(Shown):
             made,
         )
 
+    def _sheets(self) -> list[Sheet]:
+        from secateur.search.sheets import sensitivity_sheets
+
+        return sensitivity_sheets(self)
+
     def _parts(self) -> Iterator[Part]:
         return self.parts()
 
@@ -135,15 +141,6 @@ class Sensitivity(Shown):
                 f", {percent(self.share)} of the calibration: as much as {self.passes * self.share:.2f} runs of that"
             )
         return f"{line}."
-
-
-def told(value: float) -> str:
-    """A number whose size matters, small or large.
-
-    >>> told(0.0), told(0.00012345), told(1.5), told(123.456)
-    ('0', '0.000123', '1.5', '123')
-    """
-    return f"{value:.3g}"
 
 
 def sensitivity(

@@ -24,6 +24,7 @@ from secateur.shrinking.request import Request
 from secateur.shrinking.roles import tie_roles
 from secateur.shrinking.routing import mixture_of, routed_in_memory
 from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
+from secateur.shrinking.sheets import blocks_sheets, directory_sheets, experts_sheets, model_sheets
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
 from secateur.shrinking.ties import Tied, by_tie
@@ -48,6 +49,7 @@ __all__ = [
     "Subject",
     "Tied",
     "WithoutDataWarning",
+    "blocks_sheets",
     "by_tie",
     "carry_out",
     "check_finite",
@@ -55,7 +57,9 @@ __all__ = [
     "checkpoint_parts",
     "counts_at",
     "depth_parts",
+    "directory_sheets",
     "experts_parts",
+    "experts_sheets",
     "for_slopes",
     "free_in",
     "gradable",
@@ -67,6 +71,7 @@ __all__ = [
     "load_shrunken",
     "may_leave",
     "mixture_of",
+    "model_sheets",
     "names_of",
     "not_finite",
     "plan_of",

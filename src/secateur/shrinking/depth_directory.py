@@ -37,6 +37,7 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
 )
+from secateur.report import Reported, Sheet
 from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.depth import Stack, narrowed, prove_without, renamed, stacks_of
 from secateur.shrinking.depth_costs import DepthCosts, least
@@ -46,7 +47,7 @@ from secateur.shrinking.origins import Origin, origins_text, write_origins
 from secateur.shrinking.request import request
 from secateur.shrinking.scope import check_globs, may_leave
 from secateur.shrinking.tables import depth_parts
-from secateur.support import Forward, Part, Shown, track
+from secateur.support import Forward, Part, track
 from secateur.version import __version__
 
 __all__ = ["BLOCKS", "FORMAT", "ShrunkDepth", "shrink_depth_checkpoint"]
@@ -56,7 +57,7 @@ FORMAT = "secateur blocks"
 
 
 @dataclass(frozen=True)
-class ShrunkDepth(Shown):
+class ShrunkDepth(Reported):
     """What `shrink_depth_checkpoint` did.
 
     Attributes:
@@ -86,6 +87,11 @@ class ShrunkDepth(Shown):
     proof: str
     left_out: tuple[Path, ...]
     seconds: float
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.sheets import blocks_sheets
+
+        return blocks_sheets(self)
 
     def _parts(self) -> Iterable[Part]:
         return depth_parts(self)

@@ -56,6 +56,7 @@ from secateur.checkpoints import (
 )
 from secateur.coupling import Coupling, find_coupling
 from secateur.criteria import magnitude
+from secateur.report import Reported, Sheet
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.fields import Place, with_fields
@@ -68,7 +69,7 @@ from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.streamed import Streamed, chosen_in_directory
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, proof_words
-from secateur.support import Forward, LazyTensors, Part, Shown, described, printable, tensors_of, track
+from secateur.support import Forward, LazyTensors, Part, described, printable, tensors_of, track
 from secateur.version import __version__
 
 __all__ = [
@@ -85,7 +86,7 @@ PROVED = 1 << 24  # parameters of the model that the proof is made on: its copie
 
 
 @dataclass(frozen=True)
-class CheckpointShrinking(Shown):
+class CheckpointShrinking(Reported):
     """What `shrink_checkpoint` did.
 
     Attributes:
@@ -125,6 +126,11 @@ class CheckpointShrinking(Shown):
     errors: Mapping[str, float] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
     normalizations: tuple[str, ...] = ()
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.sheets import directory_sheets
+
+        return directory_sheets(self)
 
     def _parts(self) -> Iterable[Part]:
         return (*checkpoint_parts(self), f"{proof_words(self)}.")

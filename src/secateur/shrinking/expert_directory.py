@@ -48,6 +48,7 @@ from secateur.checkpoints import (
     shape_of_cut,
 )
 from secateur.coupling import Axis, Group
+from secateur.report import Reported, Sheet
 from secateur.shrinking.counts import Choice
 from secateur.shrinking.directory import config_text, write_cut
 from secateur.shrinking.expert_merging import Merged, Merging, merge
@@ -60,7 +61,7 @@ from secateur.shrinking.origins import Origin, files_of, origins_text, write_fil
 from secateur.shrinking.profiles import Profile, Text, profile_in, profile_values, read_profile, write_profile
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.tables import experts_parts
-from secateur.support import Forward, Part, Shown, track
+from secateur.support import Forward, Part, track
 from secateur.version import __version__
 
 __all__ = ["EXPERTS", "FORMAT", "ShrunkExperts", "shrink_experts_checkpoint"]
@@ -71,7 +72,7 @@ _HELD_OUT = 4  # every fourth batch of a profile's text ranks nothing: on it is 
 
 
 @dataclass(frozen=True)
-class ShrunkExperts(Shown):
+class ShrunkExperts(Reported):
     """What `shrink_experts_checkpoint` did.
 
     Attributes:
@@ -111,6 +112,11 @@ class ShrunkExperts(Shown):
     merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
     unmerged: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.sheets import experts_sheets
+
+        return experts_sheets(self)
 
     def _parts(self) -> Iterable[Part]:
         return experts_parts(self)

@@ -22,6 +22,7 @@ from secateur.blockwise import naming_batches
 from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
+from secateur.report import Reported, Sheet
 from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
@@ -42,13 +43,13 @@ from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts
 from secateur.shrinking.without_data import warn_without_data
-from secateur.support import Forward, Part, Shown, Undo, check_batches, private, tensors_of, track
+from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of, track
 
 __all__ = ["Shrunk", "shrink"]
 
 
 @dataclass(frozen=True, eq=False)
-class Shrunk(Shown):
+class Shrunk(Reported):
     """What a call of `shrink` did; as a string, a table.
 
     Attributes:
@@ -92,6 +93,11 @@ class Shrunk(Shown):
     multiply_adds: tuple[int, int]
     parameters: tuple[int, int]
     nbytes: tuple[int, int]
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.sheets import model_sheets
+
+        return model_sheets(self)
 
     def _parts(self) -> Iterable[Part]:
         return shrunk_parts(self)

@@ -35,6 +35,7 @@ from secateur.checkpoints import (
     read_header,
 )
 from secateur.pipeline import attached_masks, check_mask
+from secateur.report import Reported, Sheet
 from secateur.storage.compressed_files import Written, header_of, read_whole, write_compressed
 from secateur.storage.encodings import Array, Bools
 from secateur.storage.layout import (
@@ -50,14 +51,14 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import LazyTensors, Part, Rows, Shown, bytes_text, percent, printable, track, whole, whole_file
+from secateur.support import LazyTensors, Part, Rows, bytes_text, percent, printable, track, whole, whole_file
 from secateur.targets import identity_of
 
 __all__ = ["Compression", "encoding_rows", "save_compressed"]
 
 
 @dataclass(frozen=True)
-class Compression(Shown):
+class Compression(Reported):
     """What `save_compressed` wrote, or `expand_checkpoint` read, which prints as a table: each tensor's encoding and
     bytes, all files' bytes."""
 
@@ -71,6 +72,11 @@ class Compression(Shown):
     def ratio(self) -> float:
         """Bytes of the compressed files over those of dense ones, headers included."""
         return self.stored / self.dense
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.storage.sheets import compressed_sheets
+
+        return compressed_sheets(self)
 
     def _parts(self) -> Iterable[Part]:
         """A row an encoding, and the bytes of all files."""

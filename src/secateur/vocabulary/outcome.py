@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from secateur.support import Part, Rows, bytes_text, percent, printable, table
+from secateur.report import Reported, Sheet
+from secateur.support import Part, Rows, bytes_text, percent, printable
 from secateur.vocabulary.tokens import Ids
 
 __all__ = ["ShrunkVocabulary", "Unseen", "vocabulary_parts"]
@@ -35,8 +36,8 @@ class Unseen:
     unknown: int
 
 
-@dataclass(frozen=True)
-class ShrunkVocabulary:
+@dataclass(frozen=True, eq=False)
+class ShrunkVocabulary(Reported):
     """What `shrink_vocabulary` and `shrink_vocabulary_checkpoint` did.
 
     Attributes:
@@ -77,8 +78,13 @@ class ShrunkVocabulary:
     left_out: tuple[Path, ...] = ()
     left_whole: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return "\n".join(each if isinstance(each, str) else table(*each) for each in vocabulary_parts(self))
+    def _parts(self) -> Iterator[Part]:
+        return vocabulary_parts(self)
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.vocabulary.sheets import shrunken_sheets
+
+        return shrunken_sheets(self)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ShrunkVocabulary) and np.array_equal(self.order, other.order)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from secateur.blockwise import OneShot
+from secateur.blockwise import OneShot, pruned_blocks_sheets
 from secateur.blockwise.solving import Layer
-from secateur.cli.printing.blocks import pruned_blocks_parts, pruned_blocks_sheets
+from secateur.cli.printing.blocks import pruned_blocks_parts
 
 SIZES = ((4, 8), (16, 8), (2, 2))
 

@@ -4,8 +4,8 @@ import pytest
 from torch import nn
 
 from secateur.cli.measuring import Bench, Form
-from secateur.cli.printing.measured import layers_sheet, measured_parts, measured_sheets, packed_parts
-from secateur.inference import PackedLayer, Packing
+from secateur.cli.printing.measured import measured_parts, measured_sheets, packed_parts
+from secateur.inference import PackedLayer, Packing, layers_sheet
 from secateur.native import describe
 from secateur.support import Rows
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from secateur.cli.printing.recovered import recovered_parts, recovered_sheets
-from secateur.recovery import LocalPart, Recovered
+from secateur.cli.printing.recovered import recovered_parts
+from secateur.recovery import LocalPart, Recovered, recovered_sheets
 
 DONE = Recovered(
     losses=tuple(1 / step for step in range(1, 401)),

@@ -9,14 +9,8 @@ import torch
 from torch import nn
 
 from secateur import load_shrunken, shrink
-from secateur.cli.printing.shrunken import (
-    directory_parts,
-    directory_sheets,
-    model_parts,
-    model_sheets,
-    print_loading,
-)
-from secateur.shrinking import save_shrunken, shrink_checkpoint, shrunk_parts
+from secateur.cli.printing.shrunken import directory_parts, model_parts, print_loading
+from secateur.shrinking import directory_sheets, model_sheets, save_shrunken, shrink_checkpoint, shrunk_parts
 from secateur.support import Rows
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from secateur.cli.printing.vocabulary import shrunken_parts, shrunken_sheets
-from secateur.vocabulary import ShrunkVocabulary, vocabulary_parts
+from secateur.cli.printing.vocabulary import shrunken_parts
+from secateur.vocabulary import ShrunkVocabulary, shrunken_sheets, vocabulary_parts
 
 DONE = ShrunkVocabulary(
     np.array([0, 2]), "BPE", (4, 2), (100, 80), (400, 320), {}, {"a.weight": 0, "b": 0}, None, None, None, None,

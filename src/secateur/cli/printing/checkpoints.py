@@ -16,23 +16,20 @@ from secateur.checkpoints import (
     TensorInspection,
     Verification,
     left_alone_rows,
+    patterns_text,
     pruned_rows,
+    shape_text,
     verified_rows,
 )
-from secateur.report import Cells, Chart, Sheet
 from secateur.storage import Compression, encoding_rows
 from secateur.support import Part, Rows, bytes_text, percent, percents, printable, table_of
 
 __all__ = [
     "compressed_parts",
-    "compressed_sheets",
     "inspected_parts",
-    "inspected_sheets",
     "print_inspection",
     "pruned_parts",
-    "pruned_sheets",
     "verified_parts",
-    "verified_sheets",
 ]
 
 
@@ -65,55 +62,16 @@ def inspected_parts(inspection: Inspection) -> Iterator[Part]:
     yield f"{printable(str(inspection.path))}: {printable(where)}"
 
 
-def inspected_sheets(inspection: Inspection) -> list[Sheet]:
-    """A row a tensor."""
-    return [Sheet("Tensor by tensor", _cells(inspection), [_chart(inspection.tensors)])]
-
-
-def _cells(inspection: Inspection) -> list[Cells]:
-    tensors = inspection.tensors
-    shapes = [_shape(each) for each in tensors]
-    zeros: list[float | None] = [each.sparsity for each in tensors]
-    return [
-        Cells("tensor", [printable(each.name, 1000) for each in tensors]),
-        Cells("shape", [*shapes]),
-        Cells("dtype", [each.dtype for each in tensors]),
-        Cells("parameters", [each.numel for each in tensors], [f"{each.numel:,}" for each in tensors]),
-        Cells("size", [each.nbytes for each in tensors], [bytes_text(each.nbytes) for each in tensors]),
-        Cells("zeros", zeros, [percents([each.sparsity], opaque=each.zeros is None) for each in tensors], zeros),
-        Cells("patterns", [_patterns(each) for each in tensors]),
-    ]
-
-
-def _chart(tensors: Sequence[TensorInspection]) -> Chart:
-    return Chart(
-        "Where the zeros are",
-        "The share of zeros in each tensor, in their natural order; a line joins what differs in numbers alone.",
-        [printable(each.name) for each in tensors],
-        [each.sparsity for each in tensors],
-        "zeros",
-        share=True,
-    )
-
-
 def _row(name: str, members: Sequence[TensorInspection]) -> tuple[str, ...]:
     first = members[0]
     return (
         printable(name, 1000),
-        _shape(first),
+        shape_text(first),
         first.dtype,
         bytes_text(sum(tensor.nbytes for tensor in members)),
         percents([tensor.sparsity for tensor in members], opaque=first.zeros is None),
-        _patterns(first),
+        patterns_text(first),
     )
-
-
-def _shape(tensor: TensorInspection) -> str:
-    return "x".join(map(str, tensor.shape)) or "scalar"
-
-
-def _patterns(tensor: TensorInspection) -> str:
-    return tensor.pattern + (" (stored inputs first)" if tensor.inputs_first and tensor.pattern else "")
 
 
 def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple[str, list[TensorInspection]]]:
@@ -131,7 +89,7 @@ def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple
 def pruned_parts(done: CheckpointSparsification) -> Iterator[Part]:
     """How much was pruned, from where to where, and what was left alone."""
     total = done.inspection.total()
-    pruned = _pruned(done)
+    pruned = done.pruned
     yield pruned_rows(done)
     least, *_, most = sorted([*pruned, *pruned], key=_sparsity)
     if percent(least.sparsity) != percent(most.sparsity):
@@ -156,18 +114,6 @@ def pruned_parts(done: CheckpointSparsification) -> Iterator[Part]:
     )
 
 
-def pruned_sheets(done: CheckpointSparsification) -> list[Sheet]:
-    """A row a tensor, with the reason of those that were left alone."""
-    why = {name: reason for reason, names in done.left_alone.items() for name in names}
-    reasons = Cells("left alone", [why.get(each.name, "") for each in done.inspection.tensors])
-    return [Sheet("Tensor by tensor", [*_cells(done.inspection), reasons], [_chart(_pruned(done))])]
-
-
-def _pruned(done: CheckpointSparsification) -> list[TensorInspection]:
-    chosen = set(done.targets)
-    return [tensor for tensor in done.inspection.tensors if tensor.name in chosen]
-
-
 def verified_parts(found: Verification) -> Iterator[Part]:
     """What is wrong, what could not be checked, and the verdict."""
     yield from (f"wrong      {printable(problem, 1000)}" for problem in found.problems)
@@ -183,29 +129,6 @@ def verified_parts(found: Verification) -> Iterator[Part]:
     yield f"{printable(str(found.path))}: what {RECORD} claims {verdict}{pattern}{compared}."
 
 
-def verified_sheets(found: Verification) -> list[Sheet]:
-    """A row a tensor: what was counted, and what is claimed of it."""
-    tensors = found.tensors
-    cells = [
-        Cells("tensor", [printable(each.name, 1000) for each in tensors]),
-        Cells("shape", ["x".join(map(str, each.shape)) or "scalar" for each in tensors]),
-        Cells("dtype", [each.dtype for each in tensors]),
-        _counts("zeros counted", [each.zeros for each in tensors]),
-        _counts("zeros claimed", [each.claimed for each in tensors]),
-        Cells("in the pattern", [_yes(each.pattern) for each in tensors]),
-        Cells("else unchanged", [_yes(each.unchanged) for each in tensors]),
-    ]
-    return [Sheet("Tensor by tensor", cells)] if tensors else []
-
-
-def _counts(head: str, values: Sequence[int | None]) -> Cells:
-    return Cells(head, values, ["" if value is None else f"{value:,}" for value in values])
-
-
-def _yes(said: bool | None) -> str:
-    return "" if said is None else "yes" if said else "no"
-
-
 def _sparsity(tensor: TensorInspection) -> float:
     return tensor.sparsity or 0.0
 
@@ -214,23 +137,3 @@ def compressed_parts(done: Compression, line: str) -> list[Part]:
     """The encodings, and a line that says what was written."""
     shown = encoding_rows(done)
     return [shown, "", f"{printable(line, 1000)} ({done.seconds:.1f} s)."]
-
-
-def compressed_sheets(done: Compression) -> list[Sheet]:
-    """A row a tensor."""
-    tensors = done.tensors
-    ratios = [each.stored / each.dense if each.dense else None for each in tensors]
-    names = [printable(each.name, 1000) for each in tensors]
-    cells = [
-        Cells("tensor", names),
-        Cells("encoding", [each.encoding for each in tensors]),
-        Cells("dense", [each.dense for each in tensors], [bytes_text(each.dense) for each in tensors]),
-        Cells("stored", [each.stored for each in tensors], [bytes_text(each.stored) for each in tensors]),
-        Cells(
-            "ratio", ratios, [percent(each) for each in ratios], [None if r is None else min(r, 1.0) for r in ratios]
-        ),
-    ]
-    told = "Bytes stored, in dense ones, of each tensor; a line joins what differs in numbers alone."
-    return [
-        Sheet("Tensor by tensor", cells, [Chart("What is left of each", told, names, ratios, "stored", share=True)])
-    ]

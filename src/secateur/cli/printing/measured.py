@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from secateur import native
 from secateur.cli.measuring import Bench, Form, bytes_of
-from secateur.inference import Packing
-from secateur.report import Cells, Chart, Sheet
-from secateur.support import Part, Rows, bytes_text, percent, printable, ratio
+from secateur.inference import Packing, layers_sheet
+from secateur.report import Cells, Sheet
+from secateur.support import Part, Rows, bytes_text, ratio
 
-__all__ = ["layers_sheet", "measured_parts", "measured_sheets", "packed_parts"]
+__all__ = ["measured_parts", "measured_sheets", "packed_parts"]
 
 
 def measured_parts(found: Bench, what: str, *, layers: bool = False) -> Iterator[Part]:
@@ -75,35 +75,9 @@ def packed_parts(packing: Packing, found: Bench, what: str) -> Iterator[Part]:
     yield f"{what}{threads_text(found.threads)}; {native.describe()}."
 
 
-def layers_sheet(title: str, packing: Packing) -> Sheet:
-    """A row a layer."""
-    layers = packing.layers
-    names = [printable(each.name, 1000) for each in layers]
-    zeros = [each.sparsity for each in layers]
-    faster = [each.speedup for each in layers]
-    cells = [
-        Cells("layer", names),
-        Cells("shape", ["x".join(map(str, each.shape)) for each in layers]),
-        Cells("zeros", zeros, [percent(each) for each in zeros], zeros),
-        Cells("now", [each.kind for each in layers]),
-        _milliseconds("ms dense", [each.best_dense_ms for each in layers]),
-        _milliseconds("ms packed", [each.packed_ms for each in layers]),
-        Cells("times faster", faster, ["" if each is None else f"{each:.2f}" for each in faster]),
-        Cells("size before", [e.dense_bytes for e in layers], [bytes_text(e.dense_bytes) for e in layers]),
-        Cells("size", [each.bytes for each in layers], [bytes_text(each.bytes) for each in layers]),
-        Cells("stays dense, because", [each.why for each in layers]),
-    ]
-    told = "The fastest dense form in times of the fastest other one, of each layer where that was timed."
-    return Sheet(title, cells, [Chart("What skipping zeros gains", told, names, faster, "times faster")])
-
-
 def threads_text(threads: int) -> str:
     return f"{threads} thread{'s' * (threads > 1)}"
 
 
 def _title(form: Form) -> str:
     return form.name if form.sparsity is None else f"{form.name} {form.sparsity:.0%}"
-
-
-def _milliseconds(head: str, values: list[float | None]) -> Cells:
-    return Cells(head, values, ["" if each is None else f"{each:.3g}" for each in values])

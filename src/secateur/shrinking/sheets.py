@@ -1,0 +1,162 @@
+"""What shrink says on a page: groups, blocks and experts, what left and what stays whole, and why.
+
+Law: what leaves and what stays is named as the library names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from secateur.report import Cells, Chart, Sheet
+from secateur.support import percent, printable
+
+if TYPE_CHECKING:
+    from secateur.shrinking.depth_directory import ShrunkDepth
+    from secateur.shrinking.directory import CheckpointShrinking
+    from secateur.shrinking.expert_directory import ShrunkExperts
+    from secateur.shrinking.module import Shrunk
+    from secateur.shrinking.profiles import Profile
+
+__all__ = ["blocks_sheets", "directory_sheets", "experts_sheets", "model_sheets"]
+
+
+def model_sheets(done: Shrunk) -> list[Sheet]:
+    """A row a group; then a row for each dimension that stays whole."""
+    counts = {
+        group.name: (group.size, int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size)
+        for group in done.coupling.groups
+    }
+    members = [", ".join(f"{name}[{at}]" for name, at in group.members) for group in done.coupling.groups]
+    return [_groups(counts, members), *_whole(done.coupling.frozen)]
+
+
+def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
+    """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
+    gone = [printable(name, 1000) for name in done.gone]
+    sheets = [Sheet("Block by block", [Cells("left", list(range(1, len(gone) + 1))), Cells("block", gone)])]
+    if done.patched:
+        names, shares = [printable(name, 1000) for name in done.patched], list(done.patched.values())
+        cells = [Cells("tensor", names), Cells("makes up for", shares, [percent(share) for share in shares], shares)]
+        sheets.append(Sheet("What took over", cells))
+    return sheets
+
+
+def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:
+    """A row for each group that lost units; then a row for each dimension that stays whole."""
+    return [*([_groups(done.counts)] if done.counts else []), *_whole(done.frozen)]
+
+
+def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = None) -> Sheet:
+    names = [printable(name, 1000) for name in counts]
+    shares = [kept / size if size else None for size, kept in counts.values()]
+    cells = [
+        Cells("group", names),
+        Cells("units", [size for size, _ in counts.values()], [f"{size:,}" for size, _ in counts.values()]),
+        Cells("left", [kept for _, kept in counts.values()], [f"{kept:,}" for _, kept in counts.values()]),
+        Cells("share left", shares, [percent(share) for share in shares], shares),
+        *([Cells("its members", [printable(each, 10_000) for each in members])] if members else []),
+    ]
+    told = "The share of its units that each group keeps; a line joins groups that differ in numbers alone."
+    return Sheet(
+        "Group by group", cells, [Chart("What is left of each group", told, names, shares, "left", share=True)]
+    )
+
+
+def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:
+    if not frozen:
+        return []
+    cells = [
+        Cells("dimension", [printable(f"{name}[{at}]", 1000) for name, at in frozen]),
+        Cells("stays whole, because", [printable(why, 1000) for why in frozen.values()]),
+    ]
+    return [Sheet("What stays whole", cells)]
+
+
+def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
+    """A row an expert, with what data says of it; a row a mixture, with what it loses; and what the model does."""
+    if done.profile is None:
+        return []
+    mixtures = {name: at for at, name in enumerate(done.profile.routed)}
+    names, numbers, tokens, reap, stays = [], [], [], [], []
+    for name, routed in done.profile.routed.items():
+        scores = routed.scores("reap")
+        kept = done.kept.get(name)
+        for at in range(len(scores)):
+            names.append(name)
+            numbers.append(at)
+            tokens.append(int(routed.tokens[at]))
+            reap.append(float(scores[at]))
+            stays.append("yes" if kept is None or at in kept else "no")
+    cells = [
+        Cells("router", [printable(name, 1000) for name in names]),
+        Cells("expert", numbers),
+        Cells("tokens", tokens, [f"{each:,}" for each in tokens]),
+        Cells("weight x norm", reap, [f"{each:.4g}" for each in reap]),
+        Cells("stays", stays),
+    ]
+    told = (
+        "The mean over an expert's tokens of the norm of its outputs times the weight that the router gives them: each "
+        "mixture is a column of points, a point an expert."
+    )
+    chart = Chart(
+        "What experts add",
+        told,
+        [f"{name}: {at}" for name, at in zip(names, numbers, strict=True)],
+        reap,
+        "weight x norm",
+        series=["stays" if each == "yes" else "leaves" for each in stays],
+        places=[mixtures[name] for name in names],
+        along="the mixtures, first to last",
+        joined=False,
+        grid=[(f"expert {at}", mixtures[name]) for name, at in zip(names, numbers, strict=True)],
+    )
+    sheets = [Sheet("Expert by expert", cells, [chart])]
+    return [*sheets, *_lost_sheets(done.profile)]
+
+
+def _lost_sheets(profile: Profile) -> Iterator[Sheet]:
+    """What mixtures lose without experts, and what the model does."""
+    if profile.curves:
+        told = "The relative error of outputs on held-out tokens without so many of the experts, all else as it was."
+        errors = {name: curve.errors() for name, curve in profile.curves.items()}
+        yield _by_mixture("What mixtures lose alone", told, errors, lambda count: f"-{count}")
+    if not profile.beyond:
+        return
+    told = "The relative error of the stream behind each mixture's block, when all lose a share of their experts."
+    names = [name for name in profile.routed if all(name in each.streams for each in profile.beyond.values())]
+    streams = {name: {share: each.error(name) for share, each in profile.beyond.items()} for name in names}
+    yield _by_mixture("What streams lose", told, streams, lambda share: f"-{percent(share)}")
+    shares = list(profile.beyond)
+    lost = [each.lost / max(1, each.tokens) for each in profile.beyond.values()]
+    cells = [
+        Cells("experts gone", shares, [percent(share) for share in shares]),
+        Cells("model output", lost, [f"{each:.3g}" for each in lost]),
+    ]
+    told = "The divergence of the model's outputs from the dense ones, a token of held-out text, against what leaves."
+    gone = [100 * share for share in shares]
+    chart = Chart("What the model loses", told, [percent(each) for each in shares], lost, "divergence",
+                  series=["all mixtures"] * len(lost), places=gone, along="experts gone (%)")  # fmt: skip
+    yield Sheet("What the model loses", cells, [chart])
+
+
+def _by_mixture(title: str, told: str, errors: Mapping[str, Mapping[Any, float]], shown: Callable[[Any], str]) -> Sheet:
+    """A row a mixture, a column a number of experts; drawn along the model, a line for each number."""
+    keys = sorted({key for each in errors.values() for key in each})
+    columns = {key: [each.get(key) for each in errors.values()] for key in keys}
+    cells = [Cells("router", [printable(name, 1000) for name in errors])]
+    cells += [
+        Cells(shown(key), its, ["" if each is None else f"{each:.1%}" for each in its]) for key, its in columns.items()
+    ]
+    chart = Chart(
+        title,
+        told,
+        [f"{name} {shown(key)}" for key in keys for name in errors],
+        [each for its in columns.values() for each in its],
+        "relative error",
+        share=max((each for its in columns.values() for each in its if each is not None), default=0) <= 1,
+        series=[shown(key) for key in keys for _ in errors],
+        places=[at for _ in keys for at in range(len(errors))],
+        along="the mixtures, first to last",
+    )
+    return Sheet(title, cells, [chart])
