@@ -42,12 +42,13 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
 )
+from secateur.recovery.following import Follows, Sketch, followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import moving
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import Steps
-from secateur.recovery.recovering import other_stack, steps_of
+from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, names_to_train
 from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
@@ -157,7 +158,7 @@ class _Place:
     """The two directories as models whose blocks are read one at a time, and what of the student moves.
 
     ``kept`` are the parameters of which what is zero stays zero: those that pruning may touch, and those that the
-    source's record says were pruned. ``why`` says what keeps their blocks from being compared, if anything does.
+    source's record says were pruned.
     """
 
     def __init__(self, student: DirectoryWalk, theirs: DirectoryWalk, request: Request, root: Path) -> None:
@@ -169,7 +170,6 @@ class _Place:
         before = {name for name, share in pruned.items() if share} if isinstance(pruned, dict) else set()
         files = student.files.group_of
         self.kept = {*_touchable(student.model), *(name for name in files if before & {*files[name].sources})}
-        self.why = other_stack(student.blocks, theirs.blocks)
 
     @staticmethod
     def of(
@@ -194,11 +194,30 @@ class _Place:
             walk.check()
         return place
 
+    def follows(self) -> dict[str, Follows] | str:
+        """Which of the teacher's blocks each block follows, or why that can't be told."""
+        return followed(
+            list(self.student.blocks), list(self.theirs.blocks), _sketching(self.student), _sketching(self.theirs)
+        )
+
     def masks_of(self, block: str) -> dict[str, Tensor]:
         """What is removed of a block that is loaded."""
         weights = dict(self.student.blocks[block].named_parameters())
         masks = {name: each.ne(0) for name, each in weights.items() if full_name(block, name) in self.kept}
         return {name: mask for name, mask in masks.items() if not bool(mask.all())}
+
+
+def _sketching(walk: DirectoryWalk) -> Callable[[str], Sketch]:
+    """What gives a block's sketch, of the source's files: nothing is copied when it is asked."""
+
+    def sketch(block: str) -> Sketch:
+        walk.files.load(block, finished=False)
+        try:
+            return sketch_of(walk.blocks[block])
+        finally:
+            walk.files.unload(block)
+
+    return sketch
 
 
 def _touchable(model: nn.Module) -> set[str]:
@@ -229,8 +248,9 @@ def _local(
     """What became of each part, of an earlier run's too; and what was left out."""
     if not request.local:
         return [], ()
-    if place.why is not None:
-        return [], (f"the local part, since {place.why}",)
+    follows = place.follows()
+    if isinstance(follows, str):
+        return [], (f"the local part, since {follows}",)
     already, parts = _gone_on_with(begun, place.student.blocks)
     if len(already) == len(place.student.blocks):
         return parts, ()
@@ -258,6 +278,7 @@ def _local(
             trained=of_one_block(place.student.model, place.student.blocks, place.trained),
             masks_of=place.masks_of,
             commit=commit,
+            follows=follows,
             already=already,
         )
         try:
