@@ -7,12 +7,14 @@ from secateur.recovery.losses import loss_between
 from secateur.recovery.merging import Merged, merge_keeping_zeros
 from secateur.recovery.outcome import Recovered
 from secateur.recovery.recovering import recover
+from secateur.recovery.sampling import Sampled
 
 __all__ = [
     "Distillation",
     "LocalPart",
     "Merged",
     "Recovered",
+    "Sampled",
     "loss_between",
     "merge_keeping_zeros",
     "recover",

@@ -22,6 +22,7 @@ from secateur.blockwise import (
     BlockFiles,
     DirectoryWalk,
     Unfinished,
+    build_on_meta,
     check_new,
     digest,
     full_name,
@@ -50,6 +51,7 @@ from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import Steps
 from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.sampling import Sampled, load_text, sampled, save_text
 from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
 from secateur.support import Forward, track, unchanged, write_whole
@@ -67,7 +69,7 @@ def recover_checkpoint(
     directory: Path | str,
     teacher: Path | str,
     out: Path | str,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Sampled | None = None,
     *,
     steps: int = 500,
     local: int = 2,
@@ -95,7 +97,8 @@ def recover_checkpoint(
         directory: what any verb wrote; a Hugging Face directory of safetensors.
         teacher: the directory that it came from.
         out: must not exist.
-        batches: token batches, such as `read_calibration` gives.
+        batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
+            loads it whole. None: ``Sampled()``.
         steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, include, exclude, forward, seed: as
             for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
@@ -133,10 +136,19 @@ def recover_checkpoint(
     check_places(source, out)
     check_places(dense, out)
     check_arguments(arguments)
-    every, held = held_batches(batches)
+    asked = Sampled() if batches is None else batches
+    if isinstance(asked, Sampled):
+        asked = asked.of(build_on_meta(open_checkpoint(dense)))
+        every: Any = [{"input_ids": torch.zeros(1, 2, dtype=torch.int64)}]  # to try the models on; the text comes later
+        held: Any = every
+    else:
+        every, held = held_batches(asked)
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
-    said = _said_of(request, every, place.theirs.source)
+    said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
     with place.student.begun(out, said) as begun:
+        if isinstance(asked, Sampled):
+            every[:] = _text(place, begun, asked, request.seed)
+            said = {**said, "data": digest(every)}
         parts, left_out = _local(place, begun, request, on_part)
         ended = _by_outputs(place, begun, request, every, on_step) if request.steps else None
         zeros, folder = _written(place, begun, ended, parts, said, previous_record(source), arguments)
@@ -227,7 +239,7 @@ def _touchable(model: nn.Module) -> set[str]:
         return set()
 
 
-def _said_of(request: Request, batches: Iterable[Any], teacher: Checkpoint) -> dict[str, Any]:
+def _said_of(request: Request, batches: Iterable[Any] | Sampled, teacher: Checkpoint) -> dict[str, Any]:
     """As JSON: what the bytes of the result depend on, but for the source's files."""
     import transformers
 
@@ -236,7 +248,27 @@ def _said_of(request: Request, batches: Iterable[Any], teacher: Checkpoint) -> d
         with open(path, "rb") as file:
             hashes[str(path.relative_to(teacher.root))] = hashlib.file_digest(file, "sha256").hexdigest()
     versions = {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"verb": "recover", "data": digest(batches), "teacher": hashes, **request.described(), "versions": versions}
+    data = {"sampled": asdict(batches)} if isinstance(batches, Sampled) else digest(batches)
+    return {"verb": "recover", "data": data, "teacher": hashes, **request.described(), "versions": versions}
+
+
+def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[dict[str, Tensor]]:
+    """What the teacher writes, or wrote for an earlier run."""
+    said = {"seed": seed, **asdict(asked)}
+    start = None
+    if begun.sampled.exists():
+        vocabulary = int(place.theirs.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator,union-attr]
+        start = load_text(begun.sampled, asked, said, vocabulary, begun.hint)
+    if start is None or len(start) < asked.samples:
+        teacher = _loaded(place.theirs.source.root, place.theirs)
+        start = sampled(
+            teacher,
+            asked,
+            seed,
+            start,
+            lambda rows: begun.keep_sampled(functools.partial(save_text, rows=rows, said=said)),
+        )
+    return asked.batches(start)
 
 
 # ---- block by block -------------------------------------------------------------------------------------------------

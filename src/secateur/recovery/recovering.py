@@ -33,6 +33,7 @@ from secateur.recovery.moving import check_loaded, movers_for, moving, widened_b
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers
 from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.sampling import Sampled, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
 from secateur.shrinking import check_finite
 from secateur.support import Forward, device_of, mapped, moved, repeatable, unchanged, unwrapped
@@ -44,7 +45,7 @@ __all__ = ["recover"]
 def recover(
     model: nn.Module | str | os.PathLike[str],
     teacher: nn.Module | str | os.PathLike[str],
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Sampled | None = None,
     *,
     steps: int = 500,
     local: int = 2,
@@ -72,7 +73,8 @@ def recover(
         model: what any verb left: with masks, narrower, with fewer blocks or experts. Changed in place.
         teacher: the model it came from, which is only run. Where both stack the same blocks, of one width outside of
             them, the local part is done; else it is left out, and the result says so.
-        batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives.
+        batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives. Or `Sampled`:
+            text that the teacher writes, a causal language model of transformers. None: ``Sampled()``.
         steps: by the outputs, each over one batch. 0: none.
         local: epochs in which each half of a block (attention, and the rest) sees the first ``local_batches``. 0: none.
         loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; or ``(outputs, wanted, batch) ->
@@ -130,14 +132,17 @@ def recover(
     return _recovered(unwrapped(model), unwrapped(teacher), batches, request)
 
 
-def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], request: Request) -> Recovered:
+def _recovered(
+    model: nn.Module, teacher: nn.Module, batches: Iterable[Any] | Sampled | None, request: Request
+) -> Recovered:
     started = time.monotonic()
     if (world := rank_and_world()[1]) > 1:
         raise ValueError(
             f"recover runs in one process, and there are {world}, of which each would train a model of its own: "
             "recover in one of them, before the others begin, and share what came of it."
         )
-    batches = repeatable(batches)
+    asked = Sampled() if batches is None else batches
+    batches = [] if isinstance(asked, Sampled) else repeatable(asked)
     _check_values(model)
     _check_values(teacher)
     trained = names_to_train(model, request.include, request.exclude)
@@ -145,6 +150,9 @@ def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], req
     _check_apart(model, teacher, trained)
     weights = {name: each for name, each in model.named_parameters() if name in removed}
     before = count_zeros(weights, removed)
+    if isinstance(asked, Sampled):
+        asked = asked.of(teacher)
+        batches = asked.batches(sampled(teacher, asked, request.seed))
     parts: list[LocalPart] = []
     left_out: list[str] = []
     done: Steps | None = None
