@@ -1,6 +1,7 @@
 """``secateur recover``: from a pruned directory, its teacher and a text to a directory that is better, and verifies."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -31,9 +32,24 @@ def folder(tmp_path):
 
 
 def call(folder, *words, data="text.txt", teacher="dense"):
-    places = [str(folder / "sparse"), "--teacher", str(folder / teacher), "--data", str(folder / data)]
+    places = [str(folder / "sparse"), "--teacher", str(folder / teacher)]
+    places += [] if data is None else ["--data", str(folder / data)]
     sizes = ["--out", str(folder / "out"), "--samples", "8", "--sequence-length", "16", "--batch", "4"]
     return CliRunner().invoke(app, [*places, *sizes, *words])
+
+
+def test_without_a_text_the_teacher_writes_one(folder):
+    ended = call(folder, "--steps", "2", data=None)
+    assert ended.exit_code == 0, ended.stderr
+    record = json.loads((folder / "out/secateur.json").read_text())
+    assert "--data" not in record["arguments"]["command"]
+    assert len(record["losses"]) == 2
+    make("bert").save_pretrained(folder / "bert")
+    shutil.rmtree(folder / "out")
+    ended = call(folder, data=None, teacher="bert")
+    assert ended.exit_code == 2
+    assert ended.stderr.strip().endswith("pass batches=, of a directory --data FILE.")
+    assert len(ended.stderr.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,10 @@ def test_other_stacks_and_widths_are_left_out_and_the_outputs_compared():
     fewer = type(teacher)(config)
     tokens = [{"input_ids": torch.randint(3, 64, (2, 8))}]
     done = recover(fewer, teacher, tokens, steps=2)
-    assert done.left_out == ("the local part, since the model has 1 blocks and the teacher 2, of other names",)
+    assert done.left_out == (
+        "the local part, since the model has 1 blocks and the teacher 2, and the weights do not say which of these "
+        "model.layers.0 was",
+    )
     assert done.steps == 2
     config = copy.deepcopy(teacher.config)
     config.hidden_size = 12

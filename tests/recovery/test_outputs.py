@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 import torch
+from torch import nn
 
 from secateur.recovery import recover
 from secateur.recovery.outputs import batches_from, narrower_routers
@@ -58,3 +59,29 @@ def test_routers_move_first_where_experts_have_left():
     assert seen[0] == seen[1] == set(routers)
     assert seen[2] == seen[9] == set(start)
     recover(model, teacher, batches, steps=5, local=0, rate=1e-3, adapters=2)
+
+
+def test_a_batch_that_one_of_the_models_does_not_take_is_named():
+    teacher = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
+    model = copy.deepcopy(teacher)
+    tokens = [torch.randn(3, 4), torch.randn(3, 5)]
+    for options in ({"local": 0}, {"local": 0, "steps": 4}):
+        with pytest.raises(ValueError, match=r"the teacher does not run on batch 1 of 2 \(shape \(3, 5\), float32\)"):
+            recover(model, teacher, tokens, loss="mse", **options)
+    wider = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2))
+    with pytest.raises(ValueError, match=r"the model does not run on batch \d of 2 \(shape \(3, \d\), float32\)"):
+        recover(wider, teacher, [tokens[0]] * 2, loss="mse", steps=2, local=0)
+
+    def forward(model, batch):
+        return model(batch[:, :4] if len(batch) == 3 else batch)
+
+    with pytest.raises(RuntimeError) as found:
+        recover(model, teacher, [torch.randn(2, 5)], loss="mse", steps=2, local=0, forward=forward)
+    assert "This was batch 0 of 1 (shape (2, 5), float32)." in found.value.__notes__
+
+
+def test_block_by_block_a_batch_that_does_not_run_is_named(pair):
+    model, teacher, tokens = pair
+    tokens.append({"input_ids": torch.full((1, 3), 99)})
+    with pytest.raises(ValueError, match=r"batch 3 of 4 \(input_ids of shape \(1, 3\), int64\) \(IndexError"):
+        recover(model, teacher, tokens, steps=0)

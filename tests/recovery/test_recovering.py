@@ -237,3 +237,11 @@ def test_weights_that_are_no_numbers_are_named(pair, which):
         teacher = copy.deepcopy(teacher).to("meta")
     with pytest.raises(ValueError, match="is on the meta device and has no values; load the model first"):
         recover(model, teacher, tokens, steps=1)
+
+
+def test_several_processes_are_refused(pair, monkeypatch):
+    from secateur.recovery import recovering
+
+    monkeypatch.setattr(recovering, "rank_and_world", lambda: (1, 2))
+    with pytest.raises(ValueError, match="recover runs in one process, and there are 2"):
+        recover(*pair)

@@ -1,7 +1,7 @@
 """Transformers pruned block by block, and other networks layer by layer, with calibration data: `oneshot`."""
 
-from secateur.blockwise.blaming import naming_batches
-from secateur.blockwise.calibration import read_calibration
+from secateur.blockwise.blaming import naming_batch, naming_batches
+from secateur.blockwise.calibration import longest_sequence, read_calibration
 from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
@@ -68,6 +68,8 @@ __all__ = [
     "held_batches",
     "in_place",
     "is_turned",
+    "longest_sequence",
+    "naming_batch",
     "naming_batches",
     "of_the_first",
     "oneshot",

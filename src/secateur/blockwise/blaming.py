@@ -5,6 +5,7 @@ Law: what this library found itself says so already, and passes; whatever the mo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from secateur.blockwise.replay import LostOutputError
 from secateur.checkpoints import CheckpointError
 from secateur.support import Forward, printable, run_batch
 
-__all__ = ["naming_batches", "passes", "which"]
+__all__ = ["naming_batch", "naming_batches", "passes", "which"]
 
 
 def naming_batches(batches: Sequence[Any], forward: Forward | None) -> Forward:
@@ -31,21 +32,37 @@ def naming_batches(batches: Sequence[Any], forward: Forward | None) -> Forward:
     """  # noqa: E501
 
     def run(model: nn.Module, batch: Any) -> Any:
-        try:
+        with naming_batch(batches, batch, forward):
             return run_batch(model, batch, forward)
-        except Exception as error:
-            if passes(error):
-                raise
-            if forward is not None:
-                error.add_note(f"This was {which(batches, batch)}.")
-                raise
-            said = printable(" ".join(str(error).split()), 400)
-            raise ValueError(
-                f"the model does not run on {which(batches, batch)} ({type(error).__name__}: {said}); pass batches "
-                "that it takes, or forward=(model, batch) -> outputs."
-            ) from error
 
     return run
+
+
+@contextlib.contextmanager
+def naming_batch(
+    batches: Sequence[Any], batch: Any, forward: Forward | None = None, who: str = "the model"
+) -> Iterator[None]:
+    """Within, a batch is run; where that fails, the error names it, as `naming_batches` says.
+
+    Args:
+        batches: of which it is one.
+        batch: as it is among them, whatever is made of it to run it.
+        forward: of one's own, if it is run by that.
+        who: runs it.
+    """
+    try:
+        yield
+    except Exception as error:
+        if passes(error):
+            raise
+        if forward is not None:
+            error.add_note(f"This was {which(batches, batch)}.")
+            raise
+        said = printable(" ".join(str(error).split()), 400)
+        raise ValueError(
+            f"{who} does not run on {which(batches, batch)} ({type(error).__name__}: {said}); pass batches "
+            "that it takes, or forward=(model, batch) -> outputs."
+        ) from error
 
 
 def which(batches: Sequence[Any], batch: Any) -> str:

@@ -6,7 +6,8 @@ begun is not touched.
 
 Beside the final name is ``<out>.unfinished`` with the journal, the lock, and the copy, ``result``, in which nothing is
 written but what shall be in the end; ``remade``, where that is made of the copy when all blocks are done; and
-``state.safetensors``, what a training of the whole model goes on from.
+``state.safetensors``, what a training of the whole model goes on from; ``sampled.safetensors``, the text of one's own
+making that it is trained on.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ JOURNAL = "journal.json"
 LOCK = ".secateur.lock"
 ADDED = "added"
 STATE = "state.safetensors"
+SAMPLED = "sampled.safetensors"
 _TEMPORARY = re.compile(r"added|state\.new|\.(journal\.json|added)\..*\.tmp")  # what a killed run was writing
 _STATUS = ("size", "mtime_ns", "ctime_ns", "inode")
 
@@ -164,14 +166,26 @@ class Unfinished:
         """Where what a training goes on from is kept, if it is."""
         return self.place / STATE
 
+    @property
+    def sampled(self) -> Path:
+        """Where the text that a run has drawn is kept, if it has."""
+        return self.place / SAMPLED
+
     def keep_state(self, write: Callable[[Path], object]) -> None:
         """A new state in the place of the old one: whole, or not at all; what is there is on the disk."""
+        self._keep(self.state, write)
+
+    def keep_sampled(self, write: Callable[[Path], object]) -> None:
+        """The text that is drawn so far, likewise."""
+        self._keep(self.sampled, write)
+
+    def _keep(self, path: Path, write: Callable[[Path], object]) -> None:
         new = self.place / "state.new"
         with naming(new):
             write(new)
         with open(new, "rb") as file:
             os.fsync(file.fileno())
-        os.replace(new, self.state)
+        os.replace(new, path)
 
     def remade(self) -> Path:
         """An empty folder, for what is made of the copy in the end: it is made anew by a run that goes on."""
@@ -202,7 +216,8 @@ class Unfinished:
             if folder.exists():
                 shutil.rmtree(folder)
         self.sweep()
-        (self.place / STATE).unlink(missing_ok=True)
+        for name in (STATE, SAMPLED):
+            (self.place / name).unlink(missing_ok=True)
         (self.place / JOURNAL).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # Windows keeps what is open; the next run may be here already
             (self.place / LOCK).unlink()
@@ -222,7 +237,7 @@ class Unfinished:
                 "for the result."
             )
         names = set(os.listdir(self.place))
-        ours = {LOCK, JOURNAL, RESULT, REMADE, STATE} if JOURNAL in names else {LOCK}
+        ours = {LOCK, JOURNAL, RESULT, REMADE, STATE, SAMPLED} if JOURNAL in names else {LOCK}
         for name in sorted(names):
             path = self.place / name
             kind = stat.S_ISDIR if name in (RESULT, REMADE) else stat.S_ISREG

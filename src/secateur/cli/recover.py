@@ -40,8 +40,15 @@ PAUSE = 10.0  # seconds between two lines about steps
 def recover(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="What any verb wrote: the pruned directory.")],
     teacher: Annotated[Path, typer.Option(metavar="DIR", help="The directory that it came from.")],
-    data: Annotated[str, typer.Option(metavar="FILE", help="Text to train on, .txt or .jsonl.")],
     out: NewDirectory,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to train on, .txt or .jsonl. If left out: what the teacher writes, 512 tokens a sequence.",
+            show_default=False,
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option(min=0, metavar="N", help="By the outputs, each over one batch; 0: none.")] = 500,
     local: Annotated[
         int, typer.Option(min=0, metavar="N", help="Epochs for each half of a block, one after the other; 0: none.")
@@ -86,7 +93,7 @@ def recover(
     """
     with clear_errors(), terminable(), resumable():
         from secateur.cli.printing.recovered import recovered_parts
-        from secateur.recovery import recover_checkpoint, recovered_sheets
+        from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
 
         page = page_at(report)
         options: dict[str, Any] = {
@@ -107,12 +114,15 @@ def recover(
             "exclude": exclude or [],
         }
         with warnings_as_lines():
-            texts = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
+            batches: Any = Sampled(samples, sequence_length, batch)
+            if data is not None:
+                texts = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
+                batches = _in_batches(texts, batch)
             done = recover_checkpoint(
                 directory,
                 teacher,
                 out,
-                _in_batches(texts, batch),
+                batches,
                 steps=steps,
                 local=local,
                 loss=loss,

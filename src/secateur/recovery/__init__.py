@@ -7,6 +7,7 @@ from secateur.recovery.losses import loss_between
 from secateur.recovery.merging import Merged, merge_keeping_zeros
 from secateur.recovery.outcome import Recovered
 from secateur.recovery.recovering import recover
+from secateur.recovery.sampling import Sampled
 from secateur.recovery.sheets import recovered_sheets
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LocalPart",
     "Merged",
     "Recovered",
+    "Sampled",
     "loss_between",
     "merge_keeping_zeros",
     "recover",

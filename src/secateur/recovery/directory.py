@@ -22,6 +22,7 @@ from secateur.blockwise import (
     BlockFiles,
     DirectoryWalk,
     Unfinished,
+    build_on_meta,
     check_new,
     digest,
     full_name,
@@ -42,13 +43,15 @@ from secateur.checkpoints import (
     previous_record,
     record_text,
 )
+from secateur.recovery.following import Follows, Sketch, followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import moving
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import Steps
-from secateur.recovery.recovering import other_stack, steps_of
+from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.sampling import Sampled, load_text, sampled, save_text
 from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
 from secateur.support import Forward, track, unchanged, write_whole
@@ -66,7 +69,7 @@ def recover_checkpoint(
     directory: Path | str,
     teacher: Path | str,
     out: Path | str,
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Sampled | None = None,
     *,
     steps: int = 500,
     local: int = 2,
@@ -94,7 +97,8 @@ def recover_checkpoint(
         directory: what any verb wrote; a Hugging Face directory of safetensors.
         teacher: the directory that it came from.
         out: must not exist.
-        batches: token batches, such as `read_calibration` gives.
+        batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
+            loads it whole. None: ``Sampled()``.
         steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, include, exclude, forward, seed: as
             for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
@@ -132,10 +136,19 @@ def recover_checkpoint(
     check_places(source, out)
     check_places(dense, out)
     check_arguments(arguments)
-    every, held = held_batches(batches)
+    asked = Sampled() if batches is None else batches
+    if isinstance(asked, Sampled):
+        asked = asked.of(build_on_meta(open_checkpoint(dense)))
+        every: Any = [{"input_ids": torch.zeros(1, 2, dtype=torch.int64)}]  # to try the models on; the text comes later
+        held: Any = every
+    else:
+        every, held = held_batches(asked)
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
-    said = _said_of(request, every, place.theirs.source)
+    said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
     with place.student.begun(out, said) as begun:
+        if isinstance(asked, Sampled):
+            every[:] = _text(place, begun, asked, request.seed)
+            said = {**said, "data": digest(every)}
         parts, left_out = _local(place, begun, request, on_part)
         ended = _by_outputs(place, begun, request, every, on_step) if request.steps else None
         zeros, folder = _written(place, begun, ended, parts, said, previous_record(source), arguments)
@@ -157,7 +170,7 @@ class _Place:
     """The two directories as models whose blocks are read one at a time, and what of the student moves.
 
     ``kept`` are the parameters of which what is zero stays zero: those that pruning may touch, and those that the
-    source's record says were pruned. ``why`` says what keeps their blocks from being compared, if anything does.
+    source's record says were pruned.
     """
 
     def __init__(self, student: DirectoryWalk, theirs: DirectoryWalk, request: Request, root: Path) -> None:
@@ -169,7 +182,6 @@ class _Place:
         before = {name for name, share in pruned.items() if share} if isinstance(pruned, dict) else set()
         files = student.files.group_of
         self.kept = {*_touchable(student.model), *(name for name in files if before & {*files[name].sources})}
-        self.why = other_stack(student.blocks, theirs.blocks)
 
     @staticmethod
     def of(
@@ -194,11 +206,30 @@ class _Place:
             walk.check()
         return place
 
+    def follows(self) -> dict[str, Follows] | str:
+        """Which of the teacher's blocks each block follows, or why that can't be told."""
+        return followed(
+            list(self.student.blocks), list(self.theirs.blocks), _sketching(self.student), _sketching(self.theirs)
+        )
+
     def masks_of(self, block: str) -> dict[str, Tensor]:
         """What is removed of a block that is loaded."""
         weights = dict(self.student.blocks[block].named_parameters())
         masks = {name: each.ne(0) for name, each in weights.items() if full_name(block, name) in self.kept}
         return {name: mask for name, mask in masks.items() if not bool(mask.all())}
+
+
+def _sketching(walk: DirectoryWalk) -> Callable[[str], Sketch]:
+    """What gives a block's sketch, of the source's files: nothing is copied when it is asked."""
+
+    def sketch(block: str) -> Sketch:
+        walk.files.load(block, finished=False)
+        try:
+            return sketch_of(walk.blocks[block])
+        finally:
+            walk.files.unload(block)
+
+    return sketch
 
 
 def _touchable(model: nn.Module) -> set[str]:
@@ -208,7 +239,7 @@ def _touchable(model: nn.Module) -> set[str]:
         return set()
 
 
-def _said_of(request: Request, batches: Iterable[Any], teacher: Checkpoint) -> dict[str, Any]:
+def _said_of(request: Request, batches: Iterable[Any] | Sampled, teacher: Checkpoint) -> dict[str, Any]:
     """As JSON: what the bytes of the result depend on, but for the source's files."""
     import transformers
 
@@ -217,7 +248,27 @@ def _said_of(request: Request, batches: Iterable[Any], teacher: Checkpoint) -> d
         with open(path, "rb") as file:
             hashes[str(path.relative_to(teacher.root))] = hashlib.file_digest(file, "sha256").hexdigest()
     versions = {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"verb": "recover", "data": digest(batches), "teacher": hashes, **request.described(), "versions": versions}
+    data = {"sampled": asdict(batches)} if isinstance(batches, Sampled) else digest(batches)
+    return {"verb": "recover", "data": data, "teacher": hashes, **request.described(), "versions": versions}
+
+
+def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[dict[str, Tensor]]:
+    """What the teacher writes, or wrote for an earlier run."""
+    said = {"seed": seed, **asdict(asked)}
+    start = None
+    if begun.sampled.exists():
+        vocabulary = int(place.theirs.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator,union-attr]
+        start = load_text(begun.sampled, asked, said, vocabulary, begun.hint)
+    if start is None or len(start) < asked.samples:
+        teacher = _loaded(place.theirs.source.root, place.theirs)
+        start = sampled(
+            teacher,
+            asked,
+            seed,
+            start,
+            lambda rows: begun.keep_sampled(functools.partial(save_text, rows=rows, said=said)),
+        )
+    return asked.batches(start)
 
 
 # ---- block by block -------------------------------------------------------------------------------------------------
@@ -229,8 +280,9 @@ def _local(
     """What became of each part, of an earlier run's too; and what was left out."""
     if not request.local:
         return [], ()
-    if place.why is not None:
-        return [], (f"the local part, since {place.why}",)
+    follows = place.follows()
+    if isinstance(follows, str):
+        return [], (f"the local part, since {follows}",)
     already, parts = _gone_on_with(begun, place.student.blocks)
     if len(already) == len(place.student.blocks):
         return parts, ()
@@ -258,6 +310,7 @@ def _local(
             trained=of_one_block(place.student.model, place.student.blocks, place.trained),
             masks_of=place.masks_of,
             commit=commit,
+            follows=follows,
             already=already,
         )
         try:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from secateur.blockwise import Replay, Tokens, Weights, block_of, find_next, full_name, with_all_outputs
 from secateur.recovery.closing import DAMPINGS, Gathered, adds_up
 from secateur.recovery.descent import Descent, order_of
+from secateur.recovery.following import Follows
 from secateur.recovery.halves import OUTPUT, Part, parts_of_block, run_to, seen_at, stream_in
 from secateur.recovery.losses import rows_of
 from secateur.recovery.moving import Moving, movers_for, moving, widened_batch
@@ -119,6 +120,7 @@ def recover_blocks(
     trained: Collection[str],
     masks_of: Callable[[str], Mapping[str, Tensor]],
     commit: Commit,
+    follows: Mapping[str, Follows],
     already: Sequence[str] = (),
 ) -> Iterator[LocalPart]:
     """Trains block after block, in the order in which the model runs them; gives what became of each part.
@@ -129,6 +131,7 @@ def recover_blocks(
         trained: names of parameters that move, each of one block.
         masks_of: what is removed of a block that is loaded, by names in it.
         commit: what is done with a block's new values.
+        follows: which of the teacher's blocks each block follows.
         already: blocks that are done, and only run.
 
     Raises:
@@ -136,12 +139,16 @@ def recover_blocks(
         ValueError: a loss is not finite.
     """
     for finished in track(already, "running finished blocks"):
-        for side in (teacher, student):
-            _passed_through(side, finished)
+        for theirs in (*follows[finished].skipped, *follows[finished].blocks):
+            _passed_through(teacher, theirs)
+        _passed_through(student, finished)
     for number in track(range(len(already), len(student.replay.blocks)), "recovering blocks"):
-        name, theirs = _next(student), _next(teacher)
-        if name != theirs:
-            raise NotComparableError(STACKS_DIFFER.format(ours=name, theirs=theirs))
+        name = _next(student)
+        span = Follows((), ()) if name is None else follows[name]
+        for skipped in span.skipped:
+            _passed_through(teacher, skipped)
+        if (found := _next(teacher)) != next(iter(span.blocks), None):
+            raise NotComparableError(STACKS_DIFFER.format(ours=name, theirs=found))
         if name is None:
             return
         student.weights.load(name, finished=False)
@@ -149,7 +156,7 @@ def recover_blocks(
         own = {local: each for local, each in block.named_parameters() if full_name(name, local) in trained}
         masks = {local: mask for local, mask in masks_of(name).items() if local in own}
         with moving(block, own, masks) as held:
-            said = _recovered(student, teacher, name, held, way, number)
+            said = _recovered(student, teacher, name, span.blocks, held, way, number)
             new = held.values()
         commit(name, new, said)
         yield from said
@@ -178,15 +185,17 @@ def _passed_through(side: Side, name: str) -> None:
     side.weights.unload(name)
 
 
-def _recovered(student: Side, teacher: Side, name: str, held: Moving, way: Epochs, number: int) -> list[LocalPart]:
+def _recovered(
+    student: Side, teacher: Side, name: str, span: Sequence[str], held: Moving, way: Epochs, number: int
+) -> list[LocalPart]:
     block, forward = student.replay.blocks[name], student.replay.forwards[name]
     given = _given(student, name)
     args, kwargs, _ = given[0]
-    theirs = dict(teacher.replay.blocks[name].named_modules())
+    theirs = dict(teacher.replay.blocks[span[0]].named_modules())
     parts = [Part(OUTPUT, ())]
     if held.parameters:
         parts = parts_of_block(block, held.parameters, lambda: forward(*_copied(args), **_copied(kwargs)), theirs)
-    wanted = _wanted_of(teacher, name, {place: None for part in parts for place in (part.end, part.sum)})
+    wanted = _wanted_of_span(teacher, span, parts)
     with torch.no_grad():
         ours = run_to(block, OUTPUT, lambda: forward(*_copied(args), **_copied(kwargs)))
     parts = _comparable_parts(name, parts, ours, wanted[0])
@@ -222,6 +231,19 @@ def _given(side: Side, name: str) -> list[tuple[Any, Any, Tensor | None]]:
                 f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
             )
     return found
+
+
+def _wanted_of_span(side: Side, span: Sequence[str], parts: Sequence[Part]) -> list[dict[str, Tensor]]:
+    """As `_wanted_of`, of several blocks of the teacher: the ends of halves of the first, the output of the last."""
+    inner = [each for part in parts[:-1] for each in (part.end, part.sum)]
+    output = [OUTPUT, parts[-1].sum]
+    if len(span) == 1:
+        return _wanted_of(side, span[0], dict.fromkeys([*inner, *output]))
+    first = _wanted_of(side, span[0], dict.fromkeys(inner))
+    for name in span[1:-1]:
+        _passed_through(side, name)
+    last = _wanted_of(side, span[-1], dict.fromkeys(output))
+    return [{**one, **other} for one, other in zip(first, last, strict=True)]
 
 
 def _wanted_of(side: Side, name: str, ends: Collection[str]) -> list[dict[str, Tensor]]:

@@ -79,7 +79,8 @@ class Recovered(Reported):
             yield Rows(("Block", "Up to", ">Lost before", ">After"), rows)
             yield ""
         if self.losses:
-            yield Rows((">Steps", f">{self.loss}"), [(f"{a}-{b}", f"{loss:.5f}") for a, b, loss in self.curve()])
+            rows = [(f"{a}-{b}" if a < b else f"{a}", f"{loss:.5f}") for a, b, loss in self.curve()]
+            yield Rows((">Steps", f">Loss ({self.loss})"), rows)
             yield ""
         yield from self.lines()
 
@@ -93,7 +94,7 @@ class Recovered(Reported):
             )
         if self.losses:
             yield (
-                f"{self.steps:,} steps over {self.rows:,} rows: the {self.loss} between the outputs went from "
+                f"{self.steps:,} steps over {self.rows:,} rows: the loss ({self.loss}) went from "
                 f"{self.first:.5f} to {self.last:.5f}, over the first and last tenth."
             )
         before, after = (sum(pair[at] for pair in self.zeros.values()) for at in (0, 1))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Tokens
+from secateur.blockwise import Tokens, naming_batch
 from secateur.recovery.descent import Descent, order_of
 from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_between, rows_of
 from secateur.recovery.moving import widened_batch
@@ -90,14 +90,15 @@ class Steps:
             for number in track(left, "recovering"):
                 for each in trained:
                     each.requires_grad_(number >= self.alone or id(each) in self.first)
-                self._step(next(source))
+                self._step(next(source), batches if isinstance(batches, Sequence) else ())
                 after()
 
-    def _step(self, batch: Any) -> None:
-        with torch.no_grad():
+    def _step(self, batch: Any, batches: Sequence[Any]) -> None:
+        with torch.no_grad(), naming_batch(batches, batch, self.forward, "the teacher"):
             wanted = run_batch(self.teacher, moved(batch, device_of(self.teacher)), self.forward)
         here = moved(mapped(batch, widened_batch) if self._is_widened else batch, device_of(self.model))
-        outputs = run_batch(self.model, here, self.forward)
+        with naming_batch(batches, batch, self.forward):
+            outputs = run_batch(self.model, here, self.forward)
         if self.loss is None:
             self.loss = chosen_for(wanted)
         mask = Tokens.of(batch).own

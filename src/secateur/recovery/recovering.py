@@ -15,17 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import InMemory, Outputs, Replay, find_blocks, prepared, refuse_repeated
+from secateur.blockwise import (
+    InMemory,
+    Outputs,
+    Replay,
+    find_blocks,
+    naming_batches,
+    prepared,
+    rank_and_world,
+    refuse_repeated,
+)
 from secateur.recovery.descent import Descent
+from secateur.recovery.following import followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers
 from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.sampling import Sampled, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
 from secateur.shrinking import check_finite
-from secateur.support import Forward, device_of, mapped, moved, repeatable, run_batch, unchanged, unwrapped
+from secateur.support import Forward, device_of, mapped, moved, repeatable, unchanged, unwrapped
 from secateur.targets import find_targets, kinds_within
 
 __all__ = ["recover"]
@@ -34,7 +45,7 @@ __all__ = ["recover"]
 def recover(
     model: nn.Module | str | os.PathLike[str],
     teacher: nn.Module | str | os.PathLike[str],
-    batches: Iterable[Any],
+    batches: Iterable[Any] | Sampled | None = None,
     *,
     steps: int = 500,
     local: int = 2,
@@ -62,7 +73,8 @@ def recover(
         model: what any verb left: with masks, narrower, with fewer blocks or experts. Changed in place.
         teacher: the model it came from, which is only run. Where both stack the same blocks, of one width outside of
             them, the local part is done; else it is left out, and the result says so.
-        batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives.
+        batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives. Or `Sampled`:
+            text that the teacher writes, a causal language model of transformers. None: ``Sampled()``.
         steps: by the outputs, each over one batch. 0: none.
         local: epochs in which each half of a block (attention, and the rest) sees the first ``local_batches``. 0: none.
         loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; or ``(outputs, wanted, batch) ->
@@ -120,9 +132,17 @@ def recover(
     return _recovered(unwrapped(model), unwrapped(teacher), batches, request)
 
 
-def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], request: Request) -> Recovered:
+def _recovered(
+    model: nn.Module, teacher: nn.Module, batches: Iterable[Any] | Sampled | None, request: Request
+) -> Recovered:
     started = time.monotonic()
-    batches = repeatable(batches)
+    if (world := rank_and_world()[1]) > 1:
+        raise ValueError(
+            f"recover runs in one process, and there are {world}, of which each would train a model of its own: "
+            "recover in one of them, before the others begin, and share what came of it."
+        )
+    asked = Sampled() if batches is None else batches
+    batches = [] if isinstance(asked, Sampled) else repeatable(asked)
     _check_values(model)
     _check_values(teacher)
     trained = names_to_train(model, request.include, request.exclude)
@@ -130,6 +150,9 @@ def _recovered(model: nn.Module, teacher: nn.Module, batches: Iterable[Any], req
     _check_apart(model, teacher, trained)
     weights = {name: each for name, each in model.named_parameters() if name in removed}
     before = count_zeros(weights, removed)
+    if isinstance(asked, Sampled):
+        asked = asked.of(teacher)
+        batches = asked.batches(sampled(teacher, asked, request.seed))
     parts: list[LocalPart] = []
     left_out: list[str] = []
     done: Steps | None = None
@@ -188,9 +211,10 @@ def recovered_locally(
     wide = [mapped(batch, widened_batch) for batch in held]  # the model is float32 by now; the teacher is what it is
     if not held:
         raise ValueError(NO_BATCHES)
-    for each, own in ((model, wide), (teacher, held)):  # an error of a model's own is none to go on after
+    runs = [naming_batches(own, request.forward) for own in (wide, held)]
+    for each, own, run in ((model, wide, runs[0]), (teacher, held, runs[1])):  # an error of a model's own ends it
         with torch.no_grad():
-            run_batch(each, moved(own[0], device_of(each)), request.forward)
+            run(each, moved(own[0], device_of(each)))
     try:
         stacks = [find_blocks(each) for each in (model, teacher)]
         for each, blocks, own in zip((model, teacher), stacks, (wide, held), strict=True):
@@ -198,14 +222,16 @@ def recovered_locally(
     except ValueError as error:
         left_out.append(f"the local part, since {str(error).rstrip('.')}")
         return []
-    if (why := other_stack(*stacks)) is not None:
-        left_out.append(f"the local part, since {why}")
+    sketches = [lambda name, blocks=blocks: sketch_of(blocks[name]) for blocks in stacks]  # type: ignore[misc]
+    follows = followed(list(stacks[0]), list(stacks[1]), *sketches)
+    if isinstance(follows, str):
+        left_out.append(f"the local part, since {follows}")
         return []
     found: list[LocalPart] = []
     with contextlib.ExitStack() as stack:
         sides = []
-        for each, blocks, own in zip((model, teacher), stacks, (wide, held), strict=True):
-            replay = Replay(each, blocks, outputs=Outputs(), forward=request.forward, device=device_of(each))
+        for each, blocks, own, run in zip((model, teacher), stacks, (wide, held), runs, strict=True):
+            replay = Replay(each, blocks, outputs=Outputs(), forward=run, device=device_of(each))
             stack.callback(replay.clear)
             stack.enter_context(replay.installed())
             sides.append(Side(replay, InMemory(blocks), own))
@@ -218,19 +244,13 @@ def recovered_locally(
                 name.removeprefix(f"{block}."): mask for name, mask in removed.items() if name.startswith(f"{block}.")
             },
             commit=_commit_to(stacks[0]),
+            follows=follows,
         )
         try:
             found.extend(walk)
         except NotComparableError as error:
             left_out.append(f"the local part, since {error}")
     return found
-
-
-def other_stack(ours: Mapping[str, nn.Module], theirs: Mapping[str, nn.Module]) -> str | None:
-    """Why the blocks of two models can't be compared one by one; None where they can."""
-    if ours.keys() == theirs.keys():
-        return None
-    return f"the model has {len(ours)} blocks and the teacher {len(theirs)}, of other names"
 
 
 def _commit_to(blocks: Mapping[str, nn.Module]) -> Callable[..., None]:

@@ -16,38 +16,51 @@ if TYPE_CHECKING:
 __all__ = ["recovered_sheets"]
 
 POINTS = 200  # of the learning curve on a page
+ROWS = 20  # of its table
 
 
 def recovered_sheets(done: Recovered) -> list[Sheet]:
     """The learning curve; a row a part of a block; a row a weight that has zeros."""
     sheets = []
     if done.losses:
-        curve = done.curve(POINTS)
-        steps, losses = [f"{first}-{last}" for first, last, _ in curve], [loss for *_, loss in curve]
+        curve, rows = done.curve(POINTS), done.curve(ROWS)
+        loss = f"loss ({done.loss})"
         chart = Chart(
             "The learning curve",
-            f"The {done.loss} between the two models' outputs before each step; a point is the mean of its steps.",
-            ["step"] * len(curve),
-            losses,
-            str(done.loss),
+            "How far the model's outputs are from the teacher's, before each step; a point is the mean of its steps.",
+            [_span(first, last, "step") for first, last, _ in curve],
+            [value for *_, value in curve],
+            loss,
+            series=[loss] * len(curve),
+            places=[(first + last) / 2 for first, last, _ in curve],
+            along="step",
         )
-        cells = [Cells("steps", steps), Cells(str(done.loss), losses, [f"{loss:.5f}" for loss in losses])]
+        values = [value for *_, value in rows]
+        cells = [
+            Cells("steps", [first for first, *_ in rows], [_span(first, last) for first, last, _ in rows]),
+            Cells(loss, values, [f"{each:.5f}" for each in values]),
+        ]
         sheets.append(Sheet("By the outputs", cells, [chart]))
     if done.parts:
         names = [printable(each.block, 1000) for each in done.parts]
+        ends = [printable(each.part, 1000) for each in done.parts]
         before, after = [each.before for each in done.parts], [each.after for each in done.parts]
         cells = [
             Cells("block", names),
-            Cells("up to", [printable(each.part, 1000) for each in done.parts]),
+            Cells("up to", ends),
             Cells("lost before", before, [f"{each:.5f}" for each in before]),
             Cells("after", after, [f"{each:.5f}" for each in after]),
         ]
+        places = list(range(1, 1 + len(names)))
         chart = Chart(
             "What each part lacks of the teacher's activations",
-            "The share of the squared activations that is missing after the local part, in the order of the walk.",
-            names,
-            after,
+            "The share of the squared activations that is missing, in the order of the walk.",
+            [f"{name}, up to {end}" for name, end in zip(names, ends, strict=True)] * 2,
+            [*before, *after],
             "lost",
+            series=["before"] * len(names) + ["after"] * len(names),
+            places=places * 2,
+            along="part",
         )
         sheets.append(Sheet("Block by block", cells, [chart]))
     if done.zeros:
@@ -58,3 +71,14 @@ def recovered_sheets(done: Recovered) -> list[Sheet]:
         ]
         sheets.append(Sheet("Zeros", cells))
     return sheets
+
+
+def _span(first: int, last: int, word: str = "") -> str:
+    """Steps in words, from one to another.
+
+    >>> _span(3, 3), _span(3, 5, "step")
+    ('3', 'steps 3-5')
+    """
+    if first == last:
+        return f"{word} {first}".strip()
+    return f"{word}s {first}-{last}" if word else f"{first}-{last}"

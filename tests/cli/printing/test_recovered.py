@@ -27,8 +27,15 @@ def test_the_lines_and_where_it_is():
 
 def test_the_sheets():
     curve, blocks, zeros = recovered_sheets(DONE)
-    assert len(curve.rows) == 200
-    assert curve.charts[0].values[0] == 0.75
+    assert len(curve.rows) == 20
+    assert curve.cells[0].texts[:2] == ["1-20", "21-40"]
+    [chart] = curve.charts
+    assert len(chart.values) == 200
+    assert chart.values[0] == 0.75
+    assert (chart.names[0], chart.places[0], chart.along) == ("steps 1-2", 1.5, "step")
     assert blocks.cells[3].values == [0.25, 0.125]
     assert zeros.cells[1].values == zeros.cells[2].values == [12]
+    assert blocks.charts[0].values == [0.5, 0.5, 0.25, 0.125]
+    short = recovered_sheets(Recovered((0.5, 0.25), "cosine", (), {}, 4, 0.0))[0]
+    assert (short.cells[0].texts, short.charts[0].names) == (["1", "2"], ["step 1", "step 2"])
     assert recovered_sheets(Recovered((), None, (), {}, 0, 0.0)) == []
