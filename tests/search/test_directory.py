@@ -2,6 +2,7 @@
 
 import errno
 import json
+import shutil
 
 import pytest
 import torch
@@ -13,14 +14,23 @@ from support.families import make
 from support.stacks import contents
 
 
-@pytest.fixture
-def dense(tmp_path):
-    make("llama").save_pretrained(tmp_path / "dense")
-    return tmp_path / "dense"
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """A directory that no test changes."""
+    folder = tmp_path_factory.mktemp("fitted") / "dense"
+    make("llama").save_pretrained(folder)
+    return folder
 
 
 def model_of(folder):
     return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+@pytest.fixture(scope="module")
+def before(dense):
+    """What a run came to, and the store it left: to be read, and copied."""
+    store = dense.with_name("levels")
+    return fitted(dense, dense.with_name("one"), store=store), store
 
 
 def text(count=4):
@@ -37,45 +47,43 @@ BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
 
 
 @pytest.mark.parametrize("given", [{}, BOTH], ids=["one", "both"])
-@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given, failure):
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given):
+    """Twice: by a full disk, and where it went on, by hand."""
     fitted(dense, tmp_path / "once", **given)
     verb = "oneshot" if given else "shrink_checkpoint"
-
-    def stops(*_args, **_named):
-        raise failure
-
-    with monkeypatch.context() as patch:
-        patch.setattr(directory, verb, stops)
-        with pytest.raises(type(failure)):
-            fitted(dense, tmp_path / "again", **given)
-    assert not (tmp_path / "again").exists()
-    assert (tmp_path / "again.levels" / FILE).exists()
 
     def not_again(*_args, **_named):
         raise AssertionError("it was chosen already")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(directory.Choosing, "within", not_again)
-        fitted(dense, tmp_path / "again", **given)
+    for failure in (OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()):
+
+        def stops(*_args, failure=failure, **_named):
+            raise failure
+
+        with monkeypatch.context() as patch:
+            patch.setattr(directory, verb, stops)
+            with pytest.raises(type(failure)):
+                fitted(dense, tmp_path / "again", **given)
+        assert not (tmp_path / "again").exists()
+        assert (tmp_path / "again.levels" / FILE).exists()
+        monkeypatch.setattr(directory.Choosing, "within", not_again)
+    fitted(dense, tmp_path / "again", **given)
     first, second = contents(tmp_path / "once"), contents(tmp_path / "again")
     assert first.keys() == second.keys()
     assert all(first[name] == second[name] for name in first if name.endswith((".safetensors", "config.json")))
-    assert {path.name for path in tmp_path.iterdir()} == {"dense", "once", "again"}
+    assert {path.name for path in tmp_path.iterdir()} == {"once", "again"}
 
 
-def test_another_budget_is_chosen_anew(dense, tmp_path):
-    store = tmp_path / "levels"
-    one = fitted(dense, tmp_path / "one", store=store)
-    two = fitted(dense, tmp_path / "two", store=store, budget={"params": 0.9})
+def test_another_budget_is_chosen_anew(dense, before, tmp_path):
+    one, store = before
+    two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"), budget={"params": 0.9})
     assert one.got["params"] < two.got["params"]
-    assert one.got["params"] == model_of(tmp_path / "one").num_parameters()
+    assert one.got["params"] == model_of(one.out).num_parameters()
 
 
-def test_what_was_chosen_is_read_as_it_was_written(dense, tmp_path):
-    store = tmp_path / "levels"
-    one = fitted(dense, tmp_path / "one", store=store)
-    two = fitted(dense, tmp_path / "two", store=store)
+def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
+    one, store = before
+    two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"))
     assert one.chosen == two.chosen
 
 
@@ -100,9 +108,8 @@ def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypat
         (lambda said: said["chosen"].update(other=1), "chosen.other is not known"),
     ],
 )
-def test_a_damaged_choice_is_named(dense, tmp_path, change, message):
-    store = tmp_path / "levels"
-    fitted(dense, tmp_path / "one", store=store)
+def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
+    store = shutil.copytree(before[1], tmp_path / "levels")
     said = json.loads((store / FILE).read_text())
     change(said)
     (store / FILE).write_text(json.dumps(said))

@@ -2,6 +2,7 @@
 the repair aims at."""
 
 import copy
+import dataclasses
 import json
 import os
 import shutil
@@ -21,7 +22,9 @@ from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.coupling import find_coupling
 from secateur.shrinking import expert_directory, expert_repair, origins, shrink_experts_checkpoint
 from secateur.shrinking.expert_streams import Beside, of_model, runs_again
-from secateur.shrinking.mixtures import Mixtures
+from secateur.shrinking.experts import mixtures_in_scope
+from secateur.shrinking.mixtures import Mixtures, mixtures_of
+from secateur.shrinking.request import request
 from support.forks import forked, killing, on_ranks
 from support.mixtures import SMALL, batches
 from support.stacks import contents
@@ -37,9 +40,25 @@ def saved(folder):
     return folder
 
 
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory):
+    """A directory that no test changes."""
+    return saved(tmp_path_factory.mktemp("mixtral") / "dense")
+
+
+@pytest.fixture(scope="module")
+def found(dense):
+    return mixtures_of(open_checkpoint(dense), request(experts=2, uniform=True, verify=False))
+
+
 @pytest.fixture
-def dense(tmp_path):
-    return saved(tmp_path / "dense")
+def known(found, monkeypatch):
+    """The mixtures of `dense` are found once: for processes that are forked, and for calls that are refused."""
+
+    def known(checkpoint, asked):
+        return dataclasses.replace(found, groups=mixtures_in_scope(found.subject, asked))
+
+    monkeypatch.setattr(expert_directory, "mixtures_of", known)
 
 
 def shrunk(source, out, **how):
@@ -67,6 +86,7 @@ def dying(moment, source, out):
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
+@pytest.mark.usefixtures("known")
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
     assert forked(lambda: dying("never", dense, whole)) == 0
@@ -84,7 +104,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tm
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert not counts.keys() & {"run", "repair", "write", "slice"}, "what is done is not done again"
     assert contents(out) == contents(whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["counts.json", "dense", "out", "whole"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["counts.json", "out", "whole"]
 
 
 def stop(source, out, **how):
@@ -110,9 +130,17 @@ def stop(source, out, **how):
     return out.with_name(f"{out.name}.unfinished")
 
 
-def test_a_run_goes_on_only_with_the_same_request_and_source(dense, tmp_path):
+@pytest.fixture(scope="module")
+def stopped(dense):
+    """What a run left that was stopped in the second block: to be read, and copied."""
+    return stop(dense, dense.with_name("out"))
+
+
+@pytest.mark.usefixtures("known")
+def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp_path):
     out = tmp_path / "out"
-    unfinished = stop(dense, out)
+    dense = shutil.copytree(dense, tmp_path / "dense")
+    unfinished = shutil.copytree(stopped, tmp_path / "out.unfinished")
     for keywords, difference in (
         ({"remove": 1}, "remove 2, not 1"),
         ({"batches": batches(3)}, "data.sha256 "),
@@ -147,8 +175,9 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, tmp_path):
         (lambda j: j["facts"].update(more=1), "more is not known"),
     ],
 )
-def test_a_journal_of_what_the_model_has_not_is_refused(dense, tmp_path, damage, message):
-    journal = stop(dense, tmp_path / "out") / JOURNAL
+@pytest.mark.usefixtures("known")
+def test_a_journal_of_what_the_model_has_not_is_refused(dense, stopped, tmp_path, damage, message):
+    journal = shutil.copytree(stopped, tmp_path / "out.unfinished") / JOURNAL
     found = json.loads(journal.read_text())
     damage(found)
     found["sha256"] = resumable._digest(found)
@@ -176,6 +205,7 @@ def test_a_full_disk_keeps_what_is_done(dense, tmp_path, monkeypatch):
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("known")
 def test_no_room_is_told_before_anything_is_sliced(dense, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(CheckpointError, match="1e-09 GB are free"):

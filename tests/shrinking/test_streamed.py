@@ -17,7 +17,7 @@ import transformers
 from torch import distributed, nn
 
 from secateur import shrink
-from secateur.blockwise import DirectoryWalk, Piece
+from secateur.blockwise import DirectoryWalk, Piece, build_on_meta
 from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
@@ -109,21 +109,37 @@ def test_normalizations_over_a_width_that_narrows_move_as_in_memory(tmp_path, fa
     assert plain.normalizations == ()
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A directory that no test changes, and all that is found of it without data."""
+    source = saved(tmp_path_factory.mktemp("plain") / "dense")
+    checkpoint = open_checkpoint(source)
+    model = build_on_meta(checkpoint)
+    return source, directory._dense(checkpoint, model, directory.example_for(model), verify=False)
+
+
+@pytest.fixture
+def known(plain, monkeypatch):
+    """That is found once: for processes that are forked, and for calls that are refused."""
+    monkeypatch.setattr(directory, "_dense", lambda *_, **__: plain[1])
+    return plain[0]
+
+
 def rescaling(moment, source, out):
     calls = killing(moment, write=(block_files, "write_tensor"), journal=(resumable.Unfinished, "_write"))
     UNPROVED(source, out, 0.25, **WIDTH, **STREAM["llama"], batches=batches("llama"))
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
-def test_a_run_that_was_killed_while_normalizations_were_written_goes_on_to_the_same_bytes(llama, tmp_path):
+def test_a_run_that_was_killed_while_normalizations_were_written_goes_on_to_the_same_bytes(known, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    assert forked(lambda: rescaling("never", llama, whole)) == 0
+    assert forked(lambda: rescaling("never", known, whole)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
     for left in (3, 1):
         killed = f"write:{counts['write'] - left}" if left == 3 else f"write:{left}"
-        assert os.WTERMSIG(forked(lambda: rescaling(killed, llama, out))) == signal.SIGKILL  # noqa: B023
-    assert os.WTERMSIG(forked(lambda: rescaling("journal:1", llama, out))) == signal.SIGKILL  # written, not noted
-    assert forked(lambda: rescaling("never", llama, out)) == 0
+        assert os.WTERMSIG(forked(lambda: rescaling(killed, known, out))) == signal.SIGKILL  # noqa: B023
+    assert os.WTERMSIG(forked(lambda: rescaling("journal:1", known, out))) == signal.SIGKILL  # written, not noted
+    assert forked(lambda: rescaling("never", known, out)) == 0
     assert contents(out) == contents(whole)
 
 
@@ -220,19 +236,19 @@ def dying(moment, source, out):
     out.with_name("counts.json").write_text(json.dumps(calls))
 
 
-def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(llama, tmp_path):
+def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(known, tmp_path):
     out, whole = tmp_path / "out", tmp_path / "whole"
-    assert forked(lambda: dying("never", llama, whole)) == 0
+    assert forked(lambda: dying("never", known, whole)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert counts["measure"] == 2
     # in the copy; half measured; measured, and chosen, but not yet in the journal; in the first block; written, but not
     # yet in the journal; the second; all done, but not yet in the journal; half sliced; before the last rename
     measuring, repairing = ("measure:2", "journal:1", "journal:2"), ("write:1", "journal:1", "journal:2", "journal:2")
     for moment in ("copy:1", *measuring, *repairing, "slice:1", "publish:1"):
-        assert os.WTERMSIG(forked(lambda: dying(moment, llama, out))) == signal.SIGKILL, moment  # noqa: B023
+        assert os.WTERMSIG(forked(lambda: dying(moment, known, out))) == signal.SIGKILL, moment  # noqa: B023
         assert not out.exists()
         assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
-    assert forked(lambda: dying("never", llama, out)) == 0
+    assert forked(lambda: dying("never", known, out)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert not counts.keys() & {"measure", "repair", "write", "copy"}, "what is done is not done again"
     assert contents(out) == contents(whole)
@@ -261,16 +277,14 @@ def interrupted(source, out):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-    """A directory, and what a run left of it that was stopped in the second block: to be read, and copied."""
-    folder = tmp_path_factory.mktemp("stopped")
-    source = saved(folder / "dense")
-    return source, interrupted(source, folder / "out")
+def stopped(plain):
+    """What a run left that was stopped in the second block: to be read, and copied."""
+    return interrupted(plain[0], plain[0].with_name("out"))
 
 
-def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, tmp_path):
-    llama, out = shutil.copytree(stopped[0], tmp_path / "dense"), tmp_path / "out"
-    unfinished = shutil.copytree(stopped[1], tmp_path / "out.unfinished")
+def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, known, tmp_path, monkeypatch):
+    llama, out = shutil.copytree(known, tmp_path / "dense"), tmp_path / "out"
+    unfinished = shutil.copytree(stopped, tmp_path / "out.unfinished")
     for keywords, difference in (
         ({"sparsity": 0.4}, "sparsity 0.3, not 0.4"),
         ({"batches": batches("llama", count=2)}, "data.sha256 "),
@@ -286,6 +300,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(stopped, tmp_path):
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: changed since .* was begun"):
         UNPROVED(llama, out, 0.3, batches=batches("llama"))
     (llama / "tokenizer.json").write_text("{}")
+    monkeypatch.undo()
     UNPROVED(llama, out, 0.3, batches=batches("llama"))
     UNPROVED(tmp_path / "kept", tmp_path / "whole", 0.3, batches=batches("llama"))
     assert contents(out) == contents(tmp_path / "whole")
@@ -316,15 +331,14 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["facts"].update(more=1), "more is not known"),
     ],
 )
-def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damage, message):
-    llama, unfinished = stopped
-    journal = shutil.copytree(unfinished, tmp_path / "out.unfinished") / JOURNAL
+def test_a_journal_of_what_the_model_has_not_is_refused(stopped, known, tmp_path, damage, message):
+    journal = shutil.copytree(stopped, tmp_path / "out.unfinished") / JOURNAL
     found = json.loads(journal.read_text())
     damage(found)
     found["sha256"] = resumable._digest(found)
     journal.write_text(json.dumps(found))
     with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"):
-        UNPROVED(llama, tmp_path / "out", 0.3, batches=batches("llama"))
+        UNPROVED(known, tmp_path / "out", 0.3, batches=batches("llama"))
     assert not (tmp_path / "out").exists()
 
 

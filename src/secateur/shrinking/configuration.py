@@ -12,7 +12,9 @@ Counts that these equations force to change together are tied; those that they f
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -48,12 +50,28 @@ _Key = tuple[Any, ...]  # of a size: of a dimension, of an integer that a module
 _NARROW = 16  # fields are not made smaller than this for a proof
 
 
+_REMEMBERED = 16  # configurations of which the process keeps what was learnt: of one directory it is asked many times
+
+
 _PLAN = "without uniform, shrink takes more, and save_shrunken writes a plan for load_shrunken that says it"
 
 
 def has_configuration(model: nn.Module) -> bool:
     """Whether a model holds what it can be built again from, as those of transformers do."""
     return hasattr(getattr(model, "config", None), "to_dict")
+
+
+@dataclass
+class _Learnt:
+    """Of a class and a configuration; `possible` grows as models are asked for."""
+
+    set_by_us: dict[Place, int] = field(default_factory=dict)  # fields that are left out, and what that comes to
+    fields: dict[Place, int] = field(default_factory=dict)
+    powers: dict[_Key, dict[Place, Fraction | None]] = field(default_factory=dict)
+    possible: dict[frozenset[Any], bool] = field(default_factory=dict)
+
+
+_LEARNT: dict[_Key, _Learnt] = {}
 
 
 class Described:
@@ -111,11 +129,7 @@ class Configured(Described):
         super().__init__(model)
         self._used = list(coupling.used())
         self._base = self._checked(model)
-        self._set_by_us: dict[Place, int] = {}  # fields that are left out, and what that comes to
-        self._fields: dict[Place, int] = {}
-        self._powers: dict[_Key, dict[Place, Fraction | None]] = {}
         self._follows: dict[Place, dict[Any, Fraction]] = {}
-        self._possible: dict[frozenset[Any], bool] = {}
         self._learn()
         self._settle(coupling)
 
@@ -279,6 +293,30 @@ class Configured(Described):
         return found if found.keys() == self._base.keys() else None
 
     def _learn(self) -> None:
+        """As an earlier model of this class learnt it of the same configuration, with the same sizes, or anew."""
+        try:
+            written = json.dumps(self.values)
+        except TypeError:  # values that no file could hold may change under their names
+            self._take(_Learnt())
+            self._try_all()
+            return
+        key = (self.kind, type(self.config), written, frozenset(self._base.items()))
+        with ONE_AT_A_TIME:
+            known = _LEARNT.get(key)
+        self._take(known or _Learnt())
+        if known is None:
+            self._try_all()
+        with ONE_AT_A_TIME:
+            _LEARNT.pop(key, None)
+            _LEARNT[key] = self._learnt  # the last of them now
+            while len(_LEARNT) > _REMEMBERED:
+                del _LEARNT[next(iter(_LEARNT))]
+
+    def _take(self, learnt: _Learnt) -> None:
+        self._learnt, self._possible = learnt, learnt.possible
+        self._set_by_us, self._fields, self._powers = learnt.set_by_us, learnt.fields, learnt.powers
+
+    def _try_all(self) -> None:
         for place in track([*unset_fields(self.config, self.values), *self._asked_for()], "learning the configuration"):
             value = self._comes_to(place)
             if value is not None:
