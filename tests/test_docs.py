@@ -21,6 +21,16 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
         exec(compile("\n" * line + block.group(1), str(page), "exec"), namespace)
 
 
+def test_every_block_is_run_or_is_what_was_printed():
+    """Python here, commands in tests/cli/test_pages.py, cards of criteria as doctests; `py` is code of others."""
+    for page in PAGES:
+        allowed = {"python", "console", "text"}
+        allowed |= {"criteria.md": {"pycon"}, "architecture.md": {"arrows"}}.get(page.name, set())
+        allowed |= {"py"} if page.parent.name == "migrate" else set()
+        fences = re.findall(r"^ *(?:```|~~~)(.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)[::2]
+        assert set(fences) <= allowed, page
+
+
 def test_the_readme_shows_code():
     assert len(BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) >= 2
 

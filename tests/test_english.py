@@ -79,6 +79,18 @@ def test_a_guide_opens_with_what_most_people_came_for(page):
     assert any(line.startswith(("```python", "```console")) for line in lines[:10])
 
 
+def test_the_glossary_has_the_words_of_the_house():
+    page = (ROOT / "docs/start/glossary.md").read_text(encoding="utf-8")
+    house = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").split("## The glossary")[1].split("\n## ")[0]
+    words_of_the_house = {
+        word
+        for cell in re.findall(r"^\| (\*[^|]*) \|", house, re.MULTILINE)
+        for word in re.findall(r"\*([^*]+)\*", cell)
+    }
+    assert len(words_of_the_house) >= 20
+    assert words_of_the_house <= set(re.findall(r"^\| ([^|]+?) \|", page, re.MULTILINE))
+
+
 def test_the_readme_is_one_screen_and_a_table():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 90
 

@@ -23,6 +23,12 @@ def test_there_are_modules_to_look_at():
     assert len(MODULES) >= 80
 
 
+def test_the_version_is_that_of_the_changelog_and_the_citation():
+    root = Path(__file__).parents[1]
+    assert f"\n## {secateur.__version__}\n" in (root / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\nversion: {secateur.__version__}\n" in (root / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_all_is_sorted_complete_and_small():
     names = secateur.__all__
     assert list(names) == sorted(names)
