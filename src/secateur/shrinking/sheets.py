@@ -44,7 +44,8 @@ def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
 
 def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:
     """A row for each group that lost units; then a row for each dimension that stays whole."""
-    return [*([_groups(done.counts)] if done.counts else []), *_whole(done.frozen)]
+    errors = [_errors(done.errors)] if done.errors else []
+    return [*([_groups(done.counts)] if done.counts else []), *errors, *_whole(done.frozen)]
 
 
 def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = None) -> Sheet:
@@ -61,6 +62,15 @@ def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = N
     return Sheet(
         "Group by group", cells, [Chart("What is left of each group", told, names, shares, "left", share=True)]
     )
+
+
+def _errors(errors: Mapping[str, float]) -> Sheet:
+    """What repaired matrices lost: a row each."""
+    names, lost = [printable(name, 1000) for name in errors], list(errors.values())
+    told = "What the outputs of each repaired weight lost: the share of the variance of what they become part of."
+    chart = Chart("What repaired weights lost", told, names, lost, "share lost")
+    cells = [Cells("weight", names), Cells("lost", lost, [f"{each:.3%}" for each in lost])]
+    return Sheet("What was repaired", cells, [chart])
 
 
 def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:
