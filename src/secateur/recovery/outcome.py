@@ -93,7 +93,7 @@ class Recovered(Reported):
             )
         if self.losses:
             yield (
-                f"{self.steps:,} steps over {self.rows:,} rows: the {self.loss} between the outputs went from "
+                f"{self.steps:,} steps over {self.rows:,} rows: the {self.loss} loss between the outputs went from "
                 f"{self.first:.5f} to {self.last:.5f}, over the first and last tenth."
             )
         before, after = (sum(pair[at] for pair in self.zeros.values()) for at in (0, 1))

@@ -23,19 +23,21 @@ def recovered_sheets(done: Recovered) -> list[Sheet]:
     sheets = []
     if done.losses:
         curve = done.curve(POINTS)
-        steps, losses = [f"{first}-{last}" for first, last, _ in curve], [loss for *_, loss in curve]
+        losses = [loss for *_, loss in curve]
+        steps = [str(first) if first == last else f"{first}-{last}" for first, last, _ in curve]
         chart = Chart(
             "The learning curve",
-            f"The {done.loss} between the two models' outputs before each step; a point is the mean of its steps.",
+            f"The {done.loss} loss between the two models' outputs before each step; a point is the mean of its steps.",
             ["step"] * len(curve),
             losses,
-            str(done.loss),
+            f"{done.loss} loss",
         )
-        cells = [Cells("steps", steps), Cells(str(done.loss), losses, [f"{loss:.5f}" for loss in losses])]
+        cells = [Cells("steps", steps), Cells(f"{done.loss} loss", losses, [f"{loss:.5f}" for loss in losses])]
         sheets.append(Sheet("By the outputs", cells, [chart]))
     if done.parts:
         names = [printable(each.block, 1000) for each in done.parts]
         before, after = [each.before for each in done.parts], [each.after for each in done.parts]
+        places = {block: at for at, block in enumerate(dict.fromkeys(each.block for each in done.parts))}
         cells = [
             Cells("block", names),
             Cells("up to", [printable(each.part, 1000) for each in done.parts]),
@@ -45,9 +47,11 @@ def recovered_sheets(done: Recovered) -> list[Sheet]:
         chart = Chart(
             "What each part lacks of the teacher's activations",
             "The share of the squared activations that is missing after the local part, in the order of the walk.",
-            names,
+            [f"{name}, {each.part}" for name, each in zip(names, done.parts, strict=True)],
             after,
             "lost",
+            series=[printable(each.part, 1000) for each in done.parts],
+            grid=[(printable(each.part, 1000), places[each.block]) for each in done.parts],
         )
         sheets.append(Sheet("Block by block", cells, [chart]))
     if done.zeros:

@@ -30,7 +30,7 @@ class Key(NamedTuple):
 class Map(NamedTuple):
     """Numbers over depth, as fields that are the stronger the larger they are.
 
-    ``rows`` are ``(label, fields)``, a field ``(how strong in [0, 1], what it says)``, or None where there is no number;
+    ``rows`` are ``(label, fields)``, a field ``(how strong in [0, 1], what it says)``, None where there is no number;
     ``columns`` the numbers of the blocks; ``low`` and ``high`` what the faintest and the strongest field mean.
     """
 

@@ -34,7 +34,7 @@ def model_sheets(done: Shrunk) -> list[Sheet]:
 def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
     """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
     gone = [printable(name, 1000) for name in done.gone]
-    sheets = [Sheet("Block by block", [Cells("left", list(range(1, len(gone) + 1))), Cells("block", gone)])]
+    sheets = [Sheet("Block by block", [Cells("block", gone), Cells("left as number", list(range(1, len(gone) + 1)))])]
     if done.patched:
         names, shares = [printable(name, 1000) for name in done.patched], list(done.patched.values())
         cells = [Cells("tensor", names), Cells("makes up for", shares, [percent(share) for share in shares], shares)]
