@@ -32,10 +32,11 @@ def perplexities(text: str) -> dict[str, dict[float, float]]:
     return found
 
 
-def milliseconds(text: str) -> dict[str, str]:
-    """``{what left: milliseconds of the next token}``, one at a time, in eager torch."""
+def milliseconds(text: str) -> dict[str, tuple[float, float]]:
+    """``{what left: milliseconds of the next token}``, one at a time, in eager torch and in ONNX Runtime."""
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
-    return {row[0]: row[5].split(" ")[0] for row in rows if len(row) == 11 and re.match(r"whole|−\d+ %", row[0])}
+    rows = [row for row in rows if len(row) == 11 and re.match(r"whole|−\d+ %", row[0])]
+    return {row[0]: (float(row[5].split(" ")[0]), float(row[6].split(" ")[0])) for row in rows}
 
 
 def described(text: str) -> str:
@@ -44,8 +45,8 @@ def described(text: str) -> str:
     for method, found in perplexities(text).items():
         points = ", ".join(f"{place:.1f} %: {value}" for place, value in sorted(found.items()))
         lines.append(f"{method.strip('*')}: {points}")
-    times = ", ".join(f"{which}: {value}" for which, value in milliseconds(text).items())
-    return "; ".join([*lines, f"ms: {times}"]).replace("`", "")
+    times = ", ".join(f"{which}: {eager} and {runtime}" for which, (eager, runtime) in milliseconds(text).items())
+    return "; ".join([*lines, f"ms in torch and in ONNX Runtime: {times}"]).replace("`", "")
 
 
 def draw(target: Path) -> None:
@@ -53,31 +54,42 @@ def draw(target: Path) -> None:
     found, times = perplexities(text), milliseconds(text)
     [(_, dense)] = found["dense"].items()
     with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
-        figure = Figure(figsize=(7.2, 3.4), layout="constrained", facecolor="white")
-        axes = figure.subplots()
+        figure = Figure(figsize=(9.6, 3.5), layout="constrained", facecolor="white")
+        left, right = figure.subplots(1, 2, width_ratios=(5, 4), sharey=True)
         for method, color in METHODS.items():
             places, values = zip(*sorted(({0.0: dense} | found[method]).items()), strict=True)
             ours = method.startswith("**")
-            axes.plot(places, values, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.5)
-            axes.annotate(
+            left.plot(places, values, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.5)
+            left.annotate(
                 method.strip("*").replace("`", "").replace(", each layer alike", ""), (places[-1], values[-1]),
                 textcoords="offset points", xytext=(8, -4), color=color, weight="bold" if ours else "normal",
             )  # fmt: skip
-        axes.plot([0], [dense], color="#222222", marker="o", markersize=7, zorder=3)
-        ours = {0.0: dense} | found["**`shrink` with data**"]
-        for place, value in ours.items():
-            shown = "whole" if place == 0 else f"−{round(place, -1):g} %"
-            if shown in times:
-                axes.annotate(
-                    f"{times[shown]} ms", (place, value), textcoords="offset points", xytext=(0, -15), ha="center"
-                )
-        axes.set_ylim(8, None)
-        axes.set_xlim(-2, 39)
-        axes.set_xticks([0, 10, 20, 30], ["dense", "10 %", "20 %", "30 %"])
-        axes.set_xlabel("parameters that left, without training; milliseconds: the next token")
-        axes.set_ylabel("perplexity, unseen text")
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", alpha=0.3)
+        left.plot([0], [dense], color="#222222", marker="o", markersize=7, zorder=3)
+        left.set_xlim(-2, 43)
+        left.set_xticks([0, 10, 20, 30], ["dense", "10 %", "20 %", "30 %"])
+        left.set_xlabel("parameters that left, without training")
+        left.set_ylabel("perplexity, unseen text")
+        ours = {f"−{round(place, -1):g} %": value for place, value in found["**`shrink` with data**"].items()}
+        values = {"whole": dense} | {which: ours[which] for which in times if which in ours}
+        color = METHODS["**`shrink` with data**"]
+        for at, (runtime, dashes) in enumerate((("torch", "solid"), ("ONNX Runtime", (0, (3, 1))))):
+            spent = [times[which][at] for which in values]
+            right.plot(spent, values.values(), color=color, marker="o", markersize=5, linewidth=2.6, linestyle=dashes)
+            right.plot(spent[:1], [dense], color="#222222", marker="o", markersize=7, zorder=3)
+            right.annotate(
+                runtime, (spent[0], dense), textcoords="offset points", xytext=(0, -17), color=color, ha="center",
+                weight="bold",
+            )  # fmt: skip
+            for which, place in zip(values, spent, strict=True):
+                label, side = ("dense", (8, 5)) if which == "whole" else (which, (8, 2))
+                right.annotate(label, (place, values[which]), textcoords="offset points", xytext=side, fontsize=9.5)
+        right.text(0.5, 0.9, "shrink with data", transform=right.transAxes, color=color, weight="bold", ha="center")
+        right.set_xlim(15, 73)
+        right.set_ylim(8, None)
+        right.set_xlabel("milliseconds for the next token, measured")
+        for axes in (left, right):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(axis="y", alpha=0.3)
         figure.savefig(target, format="svg", metadata={"Date": None, "Description": described(text)})
 
 

@@ -167,7 +167,15 @@ def shrink(
             said["example"] = example
             if data is not None:
                 said |= {"data": data, "samples": samples, "sequence-length": sequence_length, "seed": seed}
-            asked |= {"data": data, "without_data": without_data, "no_repair": no_repair}
+            asked |= {
+                "data": data,
+                "without_data": without_data,
+                "no_repair": no_repair,
+                "rank_branches": rank_branches,
+            }
+            if data is not None:
+                asked |= {"samples": samples, "sequence_length": sequence_length, "seed": seed}
+                asked |= {"activations": activations, "device": device}
             if branches:
                 said["branches"] = branches
             flags = {"no_verify": no_verify, "without_data": without_data, "no_repair": no_repair}

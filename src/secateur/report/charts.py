@@ -28,10 +28,10 @@ class Key(NamedTuple):
 
 
 class Map(NamedTuple):
-    """Numbers over depth, as fields that are the darker the larger they are.
+    """Numbers over depth, as fields that are the stronger the larger they are.
 
-    ``rows`` are ``(label, fields)``, a field ``(how dark in [0, 1], what it says)``, or None where there is no number;
-    ``columns`` the numbers of the blocks; ``low`` and ``high`` what the lightest and the darkest field mean.
+    ``rows`` are ``(label, fields)``, a field ``(how strong in [0, 1], what it says)``, None where there is no number;
+    ``columns`` the numbers of the blocks; ``low`` and ``high`` what the faintest and the strongest field mean.
     """
 
     rows: Sequence[tuple[str, Sequence[tuple[float, str] | None]]]
@@ -60,7 +60,7 @@ def map_of(chart: Chart) -> Map | None:
     if len(set(values)) < 2 or len(found) > _ROWS or min(values) < 0:
         return None
     high, columns = max(values), sorted({column for each in found.values() for column in each})
-    low = min(values) if chart.share else 0.0
+    low = min(values) if chart.share or 2 * min(values) > high else 0.0  # what is alike is told apart
     span = high - low
 
     def field(pair: tuple[float, str] | None) -> tuple[float, str] | None:
@@ -112,7 +112,7 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
     if len({value for points in series.values() for _, value in points}) < 2 or len(series) > _MOST:
         return None
     figure = Figure(figsize=(8.4, 3.6))
-    axes = figure.add_axes((0.075, 0.13, 0.905, 0.76))
+    axes = figure.add_axes((0.095, 0.13, 0.885, 0.76))
     keys = []
     for number, (kind, points) in enumerate(series.items()):
         color = number % len(SERIES)
@@ -135,7 +135,7 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
     else:
         axes.set_ylim(0, None)
     label: dict[str, Any] = {"parse_math": False}
-    axes.text(-0.06, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
+    axes.text(-0.07, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
     axes.set_xlabel(chart.along)
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)

@@ -79,7 +79,9 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
     'page.html'
     """
     _check_extra()
-    asked = {name: value for name, value in account.asked.items() if value not in (None, False, [], ())}
+    asked = {
+        name: value for name, value in account.asked.items() if value is not None and value is not False and value != []
+    }
 
     def drawn() -> list[Any]:
         return [

@@ -46,9 +46,12 @@ def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
         f"What the model loses ({found.score}) where {told_share(middle)} of each group alone leaves; a line joins "
         "groups that differ in numbers alone."
     )
-    labels = [f"{name} ({kind})" if _is_twice(name, names) else name for name, kind in zip(names, kinds, strict=True)]
-    chart = Chart("What each group costs", caption, labels, by_share[middle], found.score)
-    return [Sheet("Group by group", cells, [chart])]
+    labels = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
+    charts = [Chart("What each group costs", caption, labels, by_share[middle], found.score)]
+    if 1.0 in by_share and middle != 1.0:
+        told_whole = f"What the model loses ({found.score}) where all of it leaves, in their order."
+        charts.append(Chart("What leaves as a whole costs", told_whole, labels, by_share[1.0], found.score))
+    return [Sheet("Group by group", cells, charts)]
 
 
 def _at(found: Sensitivity, name: str, share: float) -> tuple[float | None, float | None]:
@@ -57,10 +60,6 @@ def _at(found: Sensitivity, name: str, share: float) -> tuple[float | None, floa
         if level.share == share:
             return level.error, value if math.isfinite(value) else None
     return None, None
-
-
-def _is_twice(name: str, names: list[str]) -> bool:
-    return names.count(name) > 1
 
 
 def fitted_sheets(done: Fitted) -> list[Sheet]:

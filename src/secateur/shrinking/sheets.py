@@ -34,7 +34,7 @@ def model_sheets(done: Shrunk) -> list[Sheet]:
 def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
     """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
     gone = [printable(name, 1000) for name in done.gone]
-    sheets = [Sheet("Block by block", [Cells("left", list(range(1, len(gone) + 1))), Cells("block", gone)])]
+    sheets = [Sheet("Block by block", [Cells("block", gone), Cells("left as number", list(range(1, len(gone) + 1)))])]
     if done.patched:
         names, shares = [printable(name, 1000) for name in done.patched], list(done.patched.values())
         cells = [Cells("tensor", names), Cells("makes up for", shares, [percent(share) for share in shares], shares)]
@@ -44,7 +44,8 @@ def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
 
 def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:
     """A row for each group that lost units; then a row for each dimension that stays whole."""
-    return [*([_groups(done.counts)] if done.counts else []), *_whole(done.frozen)]
+    errors = [_errors(done.errors)] if done.errors else []
+    return [*([_groups(done.counts)] if done.counts else []), *errors, *_whole(done.frozen)]
 
 
 def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = None) -> Sheet:
@@ -61,6 +62,15 @@ def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = N
     return Sheet(
         "Group by group", cells, [Chart("What is left of each group", told, names, shares, "left", share=True)]
     )
+
+
+def _errors(errors: Mapping[str, float]) -> Sheet:
+    """What repaired matrices lost: a row each."""
+    names, lost = [printable(name, 1000) for name in errors], list(errors.values())
+    told = "What the outputs of each repaired weight lost: the share of the variance of what they become part of."
+    chart = Chart("What repaired weights lost", told, names, lost, "share lost")
+    cells = [Cells("weight", names), Cells("lost", lost, [f"{each:.3%}" for each in lost])]
+    return Sheet("What was repaired", cells, [chart])
 
 
 def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:

@@ -99,6 +99,15 @@ def test_of_a_directory_the_sheets_have_what_left(directory):
     assert len(whole.rows) == len(directory.frozen)
 
 
+def test_of_a_directory_that_was_repaired_the_sheets_have_what_each_weight_lost(directory):
+    repaired = copy.copy(directory)
+    object.__setattr__(repaired, "errors", {"layers.0.down.weight": 0.25, "layers.1.down.weight": 0.5})
+    _, errors, _ = directory_sheets(repaired)
+    assert errors.cells[0].values == [*repaired.errors]
+    assert errors.cells[1].texts == ["25.000%", "50.000%"]
+    assert errors.charts[0].values == [0.25, 0.5]
+
+
 def test_a_result_in_which_nothing_stays_whole_has_no_sheet_of_it(directory):
     bare = copy.copy(directory)
     object.__setattr__(bare, "frozen", {})
