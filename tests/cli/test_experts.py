@@ -3,13 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 
+from secateur.shrinking import origins, shrink_experts_checkpoint
 from support.commands import fails, run
+from support.forks import forked
 from support.vocabularies import TEXT, wrapped
 
 
@@ -118,12 +118,9 @@ def test_a_directory_without_experts_is_told(tmp_path):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="a system without it")
 def test_a_run_that_is_killed_leaves_no_directory_under_the_name(dense, tmp_path):
-    code = (
-        "import os, signal, secateur.shrinking.origins as it\n"
-        "from secateur.shrinking import shrink_experts_checkpoint\n"
-        "it.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        f"shrink_experts_checkpoint({str(dense)!r}, {str(tmp_path / 'small')!r}, 1, rank='criterion', verify=False)"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, env=dict(os.environ))
-    assert ended.returncode == -signal.SIGKILL
+    def dying():
+        origins.write_cut = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        shrink_experts_checkpoint(dense, tmp_path / "small", 1, rank="criterion", verify=False)
+
+    assert os.WTERMSIG(forked(dying)) == signal.SIGKILL
     assert not (tmp_path / "small").exists()

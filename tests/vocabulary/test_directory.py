@@ -2,11 +2,11 @@
 
 import errno
 import json
+import os
 import pathlib
 import shutil
+import signal
 import stat
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -16,7 +16,10 @@ from secateur import shrink_vocabulary, shrink_vocabulary_checkpoint
 from secateur.checkpoints import CheckpointError, slicing
 from secateur.vocabulary import directory
 from support.damaged import changed
+from support.forks import forked
 from support.vocabularies import KINDS, TEXT, model_of, renamed_alike, same_inside, wrapped
+
+pytestmark = pytest.mark.usefixtures("few_random_texts")
 
 FAMILIES = ("gpt2", "gptj", "neox", "llama", "tied", "bert", "encoder", "roberta", "t5", "bart")
 
@@ -192,15 +195,12 @@ def test_a_folder_that_cannot_be_written_to(tmp_path, monkeypatch):
 def test_a_process_that_is_killed_leaves_no_directory_of_the_name(tmp_path):
     """What it had begun has another name; the next run does not see it."""
     dense = written(tmp_path / "dense")
-    script = (
-        "import os, sys\n"
-        "from secateur.vocabulary import directory\n"
-        "def killed(*_):\n    os.kill(os.getpid(), 9)\n"
-        "directory.write_bytes = killed\n"
-        "directory.shrink_vocabulary_checkpoint(sys.argv[1], sys.argv[2], ['a rose'])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script, dense, tmp_path / "small"], check=False)
-    assert done.returncode == -9
+
+    def dying():
+        directory.write_bytes = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        shrink_vocabulary_checkpoint(dense, tmp_path / "small", ["a rose"])
+
+    assert os.WTERMSIG(forked(dying)) == signal.SIGKILL
     assert not (tmp_path / "small").exists()
     (left,) = (path for path in tmp_path.iterdir() if path.name != "dense")
     assert left.name.startswith("small.unfinished-")

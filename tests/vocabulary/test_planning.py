@@ -11,6 +11,8 @@ from secateur.vocabulary.planning import planned, positions_begin_behind
 from secateur.vocabulary.tokens import Tokens
 from support.vocabularies import KINDS, TEXT, model_of, trained
 
+pytestmark = pytest.mark.usefixtures("few_random_texts")
+
 MADE = {kind: Tokens.of(json.loads(trained(kind).to_str())) for kind in KINDS}
 
 

@@ -14,6 +14,8 @@ from support.commands import run
 from support.damaged import changed, tensor
 from support.vocabularies import TEXT, model_of, wrapped
 
+pytestmark = pytest.mark.usefixtures("few_random_texts")
+
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 

@@ -297,7 +297,7 @@ class Unfinished:
             "facts": self.facts,
         }
         found["sha256"] = _digest(found)
-        write_whole(self.place / JOURNAL, json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False))
+        write_whole(self.place / JOURNAL, json.dumps(found, ensure_ascii=False, allow_nan=False))
 
 
 def unfinished_folder(out: Path) -> Path:

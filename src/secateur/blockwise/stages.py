@@ -6,8 +6,10 @@ marks of what a weight is first multiplied with say after which others it comes.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from torch import Tensor
@@ -43,23 +45,41 @@ class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        given = [each for each in private.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        made = [each for each in private.tree_leaves(output) if isinstance(each, Tensor)]
+        known = _known(func)
+        given = {_memory(each) for each in private.tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
         marks = 0
-        if not _NOTHING_OF.match(str(func.name())):
-            for each in given:
-                marks |= self.of(each)
-        # what comes from Python has memory that no operation gave it
-        aliases = set() if str(func.name()) == "aten::lift_fresh" else {_memory(each) for each in given}
-        for each in made:
-            memory = _memory(each)
-            # memory that is new may have been another's before
-            self.of_memory[memory] = marks | (self.of_memory.get(memory, 0) if memory in aliases else 0)
-        for argument, each in zip(private.arguments_of(func), args, strict=False):
-            if isinstance(each, Tensor) and argument.alias_info is not None and argument.alias_info.is_write:
-                self.of_memory[_memory(each)] = self.of_memory.get(_memory(each), 0) | marks
+        if not known.nothing_of:
+            for memory in given:
+                marks |= self.own.get(memory, 0) | self.of_memory.get(memory, 0)
+        for each in private.tree_leaves(output):
+            if isinstance(each, Tensor):
+                memory = _memory(each)
+                # memory that is new may have been another's before; so may that of what comes from Python, which no
+                # operation gave it
+                old = self.of_memory.get(memory, 0) if memory in given and not known.lifts else 0
+                self.of_memory[memory] = marks | old
+        for at in known.writes:
+            if at < len(args) and isinstance(args[at], Tensor):
+                memory = _memory(args[at])
+                self.of_memory[memory] = self.of_memory.get(memory, 0) | marks
         self.of_memory.pop(0, None)  # of tensors without entries
         return output
+
+
+@dataclass(frozen=True)
+class _Known:
+    """Of an operator of ATen: whether its results hold nothing of its arguments, and which arguments it writes to."""
+
+    nothing_of: bool
+    lifts: bool
+    writes: tuple[int, ...]
+
+
+@functools.cache
+def _known(operator: Any) -> _Known:
+    name, arguments = str(operator.name()), private.arguments_of(operator)
+    writes = (at for at, each in enumerate(arguments) if each.alias_info is not None and each.alias_info.is_write)
+    return _Known(_NOTHING_OF.match(name) is not None, name == "aten::lift_fresh", tuple(writes))
 
 
 def _memory(tensor: Tensor) -> int:

@@ -99,10 +99,17 @@ def _in_turns(
 ) -> int:
     """Watch with other choices, such as of experts, as long as that uses more of the model; how many it took."""
     trace.own = {leaf for tensor in tensors.values() for dim in trace.dims(tensor) for leaf in leaves(dim)}
+    # what no state dict holds is computed from the configuration: a choice is never between such tensors alone
+    unsaved = {
+        id(buffer)
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in private.unsaved_buffers_of(module)
+    }
     turns = 0
     for turn in range(_TURNS if trace.looks else 0):
         trace.turn = turn
-        if used.issuperset(map(id, tensors.values())):
+        if used.issuperset({*map(id, tensors.values())} - unsaved):
             break
         more: set[int] = set()
         for number, training in passes:

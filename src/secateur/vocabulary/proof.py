@@ -5,6 +5,7 @@ Law: what is proved is said with how many texts it was proved on; one that is re
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,14 +97,19 @@ def together(ids: Sequence[Ids]) -> Together:
     return Together(np.concatenate([*ids, np.zeros(0, dtype=np.int64)]).astype(np.int64, copy=False), begins)
 
 
-def random_texts(tokens: Tokens, order: Ids, *, count: int = RANDOM, seed: int = 0) -> list[str]:
+def random_texts(tokens: Tokens, order: Ids, *, count: int | None = None, seed: int = 0) -> list[str]:
     """Texts of random characters of all of Unicode, and of random tokens that stay, one after the other."""
-    return list(_drawn(tokens, order, count, np.random.default_rng(seed)))
+    return list(_drawn(tokens, order, RANDOM if count is None else count, np.random.default_rng(seed)))
 
 
 def _drawn(tokens: Tokens, order: Ids, count: int, generator: np.random.Generator) -> Iterator[str]:
     backend = tokens.backend
     kept = np.array([number for number in order if int(number) in tokens.by_id], dtype=np.int64)
+
+    @functools.cache
+    def alone(number: int) -> str:
+        return str(backend.decode([number], skip_special_tokens=False))
+
     for at in range(count):
         length = int(generator.integers(1, _LONGEST + 1))
         if at % 4 == 0:
@@ -113,9 +119,8 @@ def _drawn(tokens: Tokens, order: Ids, count: int, generator: np.random.Generato
             points = [int(generator.integers(*_PLANES[int(generator.integers(len(_PLANES)))])) for _ in range(length)]
             yield "".join(map(chr, points))
         elif len(kept):
-            chosen = [int(number) for number in generator.choice(kept, size=length)]
-            separator = " " if at % 4 == 2 else ""
-            yield separator.join(backend.decode([number], skip_special_tokens=False) for number in chosen)
+            chosen = generator.choice(kept, size=length).tolist()
+            yield (" " if at % 4 == 2 else "").join(map(alone, chosen))
 
 
 def encoding(backend: Any, *, special: bool = True) -> Encode:
