@@ -23,7 +23,9 @@ WORDS = ["targets", "criteria", "patterns", "allocation", "schedules", "regrowth
 ROOMS = ["prune", "evidence", "solvers", "blockwise", "coupling", "inference", "storage", "report"]
 FRAMEWORKS = ["integrations.transformers", "integrations.lightning"]
 BESIDE = ["pipeline", "training", "shrinking", "vocabulary", "checkpoints"]  # of these, what guides name
-FROM_THE_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": None, "SECURITY.md": None, "CHANGELOG.md": None}
+FROM_THE_ROOT = dict.fromkeys(("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "examples/README.md")) | {
+    "README.md": "index.md"
+}
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
 FENCE = re.compile(r"^ *(```|~~~)")
 CHINESE = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"

@@ -94,9 +94,16 @@ def _curve(done: Fitted) -> Sheet:
     cells = [
         Cells(f"{word} left", [each.share for each in curve], shares, [each.share for each in curve]),
         Cells(what, values, ["" if each is None else f"{each:.5g}" for each in values]),
-        Cells("", ["the knee" if each.share == done.chosen.knee else "" for each in curve]),
+        Cells("note", ["the knee" if each.share == done.chosen.knee else "" for each in curve]),
     ]
-    told = f"What the model's {what} is at less and less of its {word}, from left to right."
-    return Sheet(
-        f"The {what} against the budget", cells, [Chart(f"The {what} by the {word}", told, shares, values, what)]
+    chart = Chart(
+        f"The {what} by the {word}",
+        f"What the model's {what} is at less and less of its {word}.",
+        shares,
+        values,
+        what,
+        series=["the best choice found"] * len(curve),
+        places=[100 * (1 - each.share) for each in curve],
+        along=f"{word} gone (%)",
     )
+    return Sheet(f"The {what} against the budget", cells, [chart])

@@ -168,5 +168,6 @@ def _by_mixture(title: str, told: str, errors: Mapping[str, Mapping[Any, float]]
         series=[shown(key) for key in keys for _ in errors],
         places=[at for _ in keys for at in range(len(errors))],
         along="the mixtures, first to last",
+        grid=[(shown(key), at) for key in keys for at in range(len(errors))],
     )
     return Sheet(title, cells, [chart])

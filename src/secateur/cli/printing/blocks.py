@@ -1,4 +1,4 @@
-"""What oneshot says when all blocks are done: parts for stdout, sheets for a page.
+"""What oneshot says when all blocks are done, on stdout.
 
 Law: what was left alone, what was warned of and what no token reached is said.
 """

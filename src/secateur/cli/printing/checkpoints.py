@@ -1,4 +1,4 @@
-"""What inspect, prune, verify, compress and expand say: parts for stdout, sheets for a page.
+"""What inspect, prune, verify, compress and expand say, on stdout.
 
 Law: what is said of a tensor on one is said on the other.
 """

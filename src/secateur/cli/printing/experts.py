@@ -1,4 +1,4 @@
-"""What experts says: what its result says of itself, where it is, and sheets for a page.
+"""What experts says: what its result says of itself, and where it is.
 
 Law: what is drawn is what is printed, of every mixture.
 """

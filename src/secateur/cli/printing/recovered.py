@@ -1,4 +1,4 @@
-"""What recover says when it is done: parts for stdout, sheets for a page.
+"""What recover says when it is done, on stdout.
 
 Law: the zeros before and after are said, and what was left out.
 """

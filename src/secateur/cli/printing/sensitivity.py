@@ -1,4 +1,4 @@
-"""What sensitivity says: sheets for a page, and JSON.
+"""What sensitivity says, as JSON.
 
 Law: what is named and measured is what the library says; a score that is no number is null.
 """

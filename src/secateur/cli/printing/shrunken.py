@@ -1,4 +1,4 @@
-"""What shrink says: what its result says of itself, how to load what was written, and sheets for a page.
+"""What shrink says: what its result says of itself, and how to load what was written.
 
 Law: what leaves and what stays is named as the library names it.
 """

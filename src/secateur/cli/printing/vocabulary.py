@@ -1,4 +1,4 @@
-"""What vocabulary says: what its result says of itself, where it is, and sheets for a page.
+"""What vocabulary says: what its result says of itself, and where it is.
 
 Law: tokens are printed as text that holds no control character.
 """
