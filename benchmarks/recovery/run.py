@@ -48,6 +48,7 @@ def main() -> None:
     command.add_argument("--length", type=int, default=512)
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--rate", type=float, default=1e-4)
+    command.add_argument("--judged", type=int, default=24, help="rows of the judge's text, as long as those of the data")
     commands.add_parser("adapters")
     command = commands.add_parser("measure", help="the cosine of embeddings to MiniLM's own")
     command.add_argument("--minilm", type=Path, required=True)
@@ -65,7 +66,7 @@ def main() -> None:
     elif arguments.command == "smollm2":
         rows = smollm2(
             (arguments.pruned, arguments.teacher), (arguments.data, arguments.judge), arguments.ways.split(","),
-            arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate,
+            arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate, arguments.judged,
         )  # fmt: skip
     elif arguments.command == "measure":
         rows = measured(arguments.minilm, arguments.directories)

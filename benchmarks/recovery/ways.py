@@ -138,6 +138,7 @@ def smollm2(
     length: int,
     size: int,
     rate: float,
+    judged: int,
 ) -> list[dict[str, Any]]:
     """A language model that was pruned, by its perplexity on a text that it is not trained on."""
     import transformers
@@ -148,7 +149,7 @@ def smollm2(
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
     train, judge = (_rows(tokenizer, path, length) for path in texts)
-    judge = judge[:24]
+    judge = judge[:judged]
     dense, before = _perplexity(teacher, judge), _perplexity(pruned, judge)
     steps = tokens // (length * size)
     print(
