@@ -48,7 +48,9 @@ def main() -> None:
     command.add_argument("--length", type=int, default=512)
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--rate", type=float, default=1e-4)
-    command.add_argument("--judged", type=int, default=24, help="rows of the judge's text, as long as those of the data")
+    command.add_argument(
+        "--judged", type=int, default=24, help="rows of the judge's text, as long as those of the data"
+    )
     commands.add_parser("adapters")
     command = commands.add_parser("measure", help="the cosine of embeddings to MiniLM's own")
     command.add_argument("--minilm", type=Path, required=True)
