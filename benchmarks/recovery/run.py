@@ -1,6 +1,7 @@
 """Recovery after pruning: plain fine-tuning, by the outputs, block by block, and both, at equal tokens.
 
-    python benchmarks/recovery/run.py minilm --minilm DIR [--settings 2:4,half] [--ways outputs,local,both] [--seeds 3]
+    python benchmarks/recovery/run.py minilm --minilm DIR [--settings 2:4,half,0.7] [--ways outputs,local,both]
+                                             [--sentences 1536] [--seeds 0,1,2]
     python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [--tokens 1000000]
     python benchmarks/recovery/run.py adapters
     python benchmarks/recovery/run.py measure --minilm DIR DIR2 [DIR3 ...]
@@ -29,14 +30,13 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("minilm")
     command.add_argument("--minilm", type=Path, required=True)
-    command.add_argument("--settings", default=",".join(SETTINGS))
+    command.add_argument("--settings", default="2:4,half", help=f"of {','.join(SETTINGS)}")
     command.add_argument("--ways", default="outputs,local,both")
-    command.add_argument("--seeds", type=int, default=3)
-    command.add_argument(
-        "--steps", type=int, default=200, help="batches of 64 sentences, by the outputs or block by block"
-    )
-    command.add_argument("--rate", type=float, default=3e-4)
-    command.add_argument("--local-rate", type=float, default=5e-4)
+    command.add_argument("--seeds", default="0,1,2")
+    command.add_argument("--sentences", type=int, default=1536, help="each is run once in each way")
+    command.add_argument("--batch", type=int, default=16)
+    command.add_argument("--rate", type=float, default=1e-4)
+    command.add_argument("--local-rate", type=float, default=2e-4)
     command = commands.add_parser("smollm2")
     command.add_argument("--pruned", type=Path, required=True)
     command.add_argument("--teacher", type=Path, required=True)
@@ -48,6 +48,9 @@ def main() -> None:
     command.add_argument("--length", type=int, default=512)
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--rate", type=float, default=1e-4)
+    command.add_argument(
+        "--judged", type=int, default=24, help="rows of the judge's text, as long as those of the data"
+    )
     commands.add_parser("adapters")
     command = commands.add_parser("measure", help="the cosine of embeddings to MiniLM's own")
     command.add_argument("--minilm", type=Path, required=True)
@@ -59,12 +62,13 @@ def main() -> None:
     rows: list[dict[str, Any]]
     if arguments.command == "minilm":
         settings, ways = arguments.settings.split(","), arguments.ways.split(",")
+        seeds = [int(each) for each in arguments.seeds.split(",")]
         rates = {"rate": arguments.rate, "local_rate": arguments.local_rate}
-        rows = minilm(arguments.minilm, settings, ways, arguments.seeds, arguments.steps, rates)
+        rows = minilm(arguments.minilm, settings, ways, seeds, arguments.sentences, arguments.batch, rates)
     elif arguments.command == "smollm2":
         rows = smollm2(
             (arguments.pruned, arguments.teacher), (arguments.data, arguments.judge), arguments.ways.split(","),
-            arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate,
+            arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate, arguments.judged,
         )  # fmt: skip
     elif arguments.command == "measure":
         rows = measured(arguments.minilm, arguments.directories)

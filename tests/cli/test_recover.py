@@ -38,6 +38,13 @@ def call(folder, *words, data="text.txt", teacher="dense"):
     return CliRunner().invoke(app, [*places, *sizes, *words])
 
 
+def test_torchrun_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    ended = call(folder)
+    assert ended.exit_code == 2
+    assert ended.stderr == "secateur: recover runs in one process; start it without torchrun.\n"
+
+
 def test_without_a_text_the_teacher_writes_one(folder):
     ended = call(folder, "--steps", "2", data=None)
     assert ended.exit_code == 0, ended.stderr

@@ -51,7 +51,7 @@ def test_zeros_stay_on_the_bytes(directories, options):
     moved = set(record["pruned"])
     expected = set(done.zeros)
     if options["steps"] and "adapters" not in options:
-        expected = set(make("llama").state_dict())
+        expected = set(make("llama").state_dict()) - {"model.embed_tokens.weight"}
     elif options.get("local") != 0:
         expected |= {name for name in was if ".layers." in name}
     assert moved == expected

@@ -57,7 +57,7 @@ def test_routers_move_first_where_experts_have_left():
 
     recover(model, teacher, batches, steps=10, local=0, rate=1e-3, loss=loss)
     assert seen[0] == seen[1] == set(routers)
-    assert seen[2] == seen[9] == set(start)
+    assert seen[2] == seen[9] == set(start) - {"model.embed_tokens.weight"}
     recover(model, teacher, batches, steps=5, local=0, rate=1e-3, adapters=2)
 
 

@@ -58,3 +58,13 @@ def test_what_moves_is_what_asks_for_gradients_or_is_named():
         names_to_train(model.requires_grad_(False), None, None)
     with pytest.raises(ValueError, match="other"):
         names_to_train(model, "other", None)
+
+
+def test_embeddings_stay_unless_they_are_a_heads_or_named_or_all_there_is():
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9, bias=False))
+    assert names_to_train(model, None, None) == ["1.weight"]
+    assert names_to_train(model, "*", None) == ["0.weight", "1.weight"]
+    assert names_to_train(nn.EmbeddingBag(9, 4), None, None) == ["weight"]
+    model[1].weight = model[0].weight
+    assert names_to_train(model, None, None) == ["0.weight"]
+    assert names_to_train(model.requires_grad_(False), None, None, asking=False) == ["0.weight"]

@@ -5,6 +5,7 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -25,7 +26,7 @@ from secateur.cli.options import (
 )
 from secateur.cli.page import page_at
 from secateur.cli.runs import read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, memory, show, terminable
+from secateur.cli.terminal import clear_errors, command_line, fail, memory, show, terminable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,8 @@ def recover(
         from secateur.cli.printing.recovered import recovered_parts
         from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
 
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # as each would find the others at work
+            raise fail("recover runs in one process; start it without torchrun.")
         page = page_at(report)
         options: dict[str, Any] = {
             "teacher": str(teacher),

@@ -175,9 +175,8 @@ class _Place:
 
     def __init__(self, student: DirectoryWalk, theirs: DirectoryWalk, request: Request, root: Path) -> None:
         self.student, self.theirs = student, theirs
-        everything = "*" if request.include is None else request.include
-        # what lies at the top has no module to be written by
-        self.trained = [name for name in names_to_train(student.model, everything, request.exclude) if "." in name]
+        names = names_to_train(student.model, request.include, request.exclude, asking=False)
+        self.trained = [name for name in names if "." in name]  # what lies at the top has no module to be written by
         pruned = (previous_record(root) or {}).get("pruned")
         before = {name for name, share in pruned.items() if share} if isinstance(pruned, dict) else set()
         files = student.files.group_of

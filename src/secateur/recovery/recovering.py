@@ -88,7 +88,7 @@ def recover(
         masks: ``{name: mask}``, or a `Pruner`. Beside them all zeros of weights that pruning may touch stay, and what
             attached masks hide.
         include, exclude: globs over names of parameters: train these, and not those. Default: all that ask for a
-            gradient.
+            gradient, but embeddings that no head is tied to; ``include="*"`` trains them, too.
         forward: ``(model, batch) -> outputs``, of both models.
         seed: of the batches' order and the adapters' start; the generators of the process are left as they are.
 

@@ -72,16 +72,29 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
 
 
 def names_to_train(
-    model: nn.Module, include: str | Iterable[str] | None, exclude: str | Iterable[str] | None
+    model: nn.Module,
+    include: str | Iterable[str] | None,
+    exclude: str | Iterable[str] | None,
+    *,
+    asking: bool = True,
 ) -> list[str]:
-    """The parameters that move: those of floating numbers that ask for a gradient; or those of these names, whether
-    they ask or not.
+    """The parameters that move: those of these names, whether they ask for a gradient or not; without ``include`` those
+    of floating numbers that ask, but for embeddings that nothing else uses, if that leaves any.
+
+    An embedding is told little by little text, of most of its rows nothing; it is half of a small encoder's parameters,
+    and of the optimizer's work at each step.
+
+    Args:
+        model, include, exclude: as for `recover`.
+        asking: whether it matters which ask for a gradient; of a model that was only built, it does not.
 
     Raises:
         ValueError: a glob matches nothing, or nothing is left.
 
     >>> names_to_train(nn.Linear(2, 2), None, "bias")
     ['weight']
+    >>> names_to_train(nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 2)), None, None)
+    ['1.weight', '1.bias']
     """
     every = dict(model.named_parameters(remove_duplicate=False))
     included, excluded = matched(include, every), matched(exclude, every) or set()
@@ -89,10 +102,22 @@ def names_to_train(
     chosen = {
         first[id(each)]
         for name, each in every.items()
-        if each.is_floating_point() and (each.requires_grad if included is None else name in included)
+        if each.is_floating_point() and (each.requires_grad or not asking if included is None else name in included)
     }
+    if included is None:
+        chosen = chosen - {first[each] for each in _only_looked_up(model)} or chosen
     chosen -= {first[id(every[name])] for name in excluded}
     if not chosen:
         why = "include= and exclude= leave none" if include or exclude else "none of them requires a gradient"
         raise ValueError(f"no parameter of {type(model).__name__} is to be trained: {why}.")
     return [name for name, _ in model.named_parameters() if name in chosen]
+
+
+def _only_looked_up(model: nn.Module) -> set[int]:
+    """The ids of parameters that are embeddings' and nothing else's, such as a head's that is tied to one."""
+    lookups = (nn.Embedding, nn.EmbeddingBag)
+    holders: dict[int, list[bool]] = {}
+    for module in model.modules():
+        for each in module.parameters(recurse=False):
+            holders.setdefault(id(each), []).append(isinstance(module, lookups))
+    return {key for key, found in holders.items() if all(found)}
