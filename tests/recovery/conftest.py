@@ -1,5 +1,7 @@
 """A small Llama on the disk, dense and pruned, and what it is trained on."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -20,9 +22,15 @@ def pair():
     return model, teacher, [{"input_ids": torch.randint(3, 64, (4, 12))} for _ in range(3)]
 
 
+@pytest.fixture(scope="session")
+def made_directories(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("directories")
+    make("llama").save_pretrained(folder / "dense", max_shard_size="8KB")
+    oneshot(folder / "dense", batches("llama"), 0.5, out=folder / "sparse")
+    return folder
+
+
 @pytest.fixture
-def directories(tmp_path):
+def directories(made_directories, tmp_path):
     """``dense`` and ``sparse``, pruned by `oneshot`."""
-    make("llama").save_pretrained(tmp_path / "dense", max_shard_size="8KB")
-    oneshot(tmp_path / "dense", batches("llama"), 0.5, out=tmp_path / "sparse")
-    return tmp_path
+    return shutil.copytree(made_directories, tmp_path, dirs_exist_ok=True)

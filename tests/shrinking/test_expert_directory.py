@@ -1,5 +1,6 @@
 """Experts leave a directory: what is written is what `shrink` makes in memory, and any change of it is named."""
 
+import copy
 import json
 import os
 import shutil
@@ -12,14 +13,20 @@ from safetensors.torch import load_file, save_file
 from secateur import shrink
 from secateur.blockwise import divergence
 from secateur.checkpoints import CheckpointError, open_checkpoint
-from secateur.shrinking import has_fewer_experts, is_shrunken, shrink_experts_checkpoint, verify_experts_checkpoint
+from secateur.shrinking import (
+    expert_directory,
+    has_fewer_experts,
+    is_shrunken,
+    shrink_experts_checkpoint,
+    verify_experts_checkpoint,
+)
 from secateur.shrinking.mixtures import mixtures_of
 from secateur.shrinking.profiles import read_profile
 from secateur.shrinking.request import Request
 from secateur.shrinking.routing import mixture_of
 from support.commands import run
 from support.damaged import changed
-from support.mixtures import SMALL
+from support.mixtures import SMALL, found_once
 
 
 def made(folder, kind="mixtral", **how):
@@ -51,6 +58,17 @@ def dense(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def known_mixtures(dense):
+    return found_once(dense)
+
+
+@pytest.fixture
+def known(known_mixtures, monkeypatch):
+    """The mixtures of `dense` are found once, for calls that are refused."""
+    monkeypatch.setattr(expert_directory, "mixtures_of", known_mixtures)
+
+
+@pytest.fixture(scope="module")
 def small(dense):
     shrink_experts_checkpoint(dense, dense.parent / "small", 0.25, batches=batches(), verify=False, repair=False)
     return dense.parent / "small"
@@ -61,36 +79,42 @@ def mended(dense):
     return shrink_experts_checkpoint(dense, dense.parent / "mended", 0.25, batches=batches(), verify=False)
 
 
-@pytest.mark.parametrize(("kind", "how"), [("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})])
-def test_it_is_what_shrink_makes_in_memory(kind, how, tmp_path):
-    model = made(tmp_path / "dense", kind, **how)
-    done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, batches=batches(), repair=False)
+@pytest.fixture(scope="module", params=[("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})], ids=lambda it: it[0])
+def without_repair(request, tmp_path_factory):
+    """A model, its directory, and what that becomes without repair: none of them is changed by a test."""
+    folder = tmp_path_factory.mktemp("without") / "dense"
+    model = made(folder, request.param[0], **request.param[1])
+    done = shrink_experts_checkpoint(folder, folder.parent / "small", 0.25, batches=batches(), repair=False)
+    return model, folder, done
+
+
+def test_it_is_what_shrink_makes_in_memory(without_repair):
+    model, dense, done = without_repair
+    model = copy.deepcopy(model)
     assert done.proof.startswith("on ")
     assert set(done.counts.values()) == {(8, 6)}
     assert done.fields["num_local_experts"] == (8, 6)
-    loaded = type(model).from_pretrained(tmp_path / "small")
+    loaded = type(model).from_pretrained(done.out)
     shrink(model, batches()[0], experts=0.25, batches=batches(), uniform=True, repair=False)
     assert loaded.config.num_local_experts == 6
     mine, its = model.state_dict(), loaded.state_dict()
     assert mine.keys() == its.keys()
     assert all(torch.equal(mine[name], its[name]) for name in mine)
     assert done.parameters[1] == sum(each.numel() for each in loaded.parameters())
-    found = verify_experts_checkpoint(tmp_path / "small", tmp_path / "dense")
+    found = verify_experts_checkpoint(done.out, dense)
     assert found.ok, found.problems
     assert {tensor.unchanged for tensor in found.tensors} == {True}
 
 
-@pytest.mark.parametrize(("kind", "how"), [("mixtral", {"max_shard_size": "90KB"}), ("gpt_oss", {})])
-def test_what_stays_is_repaired_as_in_memory(kind, how, tmp_path):
-    model = made(tmp_path / "dense", kind, **how)
-    options = {"batches": batches(), "verify": False}
-    plain = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "plain", 0.25, repair=False, **options)
-    done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 0.25, **options)
+def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
+    model, dense, plain = without_repair
+    model = copy.deepcopy(model)
+    done = shrink_experts_checkpoint(dense, tmp_path / "small", 0.25, batches=batches(), verify=False)
     assert plain.kept == done.kept
     assert (plain.mended, plain.repaired) == ({}, ())
     assert "make up for" in str(done)
     assert set(done.mended) == set(done.counts)
-    before, after = (open_checkpoint(tmp_path / name) for name in ("plain", "small"))
+    before, after = (open_checkpoint(each.out) for each in (plain, done))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {*done.repaired}
     assert all(".w2." in name or "down_proj" in name for name in changed)
@@ -133,9 +157,16 @@ def test_it_is_the_original_whose_router_has_no_chance_for_those_that_left(dense
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_profile_adds_up_and_plans_without_running(dense, tmp_path):
-    path = tmp_path / "profile.json"
-    first = shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+@pytest.fixture(scope="module")
+def profiled(dense):
+    """What a run without OUT says, and its file: to be read, and copied."""
+    path = dense.parent / "profile.json"
+    return shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False), path
+
+
+def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path):
+    first, path = profiled
+    path = shutil.copy(path, tmp_path / "profile.json")
     assert first.profile.texts[0].tokens == 96
     assert first.profile.texts[0].held_out == 32
     for curve in first.profile.curves.values():
@@ -159,9 +190,9 @@ def test_a_profile_adds_up_and_plans_without_running(dense, tmp_path):
         assert {*range(8)} - {*stays} == {*np.argsort(scores)[:2].tolist()}
 
 
-def test_what_a_curve_says_is_what_the_mixture_loses(dense, tmp_path):
+def test_what_a_curve_says_is_what_the_mixture_loses(dense, profiled):
     """Seen on the layer alone, in memory, on the batch that was held out."""
-    done = shrink_experts_checkpoint(dense, None, batches=batches(), profile=tmp_path / "one.json", verify=False)
+    done, _ = profiled
     from transformers import MixtralForCausalLM
 
     name = "model.layers.0.mlp.gate.weight"
@@ -180,9 +211,9 @@ def test_what_a_curve_says_is_what_the_mixture_loses(dense, tmp_path):
     assert done.profile.curves[name].errors()[2] == pytest.approx(error, rel=1e-3)
 
 
-def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, tmp_path):
+def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, profiled):
     """Of a quarter of the experts: the model's outputs and its streams, seen in memory on the batch held out."""
-    done = shrink_experts_checkpoint(dense, None, batches=batches(), profile=tmp_path / "one.json", verify=False)
+    done, path = profiled
     from transformers import MixtralForCausalLM
 
     model = MixtralForCausalLM.from_pretrained(dense).eval()
@@ -196,7 +227,7 @@ def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, tmp_
         with torch.no_grad():
             seen.append((each(**batches()[3]), streams))
     (one, before), (two, after) = seen
-    found = read_profile(tmp_path / "one.json").beyond
+    found = read_profile(path).beyond
     assert list(found) == [0.125, 0.25, 0.5]
     lost, tokens = divergence(one, two)
     assert (found[0.25].lost, found[0.25].tokens) == (pytest.approx(lost, rel=1e-3), tokens)
@@ -235,6 +266,7 @@ def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
         ({"batches": batches(), "include": "nothing"}, "nothing"),
     ],
 )
+@pytest.mark.usefixtures("known")
 def test_what_cannot_be_asked_for_leaves_nothing_behind(dense, tmp_path, how, message, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -253,13 +285,6 @@ def test_a_run_that_fails_while_it_writes_leaves_nothing(dense, tmp_path, monkey
 
 
 # ---- profiles -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def profile(dense):
-    path = dense.parent / "profile.json"
-    shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
-    return path
 
 
 def mixture(**fields):
@@ -287,8 +312,9 @@ def mixture(**fields):
         (lambda values: values.update(rank="luck"), "rank is none of reap"),
     ],
 )
-def test_a_profile_that_says_something_else_is_refused(dense, profile, tmp_path, change, message):
-    values = json.loads(profile.read_text())
+@pytest.mark.usefixtures("known")
+def test_a_profile_that_says_something_else_is_refused(dense, profiled, tmp_path, change, message):
+    values = json.loads(profiled[1].read_text())
     change(values)
     (tmp_path / "p.json").write_text(json.dumps(values))
     with pytest.raises(CheckpointError, match=message):

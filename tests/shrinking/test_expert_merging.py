@@ -116,10 +116,9 @@ def test_a_directory_is_what_memory_is(tmp_path):
     found = verify_experts_checkpoint(tmp_path / "small", tmp_path / "dense")
     assert found.ok, found.problems
     assert {each.name for each in found.tensors if each.unchanged is None} == {*done.repaired}
-    plain = shrink_experts_checkpoint(
-        tmp_path / "dense", tmp_path / "merged", 2, batches=batches(), how="merge", repair=False
-    )
-    sliced = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "sliced", 2, batches=batches(), repair=False)
+    unrepaired = {"batches": batches(), "repair": False, "verify": False}
+    plain = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "merged", 2, how="merge", **unrepaired)
+    sliced = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "sliced", 2, **unrepaired)
     assert (plain.mended, sliced.merged) == ({}, {})
     one, two = open_checkpoint(tmp_path / "merged"), open_checkpoint(tmp_path / "sliced")
     assert {name for name in one if not torch.equal(one[name], two[name])} == {*plain.repaired}

@@ -2,7 +2,6 @@
 the repair aims at."""
 
 import copy
-import dataclasses
 import json
 import os
 import shutil
@@ -22,11 +21,9 @@ from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.coupling import find_coupling
 from secateur.shrinking import expert_directory, expert_repair, origins, shrink_experts_checkpoint
 from secateur.shrinking.expert_streams import Beside, of_model, runs_again
-from secateur.shrinking.experts import mixtures_in_scope
-from secateur.shrinking.mixtures import Mixtures, mixtures_of
-from secateur.shrinking.request import request
+from secateur.shrinking.mixtures import Mixtures
 from support.forks import forked, killing, on_ranks
-from support.mixtures import SMALL, batches
+from support.mixtures import SMALL, batches, found_once
 from support.stacks import contents
 
 SIZES = {**SMALL, "intermediate_size": 48}
@@ -47,18 +44,14 @@ def dense(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(dense):
-    return mixtures_of(open_checkpoint(dense), request(experts=2, uniform=True, verify=False))
+def known_mixtures(dense):
+    return found_once(dense)
 
 
 @pytest.fixture
-def known(found, monkeypatch):
-    """The mixtures of `dense` are found once: for processes that are forked, and for calls that are refused."""
-
-    def known(checkpoint, asked):
-        return dataclasses.replace(found, groups=mixtures_in_scope(found.subject, asked))
-
-    monkeypatch.setattr(expert_directory, "mixtures_of", known)
+def known(known_mixtures, monkeypatch):
+    """The mixtures of `dense` are found once, for processes that are forked, and calls that are refused."""
+    monkeypatch.setattr(expert_directory, "mixtures_of", known_mixtures)
 
 
 def shrunk(source, out, **how):

@@ -49,7 +49,7 @@ def uneven(seed):
 
 
 def built(name):
-    """A model of the zoo and its inputs, once it has shown what the law of the zoo says."""
+    """A model of the zoo, its inputs and the same model again, once they have shown what the law of the zoo says."""
     state = torch.get_rng_state()
     model, inputs = zoo.ZOO[name]()
     assert torch.equal(torch.get_rng_state(), state), "building drew from the caller's generator"
@@ -71,7 +71,7 @@ def built(name):
         if double.is_floating_point():
             assert double.isfinite().all()
             torch.testing.assert_close(single.double(), double.double(), rtol=1e-3, atol=1e-3)
-    return model, inputs
+    return model, inputs, again.float()
 
 
 def same(first, second):
@@ -90,7 +90,7 @@ def test_zoo(name, monkeypatch):
         return found
 
     monkeypatch.setattr(subject, "wrong_groups", spy)
-    model, inputs = built(name)
+    model, inputs, other = built(name)
     if name in NOTHING_LEAVES:
         state = state_of(model)
         with pytest.raises(ValueError, match="nothing of the model can leave"):
@@ -103,7 +103,6 @@ def test_zoo(name, monkeypatch):
     shrink(model, inputs, 0.5, target="units")
     assert sum(parameter.numel() for parameter in model.parameters()) < before
     assert [tensor.shape for tensor in outputs(copy.deepcopy(model).double(), inputs)] == shapes
-    other, inputs = zoo.ZOO[name]()
     criterion, allocate = uneven(0)
     shrink(other, inputs, 0.5, target="units", criterion=criterion, allocate=allocate)
     assert bool(frozen) == (name in FROZEN_BY_PROOF)
@@ -119,8 +118,7 @@ def test_the_zoo_has_two_kinds_and_no_name_twice():
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_zoo_of_transformers(name):
-    model, inputs = built(name)
-    original = copy.deepcopy(model)
+    model, inputs, original = built(name)
     shrink(model, inputs, 0.5, target="units")
     assert sum(p.numel() for p in model.parameters()) < sum(p.numel() for p in original.parameters())
     verify_shrunken(original, model, inputs)

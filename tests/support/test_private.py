@@ -1,11 +1,15 @@
 """Private parts of torch: each does what its name says, on the torch that is installed."""
 
+import collections
 import warnings
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree
 
 from secateur.support import private
 
@@ -89,12 +93,46 @@ def test_memory_of_views_is_one():
     assert private.memory_of(x) != private.memory_of(x.clone())
 
 
+class Whole(int):
+    """A whole number that knows more, as those do that remember where they came from."""
+
+
+Pair = collections.namedtuple("Pair", "one other")  # noqa: PYI024 as code of others has it
+things = st.sampled_from(
+    [
+        *(torch.ones(2), nn.Parameter(torch.ones(1)), nn.Buffer(torch.ones(1)), 3, True, Whole(2), "a", None, 1.5, ...),
+        *(slice(1, 2), torch.float32, torch.strided, torch.preserve_format, torch.Size([2, 3]), torch.device("cpu")),
+        *(Pair(1, torch.zeros(1)), torch.ones(3).topk(1), collections.OrderedDict(a=torch.ones(1))),
+    ]
+)
+trees = st.recursive(
+    things,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
 def test_tree_leaves_and_tree_map_only():
     tree = {"a": (torch.ones(1), 2), "b": [None, torch.zeros(1)]}
     assert [type(each) for each in private.tree_leaves(tree)] == [torch.Tensor, int, type(None), torch.Tensor]
     mapped = private.tree_map_only(int, lambda each: each + 1, tree)
     assert mapped["a"][1] == 3
     assert mapped["b"][1] is tree["b"][1]
+
+
+@given(trees)
+def test_trees_are_those_of_torch(tree):
+    leaves = _pytree.tree_leaves(tree)
+    assert [id(each) for each in private.tree_leaves(tree)] == [id(each) for each in leaves]
+    tensors = [each for each in leaves if isinstance(each, torch.Tensor)]
+    assert [id(each) for each in private.tensors_of_tree(tree)] == [id(each) for each in tensors]
+    for kind in (torch.Tensor, int):
+        found = private.tree_map_only(kind, type, tree)
+        assert repr(found) == repr(_pytree.tree_map_only(kind, type, tree))
 
 
 def test_unwatched_calls_are_seen_by_no_mode():

@@ -46,18 +46,17 @@ class Marks(private.DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
         known = _known(func)
-        given = {_memory(each) for each in private.tree_leaves((args, kwargs)) if isinstance(each, Tensor)}
+        given = {_memory(each) for each in private.tensors_of_tree((args, kwargs))}
         marks = 0
         if not known.nothing_of:
             for memory in given:
                 marks |= self.own.get(memory, 0) | self.of_memory.get(memory, 0)
-        for each in private.tree_leaves(output):
-            if isinstance(each, Tensor):
-                memory = _memory(each)
-                # memory that is new may have been another's before; so may that of what comes from Python, which no
-                # operation gave it
-                old = self.of_memory.get(memory, 0) if memory in given and not known.lifts else 0
-                self.of_memory[memory] = marks | old
+        for each in private.tensors_of_tree(output):
+            memory = _memory(each)
+            # memory that is new may have been another's before; so may that of what comes from Python, which no
+            # operation gave it
+            old = self.of_memory.get(memory, 0) if memory in given and not known.lifts else 0
+            self.of_memory[memory] = marks | old
         for at in known.writes:
             if at < len(args) and isinstance(args[at], Tensor):
                 memory = _memory(args[at])

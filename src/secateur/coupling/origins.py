@@ -42,7 +42,7 @@ class Origin:
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return [each for each in private.tree_leaves((self.args, dict(self.kwargs))) if isinstance(each, Tensor)]
+        return private.tensors_of_tree((self.args, dict(self.kwargs)))
 
 
 def rows_of(tensor: Tensor, origins: Mapping[int, Origin]) -> Rows | None:

@@ -256,7 +256,8 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = name_of(func)
-        for each in tensors_of_tree((args, kwargs)):
+        tensors = tensors_of_tree((args, kwargs))
+        for each in tensors:
             if private.is_wrapped(each):
                 self._freeze_wrapped(each)
             self.dims(each)  # before the call, which may change the shape
@@ -270,7 +271,7 @@ class Trace(TorchFunctionMode):
         spot = Spot("", name, self.calls[name]) if self.where is None else self.where.spot(name)
         plain_args, plain_kwargs = private.tree_map_only(Known, int.__index__, (args, kwargs))
         plain_args, plain_kwargs = private.tree_map_only(Along, Along.plain, (plain_args, plain_kwargs))
-        given = {private.memory_of(each) for each in tensors_of_tree((args, kwargs)) if _is_dense(each)}
+        given = {private.memory_of(each) for each in tensors if _is_dense(each)}
         self.inside += 1
         if self.turn is not None and name in _CHOOSING:
             plain_args = self._in_turn(name, plain_args, plain_kwargs)
@@ -290,10 +291,11 @@ class Trace(TorchFunctionMode):
             self.spots[id(out)] = spot
         self._follow_statistics(call)
         self._follow_places(call)
-        self.numbered.meet(call.tensors(), tensors_of_tree(out))
+        made = tensors_of_tree(out)
+        self.numbered.meet(call.tensors(), made)
         self.made += [
             (self.dims(each), each.element_size())
-            for each in tensors_of_tree(out)
+            for each in made
             if _is_dense(each) and private.memory_of(each) not in given
         ]
         return call.out
@@ -444,6 +446,7 @@ class Call:
     ) -> None:
         self.trace, self.name, self.args, self.kwargs, self.out = trace, name, args, kwargs, out
         self.spot = spot or Spot("", name, 0)
+        self._tensors: list[Tensor] | None = None
 
     def get(self, position: int, name: str, default: Any = None) -> Any:
         """An argument by position or by name."""
@@ -478,7 +481,9 @@ class Call:
 
     def tensors(self) -> list[Tensor]:
         """All tensors among the arguments."""
-        return tensors_of_tree((self.args, dict(self.kwargs)))
+        if self._tensors is None:
+            self._tensors = tensors_of_tree((self.args, dict(self.kwargs)))
+        return self._tensors
 
 
 def without_rule(call: Call) -> None:
@@ -502,4 +507,4 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def tensors_of_tree(tree: Any) -> list[Tensor]:
     """All tensors in nested tuples, lists and dicts."""
-    return [leaf for leaf in private.tree_leaves(tree) if isinstance(leaf, Tensor)]
+    return private.tensors_of_tree(tree)

@@ -337,7 +337,7 @@ def tree_leaves(tree: Any) -> list[Any]:
     if kind in _LEAVES:
         return [tree]
     if kind is not tuple and kind is not list and kind is not dict:
-        return _pytree.tree_leaves(tree)
+        return [tree] if isinstance(tree, _OF_LEAVES) else _pytree.tree_leaves(tree)
     found: list[Any] = []
     for each in tree.values() if kind is dict else tree:
         if type(each) in _LEAVES:
@@ -345,6 +345,30 @@ def tree_leaves(tree: Any) -> list[Any]:
         else:
             found += tree_leaves(each)
     return found
+
+
+def tensors_of_tree(tree: Any) -> list[Tensor]:
+    """The tensors among the leaves."""
+    found: list[Tensor] = []
+    _gather((tree,), found)
+    return found
+
+
+def _gather(trees: Iterable[Any], found: list[Tensor]) -> None:
+    for each in trees:
+        kind = type(each)
+        if kind is Tensor or kind is nn.Parameter:
+            found.append(each)
+        elif kind in _LEAVES:
+            continue
+        elif kind is tuple or kind is list:
+            _gather(each, found)
+        elif kind is dict:
+            _gather(each.values(), found)
+        elif isinstance(each, Tensor):
+            found.append(each)
+        elif not isinstance(each, int):
+            found += [leaf for leaf in _pytree.tree_leaves(each) if isinstance(leaf, Tensor)]
 
 
 def tree_map_only(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> Any:
@@ -356,10 +380,20 @@ def tree_map_only(kind: type[Any], change: Callable[[Any], Any], tree: Any) -> A
         return own([tree_map_only(kind, change, each) for each in tree])
     if own is dict:
         return {key: tree_map_only(kind, change, each) for key, each in tree.items()}
+    if isinstance(tree, _OF_LEAVES):
+        return change(tree) if isinstance(tree, kind) else tree
     return _pytree.tree_map_only(kind, change, tree)
 
 
-_LEAVES = frozenset({Tensor, nn.Parameter, bool, int, float, complex, str, type(None), torch.dtype, torch.device})
+_LEAVES = frozenset(
+    {
+        *(Tensor, nn.Parameter, bool, int, float, complex, str, slice, type(None), type(...)),
+        *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+    }
+)
+
+
+_OF_LEAVES = (Tensor, int)  # and whatever is of their kind, such as sizes that remember where they came from
 
 
 def unsaved_buffers_of(module: nn.Module) -> set[str]:
