@@ -1,6 +1,6 @@
 """Tokens that leave real models: what is smaller, and what unseen text loses.
 
-    python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER [--keep 8000,10000] [--held-out 100000]
+    python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER [--keep 8000,10000] [--rank distance]
     python benchmarks/vocabulary/run.py minilm --minilm DIR --scratch FOLDER --changed
     python benchmarks/vocabulary/run.py smollm2 --smollm2 DIR --scratch FOLDER [--keep 16000,24000,32000]
     python benchmarks/vocabulary/run.py combinations [--tools secateur,hf-trim,vocabtrimmer,textpruner]
@@ -117,7 +117,7 @@ def minilm(options: argparse.Namespace) -> None:
     ]
     print(head([*columns, f"{NEIGHBOURS}-NN overlap", "seconds beside counting"]), flush=True)
     for keep in options.keep:
-        done = shrunken(options.minilm, options.scratch, counted, keep, script=options.script)
+        done = shrunken(options.minilm, options.scratch, counted, keep, script=options.script, rank=options.rank)
         smaller = AutoTokenizer.from_pretrained(done.out)
         new = smaller(held_out, truncation=True, max_length=128)["input_ids"]
         order = done.order.tolist()
@@ -151,7 +151,7 @@ def changed_only(options: argparse.Namespace, counted: list[str], held_out: list
     print(f"counted on {len(counted):,} sentences, read {len(held_out):,} others\n")
     print(head(["tokens", "parameters gone", "strings read as before", "cosine: mean", "1st percentile", "least"]))
     for keep in options.keep:
-        done = shrunken(options.minilm, options.scratch, counted, keep, script=options.script)
+        done = shrunken(options.minilm, options.scratch, counted, keep, script=options.script, rank=options.rank)
         model, smaller = AutoModel.from_pretrained(done.out).eval(), AutoTokenizer.from_pretrained(done.out)
         new = smaller(held_out, truncation=True, max_length=128)["input_ids"]
         order = done.order.tolist()
@@ -230,7 +230,8 @@ def smollm2(options: argparse.Namespace) -> None:
 
     print(row(["all", "0%", *measured(options.smollm2), ""]), flush=True)
     for keep in options.keep:
-        done = shrunken(options.smollm2, options.scratch, counted, keep, script=options.script, multiple=64)
+        how = {"script": options.script, "rank": options.rank, "multiple": 64}
+        done = shrunken(options.smollm2, options.scratch, counted, keep, **how)
         assert done.out is not None
         gone = f"{1 - done.parameters[1] / done.parameters[0]:.1%}"
         print(row([f"{done.rows[1]:,}", gone, *measured(done.out), f"{done.seconds - done.counting:.1f}"]), flush=True)
@@ -253,6 +254,7 @@ def _parser() -> Iterator[argparse.ArgumentParser]:
         one.add_argument("--embedded", type=int, default=100_000, metavar="N", help="of the held-out ones")
         one.add_argument("--changed", action="store_true", help="cosines alone, embedding only what is read otherwise")
         one.add_argument("--script", metavar="NAME", help="tokens with letters of others leave")
+        one.add_argument("--rank", choices=("count", "distance"), help="what leaves next")
         one.add_argument("--windows", type=int, default=48, metavar="N")
         one.set_defaults(run=run)
     one = commands.add_parser("combinations")

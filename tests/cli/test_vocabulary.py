@@ -41,6 +41,7 @@ def test_it_writes_what_the_library_writes(dense, text, tmp_path):
 def test_several_texts_and_all_options(dense, text, tmp_path):
     (tmp_path / "more.jsonl").write_text(json.dumps({"words": "hedges"}) + "\n")
     more = ["--keep", "330", "--multiple", "16", "--script", "latin", "--script", "Han", "--field", "words"]
+    more += ["--rank", "distance"]
     ended = run("vocabulary", dense, "--data", tmp_path / "more.jsonl", "--data", text, *more, "--dry-run")
     assert ended.exit_code == 0, ended.output
     assert "Nothing was written" in ended.stdout

@@ -41,6 +41,13 @@ def vocabulary(
     multiple: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Keep more until their number is a multiple of this.")
     ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RANK",
+            help="What leaves next: count, the rarest; or distance, times how far its row is from others.",
+        ),
+    ] = None,
     field: Annotated[str, typer.Option(metavar="NAME", help="Of the records in .jsonl that holds the text.")] = "text",
     dry_run: DryRun = False,
     report: Report = None,
@@ -65,6 +72,7 @@ def vocabulary(
             "cover": cover,
             "script": script,
             "multiple": multiple,
+            "rank": rank,
             "field": field if field != "text" else None,
             "dry_run": dry_run,
         }
@@ -82,6 +90,7 @@ def vocabulary(
             cover=cover,
             script=script,
             multiple=multiple,
+            rank=rank,
             arguments={"command": command_line("vocabulary", directory, **asked)},
         )
         show(shrunken_parts(done))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from secateur.support import unwrapped
 
-__all__ = ["Axes", "Place", "axes_of", "builder", "parts_of", "with_field"]
+__all__ = ["Axes", "Place", "axes_of", "builder", "embedding_of", "parts_of", "with_field"]
 
 Place = tuple[str, ...]
 _MORE = 128  # tokens; a multiple of what sizes are rounded to

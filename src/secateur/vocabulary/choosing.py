@@ -1,7 +1,7 @@
 """Which tokens stay: all that are needed, and of the others those that a text has most often.
 
-Law: what a token that stays is made of stays as well; the rarest leaves first, of equals the one with the highest
-number; as many stay as were asked for.
+Law: what a token that stays is made of stays as well; the rarest leaves first, or that of which the least is lost, of
+equals the one with the highest number; as many stay as were asked for.
 """
 
 from __future__ import annotations
@@ -13,10 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from secateur.vocabulary.distances import Distance
 from secateur.vocabulary.scripts import check_scripts, is_of
 from secateur.vocabulary.tokens import Ids, Tokens
 
-__all__ = ["Asked", "asked", "choose"]
+__all__ = ["RANKS", "Asked", "asked", "choose"]
+
+RANKS = ("count", "distance")
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,14 @@ class Asked:
         cover: the share of the text's tokens that stays; None for all.
         scripts: those that the letters of tokens are of; empty for all.
         multiple: what the number of tokens is a multiple of.
+        rank: "count", or "distance": by what the next one that leaves is found.
     """
 
     keep: int | None = None
     cover: float | None = None
     scripts: frozenset[str] = frozenset()
     multiple: int = 1
+    rank: str = "count"
 
 
 def asked(
@@ -41,6 +46,7 @@ def asked(
     cover: float | None = None,
     script: str | Iterable[str] | None = None,
     multiple: int | None = None,
+    rank: str | None = None,
     *,
     with_text: bool,
 ) -> Asked:
@@ -64,11 +70,20 @@ def asked(
         raise ValueError("cover is the share of a text's tokens that stays: give the text as well.")
     if not with_text and keep is None and not scripts:
         raise ValueError("nothing says which tokens may leave: give a text, how many to keep, or a script.")
-    return Asked(keep, cover, scripts, multiple or 1)
+    if rank not in (None, *RANKS):
+        raise ValueError(f"rank must be {' or '.join(map(repr, RANKS))}, not {rank!r}.")
+    if rank == "distance" and not with_text:
+        raise ValueError('rank="distance" weighs how often a text has each token: give the text as well.')
+    return Asked(keep, cover, scripts, multiple or 1, rank or "count")
 
 
 def choose(
-    tokens: Tokens, counts: npt.NDArray[np.int64] | None, asked: Asked, needed: Collection[int], rows: int
+    tokens: Tokens,
+    counts: npt.NDArray[np.int64] | None,
+    asked: Asked,
+    needed: Collection[int],
+    rows: int,
+    distance: Distance | None = None,
 ) -> Ids:
     """The numbers of the tokens that stay, ascending.
 
@@ -78,6 +93,7 @@ def choose(
         asked: what shall stay.
         needed: numbers that stay whatever was asked, perhaps of no token.
         rows: how many numbers the model knows.
+        distance: how far each is from what would be read instead, by which its count is multiplied; None: as far.
 
     Raises:
         ValueError: more has to stay than was asked for.
@@ -91,10 +107,11 @@ def choose(
         texts = {number: tokens.text_of(token) for token, number in tokens.model.items()}
         foreign |= {number for number in numbers if (text := texts[number]) is None or not is_of(text, asked.scripts)}
     fixed |= characters if not tokens.says_unknown else characters - foreign
-    fixed -= opened - set(needed)
-    order = _leaving(tokens, counts, numbers, fixed, foreign)
+    unmade = {number for number in tokens.unmade() if counts is None or not counts[number]}
+    fixed -= (opened | unmade) - set(needed)
+    order = _leaving(tokens, counts, numbers, fixed, foreign | unmade, distance)
     whole = len(numbers | fixed)
-    leave = _how_many(order, counts, asked, whole, foreign)
+    leave = _how_many(order, counts, asked, whole, foreign | unmade)
     while leave and (whole - leave) % asked.multiple:
         leave -= 1
     left = {number for number, _ in order[:leave]}
@@ -107,6 +124,7 @@ def _leaving(
     numbers: Collection[int],
     fixed: Collection[int],
     foreign: Collection[int],
+    distance: Distance | None,
 ) -> list[tuple[int, int]]:
     """All that may leave, in order, each with how often the text had it, or had what it had been part of.
 
@@ -119,14 +137,17 @@ def _leaving(
             children[part] = children.get(part, 0) + (part != number)
     had = {number: 0 if counts is None else int(counts[number]) for number in numbers}
     last = {number for number in foreign if number not in fixed}
-    ready = [
-        (number not in last, had[number], -number) for number in numbers if number not in fixed and not children[number]
-    ]
+
+    def next_one(number: int) -> tuple[bool, float, int]:
+        far = 1.0 if distance is None or not had[number] else distance(number)
+        return number not in last, had[number] * far, -number
+
+    ready = [next_one(number) for number in numbers if number not in fixed and not children[number]]
     heapq.heapify(ready)
     found = []
     while ready:
-        _, count, minus = heapq.heappop(ready)
-        number = -minus
+        number = -heapq.heappop(ready)[2]
+        count = had[number]
         found.append((number, count))
         parts = parents.get(number, ())
         for part in parts:
@@ -134,7 +155,7 @@ def _leaving(
         for part in {*parts} - {number}:
             children[part] -= 1
             if not children[part] and part in children and part not in fixed and part in had and part in numbers:
-                heapq.heappush(ready, (part not in last, had[part], -part))
+                heapq.heappush(ready, next_one(part))
     return found
 
 

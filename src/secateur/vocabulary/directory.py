@@ -42,8 +42,9 @@ from secateur.checkpoints import (
     write_bytes,
 )
 from secateur.support import printable, private, tensors_of, track
-from secateur.vocabulary.axes import Axes, axes_of, builder
+from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of
 from secateur.vocabulary.choosing import asked
+from secateur.vocabulary.distances import Rows, rows_in_files
 from secateur.vocabulary.files import by_transformers, model_folder, needed_in, read_tokens, rewritten
 from secateur.vocabulary.outcome import ShrunkVocabulary
 from secateur.vocabulary.planning import Planned, planned, positions_begin_behind
@@ -90,6 +91,12 @@ class Source:
         padding = getattr(self.model.config, "pad_token_id", None)
         return found | positions_begin_behind(self.model, self.axes, padding)
 
+    def rows(self) -> Rows:
+        """The rows of its embedding."""
+        embedding = embedding_of(self.model)
+        mine = {name for name, tensor in tensors_of(self.model).items() if tensor is embedding}
+        return rows_in_files(self.checkpoint, [name for name, each in self.names.items() if each in mine])
+
     def rewritten(self, order: Ids) -> dict[Path, str | None]:
         """What files say once tokens have left, by their relative paths."""
         place = self.checkpoint.root.relative_to(self.root)
@@ -128,6 +135,7 @@ def shrink_vocabulary_checkpoint(
     cover: float | None = None,
     script: str | Iterable[str] | None = None,
     multiple: int | None = None,
+    rank: str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> ShrunkVocabulary:
     """Writes to ``out`` the model of a Hugging Face directory with fewer tokens; ``from_pretrained`` loads both its
@@ -148,6 +156,9 @@ def shrink_vocabulary_checkpoint(
         cover: the share of the text's tokens that stays, such as 0.9999: the rarest leave as well.
         script: tokens with letters of others leave, such as all but ``"Latin"``; or several.
         multiple: more tokens stay until their number is a multiple of this.
+        rank: ``"count"``, the default: of tokens that may leave the rarest is the next. ``"distance"``: the one for
+            which its count times its distance is least, which is 1 minus the cosine of its row of the embedding and the
+            mean of the rows that are read instead.
         arguments: what ``secateur.json`` shall say of how this was called.
 
     Raises:
@@ -169,7 +180,7 @@ def shrink_vocabulary_checkpoint(
     8
     """
     started = time.monotonic()
-    wanted = asked(keep, cover, script, multiple, with_text=texts is not None)
+    wanted = asked(keep, cover, script, multiple, rank, with_text=texts is not None)
     root, out = Path(source), None if out is None else Path(out)
     said = check_arguments(arguments)
     check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
@@ -177,7 +188,8 @@ def shrink_vocabulary_checkpoint(
     previous = previous_record(root)
     if out is not None and out.exists():
         raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
-    plan = planned(dense.tokens, texts, wanted, dense.needed(), dense.axes.rows, str(dense.checkpoint.root))
+    where = str(dense.checkpoint.root)
+    plan = planned(dense.tokens, texts, wanted, dense.needed(), dense.axes.rows, where, dense.rows)
     done = _outcome(dense, plan, out, started)
     if out is None:
         return done

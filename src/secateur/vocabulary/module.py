@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from secateur.support import Undo, is_sharded, tensors_of, unwrapped
-from secateur.vocabulary.axes import Axes, axes_of, builder, parts_of, with_field
+from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of, parts_of, with_field
 from secateur.vocabulary.choosing import asked
+from secateur.vocabulary.distances import rows_of_tensor
 from secateur.vocabulary.files import by_class, changed_config, needed_in, of_tokenizer
 from secateur.vocabulary.ids import numbers_in, renumbered
 from secateur.vocabulary.outcome import ShrunkVocabulary
@@ -41,6 +42,7 @@ def shrink_vocabulary(
     cover: float | None = None,
     script: str | Iterable[str] | None = None,
     multiple: int | None = None,
+    rank: str | None = None,
 ) -> ShrunkVocabulary:
     """Takes tokens that a text does not have out of a model and its tokenizer, both in place.
 
@@ -52,7 +54,7 @@ def shrink_vocabulary(
     Args:
         model: one of transformers', with its configuration.
         tokenizer: its tokenizer, of the `tokenizers` library inside.
-        texts, keep, cover, script, multiple: as for `shrink_vocabulary_checkpoint`.
+        texts, keep, cover, script, multiple, rank: as for `shrink_vocabulary_checkpoint`.
 
     Raises:
         TypeError: a tokenizer of another kind.
@@ -72,7 +74,7 @@ def shrink_vocabulary(
     ((6, 5), torch.Size([5, 8]), [2, 3])
     """
     started = time.monotonic()
-    wanted = asked(keep, cover, script, multiple, with_text=texts is not None)
+    wanted = asked(keep, cover, script, multiple, rank, with_text=texts is not None)
     inside: Any = unwrapped(model)
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -97,7 +99,7 @@ def shrink_vocabulary(
             needed |= {number for number in numbers_in(generation.to_dict()) if 0 <= number < axes.rows}
         padding = getattr(inside.config, "pad_token_id", None)
         needed |= positions_begin_behind(inside, axes, padding)
-        plan = planned(tokens, texts, wanted, needed, axes.rows, where)
+        plan = planned(tokens, texts, wanted, needed, axes.rows, where, lambda: rows_of_tensor(embedding_of(inside)))
         for path, text in of_tokenizer(folder, tokens, plan.order).items():
             if text is None:
                 (folder / path).unlink()

@@ -6,7 +6,7 @@ Law: nothing is changed here; what is returned was proved on the text and on ran
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 from secateur.vocabulary.axes import Axes
 from secateur.vocabulary.choosing import Asked, choose
 from secateur.vocabulary.counting import Counted, count, encoded
+from secateur.vocabulary.distances import Distance, Rows, distances
 from secateur.vocabulary.outcome import Unseen
 from secateur.vocabulary.proof import agree, encoding, random_texts, renaming, together
 from secateur.vocabulary.tokens import Ids, Tokens, reading
@@ -60,9 +61,16 @@ class Planned:
 
 
 def planned(
-    tokens: Tokens, texts: Iterable[str] | None, asked: Asked, needed: Collection[int], rows: int, where: str
+    tokens: Tokens,
+    texts: Iterable[str] | None,
+    asked: Asked,
+    needed: Collection[int],
+    rows: int,
+    where: str,
+    row_of: Callable[[], Rows] | None = None,
 ) -> Planned:
-    """What stays of a tokenizer's tokens, as it was asked for.
+    """What stays of a tokenizer's tokens, as it was asked for; ``row_of`` gives what reads rows of the embedding, for
+    ``rank="distance"``.
 
     Raises:
         ValueError: nothing leaves, more has to stay than was asked for, or a text would be read otherwise.
@@ -71,7 +79,8 @@ def planned(
     size = max(tokens.size, rows)
     counted = None if texts is None else count(tokens.backend, texts, size)
     counting = time.monotonic() - began
-    order = tokens.order(choose(tokens, _counts(counted), asked, needed, rows))
+    distance = None if row_of is None or asked.rank != "distance" else distances(tokens, row_of(), rows)
+    order = tokens.order(choose(tokens, _counts(counted), asked, needed, rows, distance))
     if int((order < rows).sum()) == rows:
         raise ValueError(f"{where}: all {rows:,} tokens would stay; keep fewer, or cover less.")
     smaller, new = Tokens.of(tokens.pruned(order), f"{where}, pruned,"), renaming(order, size)
@@ -100,7 +109,7 @@ def planned(
         after,
         seen,
         _gone(tokens, counted, new),
-        None if counted is None else _unseen(tokens, counted, asked, needed, rows),
+        None if counted is None else _unseen(tokens, counted, asked, needed, rows, distance),
         random,
         f"{_PROVED} {' and on '.join(said)}: the same tokens, renamed",
         counting,
@@ -136,7 +145,9 @@ def _check_pairs(tokens: Tokens, smaller: Tokens, random: list[str], new: Ids, w
             raise ValueError(f"{where}: the pair {pair!r} would be written otherwise: nothing was changed.")
 
 
-def _unseen(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[int], rows: int) -> Unseen | None:
+def _unseen(
+    tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[int], rows: int, distance: Distance | None
+) -> Unseen | None:
     """What the choice does that is made without the last tenth of the passages."""
     many = len(counted.passages)
     if many < _FEW or (counted.tokens != sum(map(len, counted.ids)) and many < _TENTH * _FEW):
@@ -146,7 +157,7 @@ def _unseen(tokens: Tokens, counted: Counted, asked: Asked, needed: Collection[i
     if not counts.any():
         return None
     try:
-        order = tokens.order(choose(tokens, counts, asked, needed, rows))
+        order = tokens.order(choose(tokens, counts, asked, needed, rows, distance))
     except ValueError:  # it was possible with more
         return None
     smaller, new = Tokens.of(tokens.pruned(order)), renaming(order, len(counts))

@@ -226,6 +226,65 @@ class Tokens:
         ends = {text[at:] for text in texts for at in range(1, len(text))}
         return {continued[each] for each, last in until.items() if any(each[:at] in ends for at in range(1, last + 1))}
 
+    def unmade(self) -> set[int]:
+        """The numbers of WordPiece's single letters that no text is read as: they continue a word, and the tokenizer
+        makes a word of its own of each such letter, as of punctuation."""
+        if self.kind != WORDPIECE:
+            return set()
+        prefix = self.values["model"].get("continuing_subword_prefix", "##")
+        continued = ((token.removeprefix(prefix), at) for token, at in self.model.items() if token.startswith(prefix))
+        return {at for letter, at in continued if len(letter) == 1 and not self._continues(letter)}
+
+    def _continues(self, letter: str) -> bool:
+        """Whether a letter is ever inside of a word, behind a letter, a digit or itself."""
+        normal, words = self.backend.normalizer, self.backend.pre_tokenizer
+        with reading():
+            for text in (f"a{letter}a", f"1{letter}", letter * 2):
+                read = text if normal is None else normal.normalize_str(text)
+                parts = [read] if words is None else [part for part, _ in words.pre_tokenize_str(read)]
+                if any(letter in part[1:] for part in parts):
+                    return True
+        return False
+
+    def instead(self, number: int) -> tuple[int, ...]:
+        """The numbers of the tokens that the text of one is read as without it, were all others there: what it is made
+        of by merging, the best pieces by their scores, or the longest ones; nothing where it would be unknown."""
+        token = self.by_id.get(number, "")
+        if self.model.get(token) != number or self.kind == WORDLEVEL:
+            return ()
+        if self.kind == BPE:
+            return self.parents([number]).get(number, ())
+        return self._best(token) if self.kind == UNIGRAM else self._longest(token)
+
+    def _longest(self, token: str) -> tuple[int, ...]:
+        prefix = self.values["model"].get("continuing_subword_prefix", "##")
+        before = prefix if token.startswith(prefix) and token != prefix else ""
+        rest, found = token.removeprefix(before), []
+        while rest:
+            ends = (end for end in range(len(rest), 0, -1) if before + rest[:end] != token or found)
+            end = next((end for end in ends if before + rest[:end] in self.model), 0)
+            if not end:
+                return ()
+            found.append(self.model[before + rest[:end]])
+            before, rest = prefix, rest[end:]
+        return tuple(found)
+
+    @cached_property
+    def _scores(self) -> dict[str, float]:
+        return {piece: float(score) for piece, score in self.values["model"]["vocab"]}
+
+    def _best(self, token: str) -> tuple[int, ...]:
+        best: list[tuple[float, tuple[int, ...]] | None] = [(0.0, ())]
+        for end in range(1, len(token) + 1):
+            ways = [
+                (way[0] + self._scores[piece], (*way[1], self.model[piece]))
+                for begin in range(end)
+                if (way := best[begin]) is not None and (piece := token[begin:end]) in self._scores and piece != token
+            ]
+            best.append(max(ways, default=None))
+        last = best[-1]
+        return () if last is None else last[1]
+
     # ---- the smaller one --------------------------------------------------------------------------------------------
 
     def order(self, kept: Iterable[int]) -> Ids:
