@@ -39,6 +39,7 @@ from secateur.search import fit
 
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
+FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
 GOAL = 0.8  # of the best fixed allocation's gap
 EPOCHS = {"cnn": ("sgd", 40), "vit": ("adam", 60)}
 
@@ -122,13 +123,12 @@ def methods(setting: str, score: str) -> dict[str, Callable[[nn.Module, list[Any
         whole = sum(each.numel() for each in model.parameters())
         layers = oneshot(copy.deepcopy(model), batches[:1], 0.5, solver="magnitude").layers
         leaves = round(share * sum(torch.Size(each.shape).numel() for each in layers))
-        around = [round(share + 0.05 * step, 3) for step in range(-5, 6) if 0.02 < share + 0.05 * step < 0.97]
         done = fit(
             model,
             batches,
             budget={"params": float(whole - leaves)},
             over="oneshot",
-            shares=around,
+            shares=FINE,
             score=score,
             seed=seed,
             example_inputs=example_of(batches),

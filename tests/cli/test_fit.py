@@ -31,7 +31,7 @@ def folder(made, tmp_path):
 def call(folder, *words, out="out", data="text.txt"):
     return run(
         "fit", folder / "dense", "--data", folder / data, "--out", folder / out, "--samples", 4,
-        "--sequence-length", 16, "--evaluations", 6, *words,
+        "--sequence-length", 16, "--evaluations", 6, "--finals", 2, *words,
     )  # fmt: skip
 
 

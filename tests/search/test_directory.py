@@ -39,7 +39,7 @@ def text(count=4):
 
 
 def fitted(dense, out, **given):
-    given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "evaluations": 5} | given
+    given = {"budget": {"params": 0.8}, "shares": (0.25, 0.5), "evaluations": 5, "finals": 1} | given
     return fit_checkpoint(dense, out, text(), model=model_of(dense), **given)
 
 

@@ -83,7 +83,7 @@ def test_a_score_is_what_it_is_less_than_of_the_dense_model():
         model[0].down.bias[0] -= 2
     assert measured(range(3)) == pytest.approx(2)
     assert measured([0]) != pytest.approx(2)  # a part of the data is compared by outputs
-    assert measured.finished() == (pytest.approx(measured._differs(range(3))), pytest.approx(measured.scored()))
+    assert measured.finished() == (pytest.approx(measured.by_outputs(range(3))), pytest.approx(measured.scored()))
 
 
 def test_a_score_that_is_not_finite_is_the_worst_there_is():

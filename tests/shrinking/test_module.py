@@ -10,8 +10,10 @@ from torch.utils._pytree import tree_map_only
 
 import zoo
 from secateur import shrink, verify_shrunken
+from secateur.blockwise import divergence
 from secateur.coupling import find_coupling
 from secateur.criteria import magnitude
+from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking import subject
 from secateur.shrinking.proof import outputs
 from secateur.support import run_example, tensors_in, tensors_of
@@ -372,3 +374,24 @@ def test_an_example_that_holds_nothing():
     with pytest.raises(ValueError, match="returns no finite number"):
         shrink(model, torch.zeros(0, 3, 8, 8), 0.5)
     assert is_unchanged(model, before)
+
+
+@pytest.mark.parametrize("images", [6, 256])
+def test_batch_normalizations_are_made_anew_only_where_outputs_come_nearer_by_that(images):
+    """Of six images the statistics are far from those of a whole training."""
+    torch.manual_seed(5)
+    layers = [nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.BatchNorm2d(12), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(12 * 16, 5))
+    reestimate_batchnorm(model, [torch.randn(512, 3, 8, 8)])
+    model.eval()
+    batches = [torch.randn(images, 3, 8, 8)]
+    dense, statistics = copy.deepcopy(model), model[4].running_mean.clone()
+    shrink(model, batches[0][:2], 0.3, batches=batches, verify=False)
+    again = copy.deepcopy(model)
+    reestimate_batchnorm(again, batches)
+    with torch.no_grad():
+        lost, rows = divergence(dense(batches[0]), model(batches[0]))
+        more, _ = divergence(dense(batches[0]), again(batches[0]))
+    assert rows == images
+    assert lost <= more * (1 + 1e-4)
+    assert torch.isin(model[4].running_mean, statistics).all() or images == 256

@@ -68,7 +68,7 @@ def fit(
         typer.Option(
             min=1, metavar="N", help="How many choices are finished on a copy, before the best of them is taken."
         ),
-    ] = 2,
+    ] = 12,
     samples: Samples = 128,
     sequence_length: SequenceLength = None,
     seed: Seed = 0,

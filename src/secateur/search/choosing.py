@@ -1,17 +1,19 @@
-"""Which level of each group: by dynamic programming, by the fixed allocations, and by switching levels from there on.
+"""Which level of each group: by dynamic programming, by the fixed allocations, by switching levels from there on, and
+in the end by what finished models lose.
 
 Law: nothing of the model changes; what is chosen fits the budget, and loses no more than any fixed allocation of the
-same levels and budget does, on the batches held back.
+same levels and budget does, on the batches held back; finished, no more than any that was finished.
 """
 
 from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from torch import nn
@@ -25,10 +27,11 @@ from secateur.search.held_back import HeldBack
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
 from secateur.search.space import Predicted, Space, classes_of
+from secateur.search.weighing import looked_at, measured_curve, weighed, weights_of
 from secateur.shrinking import Configured, carry_out, has_configuration, plan_of, tie_roles
 from secateur.support import Forward, track, unwrapped
 
-__all__ = ["Choosing"]
+__all__ = ["ByItself", "Choosing", "Finishing"]
 
 _POINTS = 6  # of the curve, below the dense model
 _CLOSE = 0.02  # of a latency, that is not corrected any more
@@ -36,6 +39,38 @@ _CORRECTIONS = 3
 _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
 ERRORS = "errors"  # what the sum of the levels' errors chooses
+SEARCHED, DEFAULT = "searched", "shrink, by itself"
+_ALONE = 1 / 3  # of the passes, that groups are measured alone in
+_WORSE = 2.0  # times the loss of the best fixed allocation: what loses more is not finished
+_SPREAD = 0.5  # of weights of groups around one for all, as a share of it
+_LEVELS_NOISE, _FINISHED_NOISE = 0.15, 0.05  # of what the sum of weighed errors says
+_NEAR = 6  # of so many levels one, from the best to what is finished next
+_DRAWS = 8  # of weights, until no other choice is looked for
+
+
+@dataclass(frozen=True)
+class ByItself:
+    """What `secateur.shrink` makes of a budget without a search.
+
+    Attributes:
+        loss: of the finished model, on the batches held back.
+        units: ``{group of the coupling: how many stay}``.
+        costs: of the finished model.
+    """
+
+    loss: float
+    units: Mapping[str, int]
+    costs: Mapping[str, float]
+
+
+class Finishing(Protocol):
+    """Choices carried out on a copy of the model, by what levels were made of."""
+
+    def judged(self, choice: Mapping[str, int]) -> float:
+        """What the finished model loses on the batches held back."""
+
+    def by_itself(self, limits: Mapping[str, float]) -> ByItself | None:
+        """What a verb makes of the budget; None where none takes such a budget."""
 
 
 @dataclass(eq=False)
@@ -58,6 +93,7 @@ class Choosing:
     trials: dict[Choice, float] = field(default_factory=dict)  # milliseconds that were measured
     spent: float = 0.0
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
+    default: ByItself | None = None
 
     def __post_init__(self) -> None:
         self.inner = unwrapped(self.model)
@@ -213,7 +249,41 @@ class Choosing:
     def _starts(self, limits: Mapping[str, float]) -> dict[str, Choice]:
         found = {ERRORS: self._least(limits)}
         self.starts = found | candidates(self.inner, self.space, limits, self.rest, forward=self.forward)
+        if self.default is not None and (near := self.space.nearest(self.default.units, limits)) is not None:
+            self.starts["shrink"] = near
         return self.starts
+
+    def _weigh_alone(self) -> None:
+        """What each class loses by itself in the whole model, at a level or two: what levels say of it is to second
+        order, and of a model whose outputs are of all positions together far off."""
+        batches, granted = len(self.measured.batches), _ALONE * self.passes
+        levels = [looked_at(size) for size in self.space.sizes]
+        if sum(map(len, levels)) > granted * batches:
+            levels = [each[-1:] for each in levels]
+        runs = sum(map(len, levels))
+        if not runs or runs > granted * batches:
+            return
+        count = min(batches, max(1, int(granted * batches / runs)))
+        some = [(2 * at + 1) * batches // (2 * count) for at in range(count)]
+        told, curves = self.space.errors(), []
+        lost: list[dict[int, float]] = []
+        for at, its in enumerate(track(levels, "measuring groups alone")):
+            lost.append({level: self._alone(at, level, some) for level in its})
+        self.spent += runs * count / batches
+        ratios = [
+            loss / told[at][level]
+            for at, its in enumerate(lost)
+            for level, loss in its.items()
+            if told[at][level] > 0 and 0 < loss < math.inf
+        ]
+        usual = statistics.median(ratios) if ratios else 1.0
+        curves = [measured_curve(each, its, usual) for each, its in zip(told, lost, strict=True)]
+        self.space.curves = curves
+
+    def _alone(self, at: int, level: int, some: Sequence[int]) -> float:
+        choice = tuple(level if here == at else 0 for here in range(len(self.space.classes)))
+        with self.levels.assembled(self.model, self.space.named(choice)):
+            return self.measured.by_outputs(some)
 
     def _curve(self, word: str) -> list[Point]:
         """From the dense model down to the least that there is, each by dynamic programming."""
@@ -237,13 +307,13 @@ class Choosing:
         """What the model costs now."""
         return self.space.costs(self.space.dense, dict.fromkeys(("params", "macs", "bytes", *self.asked.words)))
 
-    def within(self, finals: int = 1, judge: Callable[[Mapping[str, int]], float] | None = None) -> Chosen:
+    def within(self, finals: int = 1, finishing: Finishing | None = None) -> Chosen:
         """The least loss at what may be spent.
 
         Args:
-            finals: how many choices are judged when they are finished: what was found, then the fixed allocations, the
-                best first.
-            judge: ``choice -> loss`` of the finished model.
+            finals: how many models are finished and compared: what was found, the fixed allocations, the best first,
+                and then what these say of the groups.
+            finishing: what finishes them.
 
         Raises:
             ValueError: so little cannot be spent.
@@ -253,23 +323,109 @@ class Choosing:
         if self.space.fits(self.space.dense, limits):
             return self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
         self._least(limits)  # what cannot be met is said before the long part begins
+        self._weigh_alone()
         curve = self._curve(word)
+        if finishing is not None and finals > 2:
+            self.default = finishing.by_itself(limits)
         found = self._searched(limits, max(1.0, self.passes - self.spent))
         finished: dict[str, float] = {}
-        if judge is not None and finals > 1:
-            names = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
-            several = {found.choice: ("searched", found.loss)}
-            for name in names:
-                if self.space.fits(self.starts[name], limits):
-                    several.setdefault(self.starts[name], (name, found.losses[name]))
-            first = dict(list(several.items())[:finals])
-            if len(first) > 1:
-                judged = {choice: judge(self.space.named(choice)) for choice in track(first, "finishing the best")}
-                finished = {first[choice][0]: loss for choice, loss in judged.items()}
-                best = min(judged, key=lambda choice: judged[choice])
-                found = replace(found, choice=best, loss=first[best][1])
+        if finishing is not None and finals > 1:
+            found, finished = self._finished(limits, found, finals, finishing)
         at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
-        return replace(self._chosen(limits, found, [at, *curve]), finals=finished)
+        chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished)
+        if self.default is not None and min(finished, key=lambda name: finished[name]) == DEFAULT:
+            chosen = replace(
+                chosen, units=dict(self.default.units), predicted={**chosen.predicted, **self.default.costs}
+            )
+        return chosen
+
+    def _finished(
+        self, limits: Mapping[str, float], found: Evolved, finals: int, finishing: Finishing
+    ) -> tuple[Evolved, dict[str, float]]:
+        """The best of so many that were finished, and what each of them loses.
+
+        What was found and the best fixed allocations come first. What these lose when they are finished says what the
+        errors of each class are worth then, and dynamic programming over errors weighed so says what comes next; every
+        second time over a draw of the weights, so that not only what is known is looked at.
+        """
+        named = {} if self.default is None else {DEFAULT: self.default.loss}
+        fixed = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
+        most = _WORSE * found.losses[fixed[0]] if fixed else 0.0
+        first = {found.choice: SEARCHED}
+        for name in fixed:
+            choice = self.starts[name]
+            if len(first) > max(1, finals // 2 - len(named)) or found.losses[name] > most:
+                break
+            if self.space.fits(choice, limits) and self._in_time(choice, limits):
+                first.setdefault(choice, name)
+        judged: dict[Choice, float] = {}
+        if len(first) + len(named) == 1 == finals - 1:
+            return found, {}  # there is nothing to compare with
+        for choice, name in track([*first.items()], "finishing the best"):
+            named[name] = judged[choice] = finishing.judged(self.space.named(choice))
+        curves = self.space.errors()
+        curves = weighed(curves, weights_of(curves, found.known, spread=_SPREAD, noise=_LEVELS_NOISE))
+        draw = np.random.default_rng(self.seed)
+        for number in track(range(1, finals - len(named) + 1), "finishing others"):
+            choice = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
+            if choice is None:
+                break
+            named[f"step {number}"] = judged[choice] = finishing.judged(self.space.named(choice))
+        best = min(judged, key=lambda choice: judged[choice])
+        if self.default is not None and self.default.loss < judged[best]:
+            best = (
+                self.starts["shrink"] if self.space.fits(self.starts.get("shrink", self.space.dense), limits) else best
+            )
+        loss = found.known[best] if best in found.known else found.loss if best == found.choice else self._all(best)
+        return replace(found, choice=best, loss=loss), named
+
+    def _proposed(
+        self,
+        curves: Sequence[Sequence[float]],
+        judged: Mapping[Choice, float],
+        limits: Mapping[str, float],
+        draw: np.random.Generator | None,
+    ) -> Choice | None:
+        """What the weighed errors say is best of what was not finished yet; None where nothing else is."""
+        again = draw or np.random.default_rng(self.seed + len(judged))
+        best = min(judged, key=lambda choice: judged[choice])
+        for attempt in range(_DRAWS):
+            by = draw if attempt == 0 else again
+            weights = weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE, draw=by)
+            near = [
+                [
+                    error if abs(at - here) <= max(1, round(len(its) / _NEAR)) else math.inf
+                    for at, error in enumerate(its)
+                ]
+                for its, here in zip(weighed(curves, weights), best, strict=True)
+            ]
+            choice = self.space.least(limits, near)
+            if choice is not None and choice not in judged and self._in_time(choice, limits):
+                return choice
+        told = weighed(curves, weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE))
+        beside = [each for each in self._beside(best, limits, told) if each not in judged]
+        for choice in sorted(beside, key=lambda each: sum(its[at] for its, at in zip(told, each, strict=True))):
+            if self._in_time(choice, limits):
+                return choice
+        return None
+
+    def _beside(self, best: Choice, limits: Mapping[str, float], told: Sequence[Sequence[float]]) -> set[Choice]:
+        """What fits one step from a choice: a class goes up by a level, and what that leaves goes elsewhere."""
+        found = set()
+        for at, size in enumerate(self.space.sizes):
+            if best[at] + 1 == size:
+                continue
+            up = (*best[:at], best[at] + 1, *best[at + 1 :])
+            stay = [
+                [math.inf if here == at and level <= best[at] else each for level, each in enumerate(its)]
+                for here, its in enumerate(told)
+            ]
+            found.add(self.space.filled(up, limits, stay))
+        return {each for each in found if self.space.fits(each, limits)}
+
+    def _in_time(self, choice: Choice, limits: Mapping[str, float]) -> bool:
+        """Whether its latency, where one is asked for, is what was predicted."""
+        return "latency" not in limits or self._tried(choice) <= limits["latency"] * (1 + _CLOSE)
 
     def kept(self) -> Sequence[Chosen]:
         """As little as it gets while the score is kept, and after it what is a little larger, the smallest first: down
@@ -286,6 +442,7 @@ class Choosing:
                 f"the dense model's score is {before:g}, of which no share can be kept; return one above 0."
             )
         most = before - self.asked.keep * before  # that may be lost
+        self._weigh_alone()
         curve = self._curve(word)
         least = curve[-1].share
         low = max((each.share for each in curve if each.loss > most), default=least)

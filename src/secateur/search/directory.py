@@ -23,7 +23,17 @@ from secateur.blockwise import OneShot, Solve, check_new, oneshot
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
-from secateur.search.fitting import Carrying, Entries, Units, check_asked, entries_of, kept_of, rounding_for, shares_for
+from secateur.search.fitting import (
+    FINALS,
+    Carrying,
+    Entries,
+    Units,
+    check_asked,
+    entries_of,
+    rounding_for,
+    shares_for,
+    units_of,
+)
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
 from secateur.search.making import example_of, make_levels
@@ -56,7 +66,7 @@ def fit_checkpoint(
     round_to: int | None = None,
     held_back: int | None = None,
     evaluations: float = 30.0,
-    finals: int = 2,
+    finals: int = FINALS,
     seed: int = 0,
     store: Path | str | None = None,
     arguments: Mapping[str, Any] | None = None,
@@ -130,9 +140,9 @@ def fit_checkpoint(
         carrying = Carrying(
             choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False
         )
-        chosen = choosing.within(finals, carrying.judged)
+        chosen = choosing.within(finals, carrying)
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-    units, entries = kept_of(levels, chosen.choice), entries_of(levels, chosen.choice)
+    units, entries = units_of(levels, chosen), entries_of(levels, chosen.choice)
     shrunk: CheckpointShrinking | None = None
     pruned: OneShot | None = None
     scope: dict[str, Any] = {"include": include, "exclude": exclude}
@@ -246,6 +256,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chose
     for name, each in numbers.items():
         if not set(said["budget"]) <= set(each):
             raise its.wrong(name, f"is not of {', '.join(said['budget'])}")
+    units = None if its.values.get("units") is None else its.each_named("units", int, least=0)
     lost, finals = its.inner("candidates"), its.inner("finals")
     compared = its.take("compared", str)
     if compared not in SCORES:
@@ -267,6 +278,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chose
         generations=its.take("generations", int, least=0),
         compared=compared,
         finals={name: _or_infinite(finals.maybe(name, float)) for name in finals.values},
+        units=units,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from secateur.support import track
 
@@ -33,6 +33,7 @@ class Evolved:
         losses: of the candidates that it began with.
         passes: over all data that were made, as a sum of shares.
         generations: how often the parent had children.
+        known: of all choices that all data was asked of.
     """
 
     choice: Choice
@@ -40,6 +41,7 @@ class Evolved:
     losses: Mapping[str, float]
     passes: float
     generations: int
+    known: Mapping[Choice, float] = field(default_factory=dict)
 
 
 def evolved(
@@ -104,7 +106,8 @@ def evolved(
             best = min(children, key=lambda each: (counted(each, every), each))
             parent = best if counted(best, every) < counted(parent, every) else parent
         idle = idle + 1 if counted.passes == before else 0
-    return Evolved(parent, counted(parent, every), losses, counted.passes, generations)
+    known = {choice: counted(choice, every) for choice in sorted(counted.known)}
+    return Evolved(parent, counted(parent, every), losses, counted.passes, generations, known)
 
 
 def _check(sizes: Sequence[int], starts: Mapping[str, Choice], fits: Callable[[Choice], bool], batches: int) -> None:

@@ -61,6 +61,8 @@ class Chosen:
         compared: by which word of `secateur.search.scorer` outputs were.
         finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished; that of
             the least was taken.
+        units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself lost least and
+            was taken; ``choice`` is then what is nearest to it. Else None.
     """
 
     limits: Mapping[str, float]
@@ -78,6 +80,7 @@ class Chosen:
     generations: int
     compared: str = "change"
     finals: Mapping[str, float] = field(default_factory=dict)
+    units: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, eq=False)

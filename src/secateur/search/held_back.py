@@ -95,11 +95,11 @@ class HeldBack:
         if self.dense_score is not None and len(some) == len(self.batches):
             found = self.scored()
             return self.dense_score - found if math.isfinite(found) else math.inf
-        return self._differs(some)
+        return self.by_outputs(some)
 
     def finished(self) -> tuple[float, float | None]:
         """How far the outputs on all batches are, and the score, if there is one."""
-        return self._differs(range(len(self.batches))), None if self.score is None else self.scored()
+        return self.by_outputs(range(len(self.batches))), None if self.score is None else self.scored()
 
     def of(self, model: nn.Module) -> float:
         """The loss of another model, on all batches."""
@@ -119,7 +119,8 @@ class HeldBack:
         except (TypeError, ValueError):
             raise TypeError(f"the score is a {type(found).__name__}; return one number, higher is better.") from None
 
-    def _differs(self, some: Sequence[int]) -> float:
+    def by_outputs(self, some: Sequence[int]) -> float:
+        """How far the outputs are, whatever the score is."""
         total, rows = 0.0, 0
         with running(self.model):
             for at in some:

@@ -52,6 +52,15 @@ class Predicted:
         return self.dense - self.factor * self.by_table(choice)
 
 
+def _bent(share: float, amount: float) -> float:
+    """Nothing at 0, the share at a half, all at 1; in between straight.
+
+    >>> _bent(0.3, 0.0), _bent(0.3, 0.5), _bent(0.3, 1.0)
+    (0.0, 0.3, 1.0)
+    """
+    return share * 2 * amount if amount <= 0.5 else share + (1 - share) * (2 * amount - 1)
+
+
 def classes_of(levels: Levels, tied: Iterable[Iterable[str]]) -> list[Class]:
     """A class for each set of groups that keep the same share, in the order of the levels; of their levels those that
     all have. A group that is in no set stays dense.
@@ -83,12 +92,15 @@ class Space:
         levels, classes: what can be chosen.
         predicted: latencies, where they are asked for.
         possible: whether there is a model of such a choice of groups.
+        curves: of each class what the model loses at each level, where that was measured; it goes before what the
+            levels say.
     """
 
     levels: Levels
     classes: Sequence[Class]
     predicted: Predicted | None = None
     possible: Callable[[Mapping[str, int]], bool] | None = None
+    curves: Sequence[Sequence[float]] | None = None
     _costs: dict[tuple[Choice, str], float] = field(default_factory=dict)
     _possible: dict[Choice, bool] = field(default_factory=dict)
 
@@ -145,13 +157,14 @@ class Space:
             self._possible[choice] = self.possible(self.named(choice))
         return self._possible[choice]
 
-    def least(self, limits: Mapping[str, float]) -> Choice | None:
-        """The choice of the least sum of errors that fits, by dynamic programming; None where none was found.
+    def least(self, limits: Mapping[str, float], given: Sequence[Sequence[float]] | None = None) -> Choice | None:
+        """The choice of the least sum of errors that fits, by dynamic programming; None where none was found. Of errors
+        that are given an infinite one is a level that is not looked at.
 
         What groups cost by themselves is too little where they share a tensor, so the sum is held to less until what
         the model costs fits. Of several limits each counts by the share of it that is spent.
         """
-        errors = self.errors()
+        errors = self.errors() if given is None else given
         own = {word: self._own(word) for word in limits}
         fixed = {word: self.cost(self.dense, word) - sum(each[0] for each in own[word]) for word in limits}
         weight = dict.fromkeys(limits, 1.0)
@@ -181,15 +194,15 @@ class Space:
                     weight[word] *= costs[word] / limits[word]
             if max(over.values()) <= 0:  # there is no such model: a little less may be one
                 room = {word: limit * 0.995 - (limits[word] - limit) for word, limit in room.items()}
-        if best is None:
+        if best is None and given is None:
             best = self.last if self.fits(self.last, limits) else None
-        return None if best is None else self.filled(best, limits)
+        return None if best is None else self.filled(best, limits, errors)
 
     def by_slopes(self, limits: Mapping[str, float]) -> Choice | None:
-        """What loses least for what it saves comes next, by the lower convex hull of each class' curve, until it fits;
-        None where it never does."""
+        """What loses least for what it saves comes next, by the lower convex hull of each class' curve as levels say
+        it, until it fits; None where it never does."""
         steps = []
-        for at, (losses, costs) in enumerate(zip(self.errors(), self._spent(limits), strict=True)):
+        for at, (losses, costs) in enumerate(zip(self._told(), self._spent(limits), strict=True)):
             corner = 0
             while corner + 1 < len(losses):
                 slopes = {
@@ -216,14 +229,16 @@ class Space:
             for at, size in enumerate(self.sizes)
         ]
 
-    def filled(self, choice: Choice, limits: Mapping[str, float]) -> Choice:
+    def filled(
+        self, choice: Choice, limits: Mapping[str, float], given: Sequence[Sequence[float]] | None = None
+    ) -> Choice:
         """What is left of the budget goes, a level at a time, to where it takes the most error away."""
-        errors = self.errors()
+        errors = self.errors() if given is None else given
         while True:
             lower = [
                 (errors[at][level - 1] - errors[at][level], (*choice[:at], level - 1, *choice[at + 1 :]))
                 for at, level in enumerate(choice)
-                if level
+                if level and math.isfinite(errors[at][level - 1])
             ]
             fitting = [each for each in sorted(lower) if self.fits(each[1], limits)]
             if not fitting:
@@ -231,7 +246,12 @@ class Space:
             choice = fitting[0][1]
 
     def errors(self) -> list[list[float]]:
-        """Of each class what each level loses: divergences of the model's outputs; errors where not all are known."""
+        """Of each class what each level loses: as far as it was measured that; else divergences of the model's outputs
+        to second order; errors where not all are known."""
+        return self._told() if self.curves is None else [[*each] for each in self.curves]
+
+    def _told(self) -> list[list[float]]:
+        """What levels say."""
         names = {name for each in self.classes for name in each.names}
         known = all(level.loss is not None for name in names for level in self.levels[name])
 
@@ -285,6 +305,18 @@ class Space:
             return None
         wanted = shares_at(high)
         return self._towards(best, wanted, limits)
+
+    def nearest(self, kept: Mapping[str, int], limits: Mapping[str, float]) -> Choice | None:
+        """The levels nearest to counts of units that stay, and less where that costs too much; groups of the coupling
+        that are not named stay dense. None where it costs too much at the last level of each.
+        """
+        shares = {}
+        for each in self.classes:
+            for name in each.names:
+                groups = [group for group in self.levels.groups[name] if group in kept]
+                of = self.levels[name][0].of
+                shares[name] = 1 - sum(kept[group] for group in groups) / of if groups and of else 0.0
+        return self.snapped(lambda amount: {name: _bent(share, amount) for name, share in shares.items()}, limits)
 
     def _nearest(self, each: Class, wanted: Mapping[str, float]) -> int:
         share = math.fsum(wanted.get(name, 0.0) for name in each.names) / len(each.names)

@@ -279,10 +279,13 @@ def shrink(
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
     held = None if batches is None else _held(batches)  # run through several times
+    dense_outputs = None  # beside which batch normalizations are made anew
     if held is None:
         warn_without_data(model, before, asked)
     else:
         forward = naming_batches(held, forward)
+        if repair and any(map(private.is_batchnorm, model.modules())):
+            dense_outputs = OutputCosts(model, held, forward)
     known = names_of(before)  # what is frozen later has a name all the same
     plans: list[Plan] = []
     stayed: dict[str, str] = {}
@@ -357,9 +360,8 @@ def shrink(
                 choice, saved = chosen_by_data(subject, rest, known, held, repair=repair, forward=forward, undo=undo)
             plans.append(choice.plan)
             undo.call(carry_out(model, choice.plan, optimizer, saved))
-            if held is not None and repair and choice.plan.tensors and any(map(private.is_batchnorm, model.modules())):
-                undo.values(*model.buffers())
-                reestimate_batchnorm(model, held, forward=forward)
+            if dense_outputs is not None and held is not None and choice.plan.tensors:
+                _reestimate(model, held, dense_outputs, forward, undo)
             if configured is not None:
                 undo.call(configured.adopt(model, choice.fields))
         kept = {} if choice is None else choice.kept
@@ -400,6 +402,19 @@ def _losses(
     counts: Mapping[Axis, int],
 ) -> Losses:
     return losses_in_memory(model, coupling, groups, counts, batches, forward)
+
+
+def _reestimate(
+    model: nn.Module, batches: Sequence[Any], costs: OutputCosts, forward: Forward | None, undo: Undo
+) -> None:
+    """Makes batch normalizations anew where the outputs come nearer to the dense model's. After a good repair inputs
+    are what they were, and statistics of a whole training say more than those of a few batches."""
+    now, buffers = costs.now(), [*model.buffers()]
+    before = undo.values(*buffers)
+    reestimate_batchnorm(model, batches, forward=forward)
+    if not costs.now() < now:
+        for buffer, numbers in zip(buffers, before, strict=True):
+            buffer.copy_(numbers)
 
 
 def _check_values(model: nn.Module) -> None:
