@@ -72,6 +72,7 @@ class Options:
     judged: int
     cache: Path | None
     keep: Path | None
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -222,13 +223,14 @@ def reloaded(
 
 def child(told: Mapping[str, Any]) -> None:
     """What `apart` runs."""
+    torch.set_num_threads(told["threads"])
     keep_in = None if told["keep_in"] is None else Path(told["keep_in"])
     with redirect_stdout(sys.stderr):
         found = measure(Case(**told["case"]), Path(told["directory"]), keep_in)
     print(json.dumps(found))
 
 
-def apart(case: Case, directory: Path, keep_in: Path | None) -> dict[str, Any]:
+def apart(case: Case, directory: Path, keep_in: Path | None, threads: int = 1) -> dict[str, Any]:
     """`measure` in a new process.
 
     Raises:
@@ -238,6 +240,7 @@ def apart(case: Case, directory: Path, keep_in: Path | None) -> dict[str, Any]:
         "case": asdict(case),
         "directory": str(directory.resolve()),
         "keep_in": None if keep_in is None else str(keep_in.resolve()),
+        "threads": threads,
     }
     environment = {"TOKENIZERS_PARALLELISM": "false", "SECATEUR_PROGRESS": "0"}
     found: dict[str, Any] = in_a_process(
@@ -302,7 +305,7 @@ def compare(options: Options) -> dict[Case, dict[str, Any]]:
             if options.keep is not None and case.seed == 0:
                 keep_in = options.keep / "-".join((model, case.rival, case.level.replace(" ", "-").replace("'", "")))
             try:
-                found.add(case, apart(case, directory, keep_in))
+                found.add(case, apart(case, directory, keep_in, options.threads))
             except RuntimeError as error:
                 print(error, flush=True)
                 continue

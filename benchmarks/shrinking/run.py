@@ -88,6 +88,7 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
     one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
     one.add_argument("--keep", type=Path, help="a folder for the models, to take their times")
+    one.add_argument("--threads", type=int, default=1, help="of a row (%(default)s)")
     one.add_argument("--times", type=Path, nargs="+", help="directories: only the milliseconds of these, in turn")
     one.add_argument("--rounds", type=int, default=9, help="of the times (%(default)s)")
     one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
@@ -106,7 +107,8 @@ def _real(given: argparse.Namespace) -> None:
     if given.child:
         real.child(given.child)
         return
-    print(f"{platform.machine()}, 1 thread, torch {torch.__version__}, Python {platform.python_version()}, {commit()}")
+    told = f"{given.threads} thread{'s' * (given.threads > 1)}"
+    print(f"{platform.machine()}, {told}, torch {torch.__version__}, Python {platform.python_version()}, {commit()}")
     if given.times:
         times.times(given.times, given.rounds)
         return
@@ -120,6 +122,7 @@ def _real(given: argparse.Namespace) -> None:
             judged=given.judged,
             cache=given.cache,
             keep=given.keep,
+            threads=given.threads,
         )
     )
 

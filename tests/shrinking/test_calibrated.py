@@ -3,6 +3,7 @@
 import copy
 import functools
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 from torch import nn
 
 import zoo
-from secateur import criteria, shrink
-from secateur.shrinking import WithoutDataWarning, calibrated, subject, verify_shrunken
+from secateur import criteria, oneshot, shrink
+from secateur.shrinking import WithoutDataWarning, calibrated, measuring, subject, verify_shrunken
 from support.families import make
-from support.measured import Words, answers, apart, loss_of, text, trained, words
+from support.measured import Attending, Words, answers, apart, loss_of, text, trained, words
 from support.stacks import Stack, data, stack
 from support.unchanged import is_unchanged, state_of
 
@@ -425,6 +426,27 @@ def test_no_batches(batches):
     with pytest.raises(ValueError, match="there are no batches"):
         shrink(model, batches[0], 0.3, batches=[])
     assert is_unchanged(model, state)
+
+
+def test_repair_takes_two_passes_of_the_calibration_beyond_the_walk(monkeypatch):
+    """One is watched, and one gives what the next block needs; beside them slopes are of a few batches."""
+    monkeypatch.setattr(measuring, "_TOKENS", 1)
+    batches, run = text(count=12), Counter()
+    forward = Attending.forward
+
+    def counting(self, x, mask=None):
+        if x.shape == (3, 12, 12):
+            run[id(self)] += 1
+        return forward(self, x, mask)
+
+    monkeypatch.setattr(Attending, "forward", counting)
+    whole, less = words(layers=3), words(layers=3)
+    oneshot(whole, batches, 0.5)
+    walk = [run[id(block)] for block in whole.blocks]
+    shrink(less, batches[0][:1], 0.2, batches=batches)
+    slopes, once = 4, 2
+    for block, count in zip(less.blocks, walk, strict=True):
+        assert run[id(block)] <= count + 2 * len(batches) + slopes + once
 
 
 def test_a_model_without_blocks_is_walked_layer_by_layer():

@@ -88,6 +88,20 @@ def test_heads_and_their_widths_are_sets_of_columns():
     assert found.curves[width.axis](1) > 0
 
 
+def test_a_batch_normalization_does_not_hide_that_others_can_take_over():
+    """Its statistics are buffers, which hold the units as its weights do."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 4, 3), nn.Flatten(), nn.Linear(16, 3)
+    )
+    with torch.no_grad():
+        for each in (model[0].weight, model[0].bias):
+            each[3:].copy_(each[:3])  # copies
+    model.eval()
+    groups, found = measured(model, [torch.randn(16, 1, 6, 6) for _ in range(2)])
+    curve = found.curves[groups["0.weight"].axis]
+    assert curve(3) < 1e-3 < curve(2)
+
+
 def test_a_stream_costs_what_all_its_consumers_lose():
     """Those in the blocks; each unit alone, since nothing holds all of them at once."""
     model = words()

@@ -18,7 +18,7 @@ from secateur.blockwise.replay import LostOutputError, Outputs, Replay
 from secateur.blockwise.request import RunAlong, digest, held_batches
 from secateur.blockwise.sheets import pruned_blocks_sheets
 from secateur.blockwise.skeleton import build_on_meta, parameters_on_meta
-from secateur.blockwise.slopes import RunAgain, divergence, slopes
+from secateur.blockwise.slopes import RunAgain, divergence, slopes, unexplained
 from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.blockwise.targets import block_of, choose_targets, full_name
 from secateur.blockwise.walk import Weights, run_through, with_all_outputs
@@ -84,6 +84,7 @@ __all__ = [
     "run_through",
     "slopes",
     "store",
+    "unexplained",
     "unfinished",
     "unfinished_copy",
     "walk_model",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -48,7 +49,7 @@ from secateur.support import (
 
 LARGE = 1 << 24  # parameters in blocks: of fewer the graph of a batch is small
 
-__all__ = ["RunAgain", "divergence", "slopes", "slopes_by_block"]
+__all__ = ["RunAgain", "divergence", "slopes", "slopes_by_block", "unexplained"]
 
 
 class _Slopes(Pairs):
@@ -356,6 +357,39 @@ def divergence(before: Any, after: Any, mask: Tensor | None = None) -> tuple[flo
             total += len(rows) * float(change.square().sum()) / varied / 2
             count = max(count, len(rows))
     return total, count
+
+
+def unexplained(pairs: Iterable[tuple[Any, Any, Tensor | None]]) -> float:
+    """How much of the variance of outputs is no scale and shift of each of the others, which layers behind could make
+    up for; half of it, so that it compares with `divergence`. Of three rows or fewer nothing is known: infinite.
+
+    Args:
+        pairs: ``(before, after, mask)`` of each batch, as for `divergence`.
+
+    >>> before = torch.tensor([[1.0], [3.0], [2.0], [5.0]])
+    >>> unexplained([(before, 2 * before + 1, None)])
+    0.0
+    """
+    sums: list[Tensor] = []  # (6, features): of each output's rows, one, x, y, x·x, x·y, y·y
+    for before, after, mask in pairs:
+        both = zip(tensors_in(_plain(before)), tensors_in(_plain(after)), strict=True)
+        found = []
+        for old, new in both:
+            if old.is_floating_point():
+                y, x = _rows(old, mask).double(), _rows(new, mask).double()
+                found.append(torch.stack([each.sum(0) for each in (torch.ones_like(x), x, y, x * x, x * y, y * y)]))
+        sums = [more + old for more, old in zip(found, sums, strict=True)] if sums else found
+    lacks, varied = 0.0, 0.0
+    for count, x, y, squares, products, wanted in sums:
+        if float(count.max()) <= 3:
+            return math.inf
+        own, shared, all_ = squares - x * x / count, products - x * y / count, (wanted - y * y / count).clamp_min(0)
+        rounding = 1e-12 * squares
+        explained = torch.where(own > rounding, shared.square() / own.clamp_min(1e-300), 0.0)
+        left = (all_ - explained).clamp_min(0)
+        lacks += float(torch.where(left > 1e-12 * wanted, left, 0.0).sum())
+        varied += float(all_.sum())
+    return lacks / varied / 2 if varied else 0.0
 
 
 def _logits(outputs: Any) -> Tensor | None:

@@ -21,6 +21,7 @@ from secateur.shrinking.request import Request
 from secateur.shrinking.rescaling import rescale
 from secateur.shrinking.scope import check_globs, groups_in_scope, names_of
 from secateur.shrinking.subject import Subject
+from secateur.shrinking.trying import Trying
 from secateur.support import Forward, Undo
 
 __all__ = ["chosen_by_data"]
@@ -56,23 +57,33 @@ def chosen_by_data(
         measuring.slopes.update(found)
     else:
         check_finite(model)
-    walk_model(model, batches, measuring, forward=forward)  # of what is not finite it says where
+    free = free_in(model, parts_of(model))
+    tries = repair and asked.allocate is None and asked.sparsity is not None  # else no losses are asked for
+
+    def walked(measuring: Measuring) -> Trying | None:
+        trying = Trying(measuring, free, asked.round_to) if tries and not measuring.slopes else None
+        walk_model(model, batches, trying or measuring, forward=forward)  # of what is not finite it says where
+        return trying
+
+    trying = walked(measuring)
     if wrong is not None:
         warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
     if measuring.slopes and measuring.unsloped:
         measuring = Measuring(coupling, groups, shared=measuring.shared)
-        walk_model(model, batches, measuring, forward=forward)
+        trying = walked(measuring)
     measured = measuring.measured
     if not measured.scores:
         raise ValueError(
             f"data says nothing of what may leave {type(model).__name__}: the batches ran none of its blocks, or no "
             "product of a unit with a matrix in them. Pass other batches, or none: then magnitude ranks the units."
         )
+    if trying is not None:
+        measured = trying.tried(model, measured, batches, forward)
     choice = choose(subject, asked, known, measured)
     left = [group for group in coupling.groups if group.axis in choice.kept and not choice.kept[group.axis].all()]
     if not left:
         return choice, {}
-    job = Repairing(coupling, left, choice.kept, measured, free_in(model, parts_of(model)), repair=repair)
+    job = Repairing(coupling, left, choice.kept, measured, free, repair=repair)
     changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
     before = dict(zip(changes, undo.values(*changes.values()), strict=True))  # biases are among them
     walk_model(model, batches, job, forward=forward)

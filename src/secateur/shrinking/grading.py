@@ -240,16 +240,17 @@ class Grading:
         self, group: Group, producers: Sequence[tuple[Columns, Tensor, Tensor | None, int]]
     ) -> list[Grade]:
         """Of units that no matrix multiplies, such as the width of queries and keys: nothing makes up for them, and
-        those leave first whose own outputs count least."""
-        units, losses, whole = np.zeros(group.size), np.zeros(group.size), 0.0
+        those leave first whose own outputs count least; where no slopes say that, whose product is least."""
+        units, losses, product, whole = np.zeros(group.size), np.zeros(group.size), np.ones(group.size), 0.0
         known = all(slopes is not None for _, _, slopes, _ in producers)
         for rows, energy, slopes, tokens in producers:
             counts = slopes.double() / (2 * tokens) if slopes is not None else torch.ones_like(energy)
             weighed = (energy * counts.to(energy)).cpu().numpy()
-            units += [float(energy[its].sum()) for its in rows]
+            own = np.array([float(energy[its].sum()) for its in rows])
+            units, product = units + own, product * own / max(float(energy.sum()), 1e-300)
             losses += [weighed[its].sum() for its in rows]
             whole += float(energy.sum())
-        order = np.argsort(losses if known else units, kind="stable")
+        order = np.argsort(losses if known else product, kind="stable")
         found = []
         for count in self.counts[group.axis]:
             gone = order[: group.size - count]

@@ -72,12 +72,14 @@ class Measured:
         curves: what each group's consumers lose.
         consumers: the parameters that multiply a group's units, by their names.
         slopes: of the model's outputs along those of the consumers, where they were measured.
+        tried: whether the curves are divergences of the model's outputs although no slopes are known; see `Trying`.
     """
 
     scores: Mapping[Axis, Tensor]
     curves: Mapping[Axis, Curve]
     consumers: Mapping[Axis, frozenset[str]]
     slopes: Mapping[Piece, Tensor] = field(default_factory=dict, repr=False)
+    tried: bool = False
 
     def loss(self, tied: Tied, parts: int) -> float:
         """What a tie costs when so many of its parts stay; see `secateur.shrinking.losses.Loss`."""
@@ -91,7 +93,7 @@ class Measured:
         """Of shares of variances what is kept multiplies from layer to layer, so that its logarithms add up: a group
         that lost nearly all costs more than others that lost some."""
         loss = self.curves[axis](count)
-        if self.slopes:
+        if self.slopes or self.tried:
             return loss
         within = min(loss, _MOST)
         return -math.log1p(-within) + (loss - within) / (1 - _MOST)
@@ -126,7 +128,8 @@ class Measuring:
     ) -> tuple[Mapping[str, Solved], Pruned]:
         layers: dict[Axis, list[tuple[Elimination, Columns]]] = {}
         given: dict[Axis, npt.NDArray[np.float64]] = {}  # of the units that no matrix multiplies
-        inside = {full_name(block, name) for name, _ in module.named_parameters()}
+        named = (*module.named_parameters(), *module.named_buffers())  # statistics of a batch normalization, too
+        inside = {full_name(block, name) for name, _ in named}
         for piece, each in found.items():
             met = without_bias_of(self.shared, block, each)
             name, parameter = full_name(block, piece.name), stage[piece.name]
@@ -134,11 +137,12 @@ class Measuring:
             matrix, slopes = piece.of(parameter), self.slopes.get(piece.named(name))
             if not met.tokens:
                 continue
-            if slopes is not None:
+            if slopes is not None or not self.slopes:
                 for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
-                    energy = (output_squares(matrix, met) * counts_of(matrix, met, slopes)).cpu().numpy()
-                    costs = np.array([energy[its].sum() for its in rows])
-                    given[axis] = np.maximum(given.get(axis, 0.0), costs)
+                    energy = output_squares(matrix, met)
+                    energy = energy / energy.sum() if slopes is None else energy * counts_of(matrix, met, slopes)
+                    costs = np.nan_to_num([float(energy[its].sum()) for its in rows])
+                    given[axis] = self._together(given[axis], costs) if axis in given else costs
             if not columns:
                 continue
             self.unsloped = self.unsloped or slopes is None
@@ -159,6 +163,11 @@ class Measuring:
                     costs = layer.alone(units).cpu().numpy()
                     self._costs[group.axis] = self._costs.get(group.axis, 0.0) + costs
         return {}, Pruned(block)
+
+    def _together(self, one: npt.NDArray[np.float64], other: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Of units that two matrices make, such as queries and keys: a slope along one says what the other makes of it;
+        where none is known, what they give is a product."""
+        return np.maximum(one, other) if self.slopes else np.sqrt(one * other)
 
     def _measure(self, group: Group, layers: Sequence[tuple[Elimination, Columns]]) -> None:
         left, curve = eliminated(layers, 1, chunk_of(group.size))

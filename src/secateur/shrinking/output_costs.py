@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.blockwise import Tokens, divergence, prepared
+from secateur.blockwise import Tokens, divergence, prepared, unexplained
 from secateur.coupling import Branch
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.measuring import check_finite
@@ -39,28 +39,39 @@ class OutputCosts:
 
     Args:
         model: it stays as it is.
-        batches: of which the first are used, as many as make a thousand rows of outputs.
+        batches: of which the first are used, as many as make so many rows of outputs.
         forward: how a batch is run.
+        enough: rows: tokens, or examples of a classifier; by default a thousand.
+        at_most: batches; by default four.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Any], forward: Forward | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward | None = None,
+        *,
+        enough: int | None = None,
+        at_most: int | None = None,
+    ) -> None:
         self.model, self.forward = model, forward
+        enough = _ROWS if enough is None else enough
         self.held: list[tuple[Any, Any]] = []  # batches, and the dense model's outputs
         self._known: dict[frozenset[str], float] = {frozenset(): 0.0}
         rows = 0
         with running(model):
-            for batch in batches[:_BATCHES]:
+            for batch in batches[: _BATCHES if at_most is None else at_most]:
                 batch = moved(batch, device_of(model))
                 outputs = self._run(batch)
                 count = divergence(outputs, outputs, Tokens.of(batch).own)[1]
-                if count > _ROWS - rows:
-                    less = _first(batch, (_ROWS - rows) / count)
+                if count > enough - rows:
+                    less = _first(batch, (enough - rows) / count)
                     batch, outputs = (batch, outputs) if less is batch else (less, self._run(less))
                 if not _is_finite(outputs):
                     check_finite(model)  # else the model itself overflows, and costs are infinite
                 self.held.append((batch, outputs))
                 rows += count
-                if rows >= _ROWS:
+                if rows >= enough:
                     break
 
     def _run(self, batch: Any) -> Any:
@@ -76,6 +87,13 @@ class OutputCosts:
                 more, count = divergence(dense, outputs, Tokens.of(batch).own)
                 total, rows = total + more, rows + count
         return total / rows if rows and math.isfinite(total) else math.inf
+
+    def unexplained(self) -> float:
+        """How much of what the outputs were those of the model as it is now say nothing of; see
+        `secateur.blockwise.unexplained`."""
+        with running(self.model):
+            found = unexplained((dense, self._run(batch), Tokens.of(batch).own) for batch, dense in self.held)
+        return found if math.isfinite(found) else math.inf
 
     def without(self, branches: Sequence[Branch]) -> float:
         """What they lack without these branches; infinite where the model does not run so."""
