@@ -76,6 +76,15 @@ def test_frozen_linear_is_the_product():
     assert private.frozen_linear(weight, bias, torch.randn(4, 15)) is None
 
 
+def test_frozen_convolution_is_the_convolution():
+    module, x = nn.Conv2d(3, 8, 3, 2, (1, 2), groups=1).requires_grad_(False), torch.randn(2, 3, 9, 9)
+    convolved = private.frozen_convolution(module, x)
+    if torch.backends.mkldnn.is_available():
+        torch.testing.assert_close(convolved(x), module(x), rtol=1e-4, atol=1e-4)
+    assert private.frozen_convolution(nn.Conv2d(3, 8, 2, padding="same"), x) is None
+    assert private.frozen_convolution(module, torch.randn(2, 4, 9, 9)) is None
+
+
 def test_is_wrapped_inside_vmap_only():
     found = []
     torch.vmap(lambda x: (found.append(private.is_wrapped(x)), x)[1])(torch.ones(2))

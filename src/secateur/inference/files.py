@@ -15,10 +15,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
 from secateur.inference.packing import is_conv1d, put
 from secateur.inference.pointwise import Pointwise
-from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, records, write_whole
+from secateur.inference.sparse_convolution import SparseConv2d
+from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, private, records, write_whole
 
 __all__ = ["PackedFile", "load_packed", "save_packed"]
 
@@ -60,7 +62,8 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
             same[name] = known
         else:
             tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    header = {"kind": "packed", "version": 1, "layers": forms, "same": same}
+    absorbed = [name for name, module in model.named_modules() if isinstance(module, Absorbed)]
+    header = {"kind": "packed", "version": 1, "layers": forms, "same": same, "absorbed": absorbed}
     content = to_bytes(tensors, metadata={"secateur": json.dumps(header)})
     return PackedFile(write_whole(path, content), {name: form["kind"] for name, form in forms.items()}, len(content))
 
@@ -98,6 +101,10 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         replacements = {name: _module_of(name, form, tensors) for name, form in forms}
         for name, replacement in replacements.items():
             _check_fits(name, model.get_submodule(name), replacement)
+        for name in header.each("absorbed", str) if "absorbed" in header.values else ():
+            if not may_be_absorbed(model.get_submodule(name)):
+                raise header.wrong("absorbed", f"names {name}, a {type(model.get_submodule(name)).__name__} here")
+            replacements[name] = Absorbed()
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
     inside = tuple(f"{name}." for name in replacements)
@@ -148,6 +155,13 @@ def _module_of(name: str, form: Fields, tensors: Mapping[str, Tensor]) -> nn.Mod
 
 
 def _check_fits(name: str, dense: nn.Module, packed: nn.Module) -> None:
+    if isinstance(packed, SparseConv2d):
+        if not private.is_convolution(dense) or cast("Tensor", dense.weight).dim() != packed.weight.dim():
+            raise ValueError(f"{name} is a convolution in the file, and a {type(dense).__name__} here.")
+        here, there = packed.described(dense), packed.described()
+        if here != there:
+            raise ValueError(f"{name} is {there} in the file, and {here} here.")
+        return
     shape = tuple(cast("Tensor", dense.weight).shape)
     linear: Any = packed.linear if isinstance(packed, Pointwise) else packed
     expected = (linear.out_features, linear.in_features)

@@ -41,6 +41,7 @@ __all__ = [
     "flat_names_of",
     "flat_weights_of",
     "flatten_anew",
+    "frozen_convolution",
     "frozen_linear",
     "gathered_as",
     "hooks_of",
@@ -148,6 +149,26 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def frozen_convolution(module: Any, example: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """The convolution that torch.compile makes where it freezes a model, laid out for inputs like the example and in
+    their memory format; None where this torch, or oneDNN, has none, or what is padded is not the same on both sides."""
+    operators, padding = torch.ops.mkldnn, padding_of(module)
+    if padding[::2] != padding[1::2]:
+        return None
+    layout = [padding[::2][::-1], module.stride, module.dilation, module.groups]
+
+    def convolved(x: Tensor) -> Tensor:
+        made: Tensor = operators._convolution_pointwise(x, weight, module.bias, *layout, "none", [], "")
+        return made
+
+    try:
+        weight = operators._reorder_convolution_weight(module.weight.detach(), *layout, list(example.shape))
+        convolved(example)
+    except (AttributeError, RuntimeError):
+        return None
+    return convolved
 
 
 def frozen_linear(matrix: Tensor, bias: Tensor | None, example: Tensor) -> Callable[[Tensor], Tensor] | None:
