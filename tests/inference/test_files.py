@@ -166,6 +166,8 @@ def packed_convolution(clock, folder):
         (None, lambda h: h["layers"]["0"].update(more=1), {}, "unexpected keyword argument 'more'"),
         (None, lambda h: h["layers"]["0"].update(kind="SparseConv1d"), {}, "a kernel of 3 rows has two dimensions"),
         (None, lambda h: h["absorbed"].append("0"), {}, "absorbed names 0, a Conv2d here"),
+        (None, lambda h: h["blocks"].append("1"), {}, "blocks names '1', in which nothing can be fused here"),
+        (None, lambda h: h["blocks"].append(""), {}, "blocks names '', in which nothing can be fused here"),
         (None, lambda h: h["absorbed"].append("9"), {}, "does not fit Sequential"),
         (None, lambda h: h.update(absorbed=[]), {}, r"does not fit Sequential: 1\.bias, .* only on one side"),
     ],

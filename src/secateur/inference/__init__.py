@@ -1,6 +1,7 @@
 """Layers that skip what was removed, put in a model where they are measured to be faster."""
 
 from secateur.inference.block_linear import BlockLinear
+from secateur.inference.blocks import FusedBlock
 from secateur.inference.files import PackedFile, load_packed, save_packed
 from secateur.inference.followers import Absorbed
 from secateur.inference.grouped_linear import GroupedLinear
@@ -14,6 +15,7 @@ from secateur.inference.window_linear import WindowLinear
 __all__ = [
     "Absorbed",
     "BlockLinear",
+    "FusedBlock",
     "GroupedLinear",
     "PackedFile",
     "PackedLayer",

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from secateur.inference.block_linear import BlockLinear
+from secateur.inference.blocks import FusedBlock
 from secateur.inference.followers import Absorbed
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
@@ -31,5 +32,5 @@ KINDS: dict[str, Any] = {
     )
 }
 
-for _layer in (*KINDS.values(), Pointwise, Absorbed):
+for _layer in (*KINDS.values(), Pointwise, Absorbed, FusedBlock):
     _layer.__module__ = "secateur.inference"

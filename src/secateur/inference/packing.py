@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.inference.block_linear import BlockLinear
+from secateur.inference.blocks import fused_blocks
 from secateur.inference.followers import Absorbed, may_follow, run_and_follow
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
@@ -90,9 +91,13 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class Packing(Shown):
-    """What `pack` did; ``str()`` of it is a table."""
+    """What `pack` did; ``str()`` of it is a table.
+
+    ``blocks`` are the names of modules that add a shortcut in the store of a packed convolution.
+    """
 
     layers: tuple[PackedLayer, ...]
+    blocks: tuple[str, ...] = ()
 
     @property
     def packed(self) -> tuple[PackedLayer, ...]:
@@ -104,10 +109,10 @@ class Packing(Shown):
         heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", "~Now")
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
         counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
-        return (
-            Rows(heads, [*map(_row, self.layers)]),
-            f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}.",
-        )
+        said = f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}."
+        if self.blocks:
+            said += f" Blocks that add and rectify in the store of a convolution: {len(self.blocks)}."
+        return Rows(heads, [*map(_row, self.layers)]), said
 
     def _parts(self) -> Iterable[Part]:
         return self.parts
@@ -151,7 +156,9 @@ def pack(
 
     Convolutions become `SparseConv2d` and `SparseConv1d`, where kernels in C were compiled; from 70 % zeros on that can
     pay. A batch normalization in evaluation mode and a ReLU that alone read a convolution's output on the example
-    become part of it (``fused``), and an `Absorbed` is left where they were: call ``model.eval()`` before.
+    become part of it (``fused``), and an `Absorbed` is left where they were: call ``model.eval()`` before. A block that
+    only calls layers, adds and rectifies, as those of residual networks do, becomes a `FusedBlock` that adds in the
+    convolution's store (``blocks``).
 
     Args:
         model: changed in place, unless an error is raised.
@@ -161,7 +168,7 @@ def pack(
         kernels_too: False for plain torch operations only: what is packed trains, and exports to ONNX.
         semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
-        fuse: False to leave batch normalizations and ReLUs after packed convolutions where they are.
+        fuse: False to leave what follows packed convolutions where it is.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -203,7 +210,10 @@ def pack(
         replacements.update({name: Absorbed().train(model.get_submodule(name).training) for name in layer.fused})
     for name, replacement in replacements.items():
         put(model, name, replacement)
-    return Packing(tuple(layers))
+    blocks = fused_blocks(model) if fuse else {}
+    for name, block in blocks.items():
+        put(model, name, block)
+    return Packing(tuple(layers), tuple(blocks))
 
 
 def _fused(packed: SparseConv2d, module: nn.Module, after: list[nn.Module]) -> SparseConv2d:

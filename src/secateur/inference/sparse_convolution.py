@@ -194,6 +194,20 @@ class SparseConv2d(KernelLayer):
             return SparseConv2d.forward(self, x[None], None if addend is None else addend[None])[0]
         if x.dim() != 4 or x.shape[1] != self.in_features:
             raise ValueError(f"the input has shape {tuple(x.shape)}; it must be (images, {self.in_features}, ...).")
+        if addend is not None and (addend.dtype != x.dtype or list(addend.shape) != self._shape_for(x)):
+            y = self._convolved(x, None, False) + addend
+            return y.relu() if self.rectified else y
+        return self._convolved(x, addend, self.rectified)
+
+    def _shape_for(self, x: Tensor) -> list[int]:
+        """The shape of what is made of x."""
+        above, below, left, right = self.padding
+        sizes = x.shape[2] + above + below, x.shape[3] + left + right
+        geometry = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
+        made = [(size - far * (kernel - 1) - 1) // step + 1 for size, kernel, step, far in geometry]
+        return [x.shape[0], self.out_features, *made]
+
+    def _convolved(self, x: Tensor, addend: Tensor | None, rectified: bool) -> Tensor:
         return sparse_convolution(
             x,
             self.indices,
@@ -207,7 +221,7 @@ class SparseConv2d(KernelLayer):
             self.dilation,
             self.groups,
             self.together,
-            self.rectified,
+            rectified,
         )
 
     def described(self, module: Any = None) -> dict[str, Any]:
