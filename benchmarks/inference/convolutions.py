@@ -1,7 +1,7 @@
-"""Convolutions that skip zeros, beside the best dense ones and their floors: single layers, all of a ResNet, end to end.
+"""Convolutions that skip zeros, beside the best dense ones and their floors: layers, their sums, whole networks.
 
-The best dense convolution is the fastest of torch's eager one, eager with the channels of a place side by side, and those
-of oneDNN with weights laid out beforehand (which a frozen `torch.compile` uses) for either memory format, measured in the
+The best dense convolution is the fastest of torch's eager one, eager with the channels of a place side by side, and
+those of oneDNN with weights laid out beforehand (which a frozen `torch.compile` uses) for either memory format, in the
 same rounds. A floor is the kept products at the rate of a dense product of 2048³ that was measured in the same run.
 """
 

@@ -3,7 +3,7 @@
     python benchmarks/inference/run.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
-    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole] [--images 1,16] [--depths 50]
+    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole] [--images 1,16]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
 
 Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. On a
