@@ -14,7 +14,7 @@ kernel of one place with stride 1 needs no copy. */
 
 #include <stdlib.h>
 
-enum { LINE = 16 }; /* numbers in a line of the cache */
+enum { LINE = 16, MOST_VECTORS = 4 }; /* numbers in a line of the cache; vectors of a row that is made longer */
 
 typedef struct {
     const uint16_t *indices;  /* the column of each kept weight in its group's part of the flattened weight */
@@ -40,6 +40,8 @@ typedef struct {
     const int32_t *table;           /* what to add to x for each column of the flattened weight */
     float *y, *partial;             /* of this image; sums over the blocks before */
     size_t first_row, end_row, places, start, skip, count; /* of the tile's places, those from skip to count are ours */
+    const size_t *to;     /* where the output has each vector, if rows are longer here; else NULL */
+    size_t vectors, last; /* how many of them there are, and how many numbers of the last */
     int is_first, is_last, rectified;
 } Block;
 
@@ -52,10 +54,10 @@ typedef struct {
 #define AS_IS(name) name
 #define OF_16(name) name##_16
 
-/* Sums of an output, and the numbers in a vector of the processor. With AVX-512 there are 32 registers for 8 numbers,
-too. Most loads are of places that are no multiple of a line of the cache; of 16 numbers nearly each then takes two
-lines. On a Zen 4, which loads 64 bytes in a cycle either way, 8 were as fast for large images and a third faster for
-those of 7×7; processors of Intel load twice as much with 16. */
+/* Numbers in a vector of the processor. With AVX-512 there are 32 registers for 8 numbers, too: of 16 nearly each load
+that is no multiple of a line of the cache takes two lines. On a Zen 4, which loads 64 bytes in a cycle either way, 8 were
+as fast or up to a third faster (images of 7×7), but where all loads are aligned 16 were up to a tenth faster; processors
+of Intel load twice as much with 16. */
 #if defined(__AVX512F__)
 enum { MOST_TILE = 28 };
 #define TILES UP_TO_28
@@ -87,7 +89,8 @@ typedef struct {
     size_t *plane_of, *rows_down; /* of each row of the kernel: its planes, and by how many rows it begins further down */
     size_t *plane_top;            /* of each plane: the padded row that its first output row begins with */
     size_t planes, below;         /* planes of a column of the kernel; how many rows a plane has more than its tile */
-    size_t per_channel, blocks, tiles, size; /* numbers of a plane; blocks of a group; tiles of an image; numbers of one */
+    size_t per_channel, blocks, tiles, size, wide; /* numbers of a plane; blocks; tiles of an image; numbers; of a vector */
+    size_t pitch, places; /* numbers from a row of the output to the next, and of all rows */
     int is_direct;
     void (*outputs)(const Block *); /* what computes a tile */
 } Plan;
@@ -112,12 +115,21 @@ static size_t tile_for(size_t places, size_t wide) {
     return best;
 }
 
-/* 16 if vectors of so many are compiled, and asked for, or better on this processor. */
+/* Where the kernel has several rows, loads are aligned if the rows are multiples of a vector. It takes a place or two
+more of short rows, such as 7 or 14, and from 7 rows on more than it gives of others. */
+static size_t pitch_for(const Convolution *c, size_t wide) {
+    const size_t pitch = over(c->out_width, wide) * wide;
+    const int is_worth = c->kernel_height > 1 && c->stride_x == 1 && 7 * pitch <= 8 * c->out_width && pitch <= 2 * wide;
+    return is_worth ? pitch : c->out_width;
+}
+
+/* 16 if vectors of so many are compiled, and asked for, or better on this processor: where all loads are aligned. */
 static size_t width_for(const Convolution *c) {
 #if defined(__AVX512F__)
     if (c->wide) return c->wide == 16 ? 16 : 8;
     __builtin_cpu_init();
-    return c->out_height * c->out_width > 64 && __builtin_cpu_is("intel") ? 16 : WIDE;
+    const int is_aligned = c->kernel_height == 1 ? c->stride_x == 1 : pitch_for(c, 16) % 16 == 0;
+    return c->out_height * c->out_width > 64 && (is_aligned || __builtin_cpu_is("intel")) ? 16 : WIDE;
 #else
     (void)c;
     return WIDE;
@@ -127,9 +139,10 @@ static size_t width_for(const Convolution *c) {
 /* Rows of the kernel whose inputs lie in the same rows of the image share a plane, unless a tile is so small a part of a
 row that the rows between would be most of the copy. */
 static int plan_for(Plan *p, const Convolution *c) {
-    const size_t places = c->out_height * c->out_width, columns = c->channels / c->groups * c->kernel_height * c->kernel_width;
-    const size_t wide = width_for(c), tile = tile_for(places, wide);
-    *p = (Plan){.c = c, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide};
+    const size_t columns = c->channels / c->groups * c->kernel_height * c->kernel_width;
+    const size_t wide = width_for(c), pitch = pitch_for(c, wide), places = c->out_height * pitch;
+    const size_t tile = tile_for(places, wide);
+    *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
     p->outputs = OUTPUTS[tile - 1][c->is_bfloat16];
 #if defined(__AVX512F__)
     if (wide == 16) p->outputs = OUTPUTS_16[tile - 1][c->is_bfloat16];
@@ -144,7 +157,7 @@ static int plan_for(Plan *p, const Convolution *c) {
     p->rows_down = p->plane_of + c->kernel_height;
     p->plane_top = p->rows_down + c->kernel_height;
     size_t farthest = (c->kernel_height - 1) * c->dilation_y / c->stride_y;
-    const int apart = farthest * c->out_width > (c->kernel_height - 1) * p->size;
+    const int apart = farthest * pitch > (c->kernel_height - 1) * p->size;
     for (size_t ky = 0; ky < c->kernel_height; ky++) {
         size_t from = ky * c->dilation_y, top = apart ? from : from % c->stride_y, plane = 0;
         while (plane < p->planes && p->plane_top[plane] != top) plane++;
@@ -153,7 +166,7 @@ static int plan_for(Plan *p, const Convolution *c) {
         p->rows_down[ky] = apart ? 0 : from / c->stride_y;
     }
     p->below = apart ? 0 : farthest;
-    p->per_channel = over(p->size + p->below * c->out_width, LINE) * LINE;
+    p->per_channel = over(p->size + p->below * pitch, LINE) * LINE;
     /* offsets have 32 bits */
     const size_t of_channel = p->is_direct ? places : c->kernel_width * p->planes * p->per_channel;
     if (of_channel > INT32_MAX / c->together) return 1;
@@ -162,7 +175,7 @@ static int plan_for(Plan *p, const Convolution *c) {
             for (size_t kx = 0; kx < c->kernel_width; kx++, at++) {
                 size_t within = channel % c->together;
                 size_t plane = (within * c->kernel_width + kx) * p->planes + p->plane_of[ky];
-                size_t offset = p->is_direct ? within * places : plane * p->per_channel + p->rows_down[ky] * c->out_width;
+                size_t offset = p->is_direct ? within * places : plane * p->per_channel + p->rows_down[ky] * pitch;
                 p->table[at] = (int32_t)offset;
             }
     return 0;
@@ -229,6 +242,27 @@ static void copy_run(const View *v, ptrdiff_t start, ptrdiff_t count, float *res
     }
 }
 
+/* The same for rows of one or two vectors, as `pitch_for` makes them: each vector at once, but for those that would read
+outside the image. */
+static void copy_aligned(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
+    Signed inside[MOST_VECTORS];
+    const ptrdiff_t vectors = v->across / WIDE, all = v->height * v->width;
+    for (ptrdiff_t j = 0; j < v->across; j++) inside[j / WIDE][j % WIDE] = j >= v->low && j < v->high ? -1 : 0;
+    ptrdiff_t row = start / v->across, n = start % v->across / WIDE;
+    for (ptrdiff_t done = 0; done < count; done += WIDE) {
+        const ptrdiff_t line = row * v->stride_y + v->top, from = line * v->width + v->shift + n * WIDE;
+        Floats a = {0};
+        if (line >= 0 && line < v->height) {
+            if (from >= 0 && from + WIDE <= all) a = *(const Loose *)(v->image + from);
+            else
+                for (ptrdiff_t l = 0; l < WIDE; l++)
+                    if (from + l >= 0 && from + l < all) a[l] = v->image[from + l];
+        }
+        *(Loose *)(out + done) = (Floats)((Signed)a & inside[n]);
+        if (++n == vectors) n = 0, row++;
+    }
+}
+
 /* The same for any width and stride, row by row. */
 static void copy_rows(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
     ptrdiff_t row = start / v->across, column = start % v->across;
@@ -254,10 +288,11 @@ static void copy_rows(const View *v, ptrdiff_t start, ptrdiff_t count, float *re
 /* The inputs of a block of channels for the tile that begins at place `start`. */
 static void copy_block(const Plan *p, const float *image, size_t channels, size_t start, float *out) {
     const Convolution *c = p->c;
-    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * c->out_width), stride = (ptrdiff_t)c->stride_x;
+    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch), stride = (ptrdiff_t)c->stride_x;
     View v = {.image = image, .height = (ptrdiff_t)c->height, .width = (ptrdiff_t)c->width,
-              .across = (ptrdiff_t)c->out_width, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride};
-    const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == c->out_width;
+              .across = (ptrdiff_t)p->pitch, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride};
+    const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == p->pitch;
+    const int is_aligned = p->pitch != c->out_width;
     for (size_t channel = 0; channel < channels; channel++, v.image += v.height * v.width)
         for (size_t kx = 0; kx < c->kernel_width; kx++) {
             v.shift = (ptrdiff_t)(kx * c->dilation_x) - (ptrdiff_t)c->left;
@@ -268,7 +303,8 @@ static void copy_block(const Plan *p, const float *image, size_t channels, size_
             if (v.high < v.low) v.high = v.low;
             for (size_t plane = 0; plane < p->planes; plane++, out += p->per_channel) {
                 v.top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
-                if (is_run) copy_run(&v, (ptrdiff_t)start, count, out);
+                if (is_aligned) copy_aligned(&v, (ptrdiff_t)start, count, out);
+                else if (is_run) copy_run(&v, (ptrdiff_t)start, count, out);
                 else copy_rows(&v, (ptrdiff_t)start, count, out);
             }
         }
@@ -280,7 +316,7 @@ static void *convolution_part(void *argument) {
     Part *part = argument;
     const Plan *p = part->plan;
     const Convolution *c = p->c;
-    const size_t places = c->out_height * c->out_width, group_channels = c->channels / c->groups;
+    const size_t places = p->places, outputs = c->out_height * c->out_width, group_channels = c->channels / c->groups;
     const size_t group_rows = c->rows / c->groups, block_columns = p->is_direct ? 0 : c->together * c->kernel_width;
     void *memory = malloc(((block_columns * p->planes * p->per_channel) + group_rows * p->size + 2 * LINE) * sizeof(float));
     part->failed = !memory;
@@ -290,11 +326,20 @@ static void *convolution_part(void *argument) {
     for (size_t n = part->first; n < part->end; n++) {
         const size_t image = n / p->tiles, own = n % p->tiles * p->size;
         /* the last tile begins earlier rather than to read beyond the image */
-        const size_t start = own + p->size > places && places >= p->size ? places - p->size : own;
+        const size_t start = p->is_direct && own + p->size > places ? places - p->size : own;
+        size_t to[MOST_TILE];
         Block b = {.indices = c->indices, .values = c->values, .bias = c->bias, .table = p->table, .partial = partial,
-                   .places = places, .start = start, .skip = own - start, .count = least(p->size, places - start),
-                   .y = c->y + image * c->rows * places, .rectified = c->rectified,
-                   .addend = c->addend ? c->addend + image * c->rows * places : NULL};
+                   .places = outputs, .start = start, .skip = own - start, .count = least(p->size, places - start),
+                   .y = c->y + image * c->rows * outputs, .rectified = c->rectified,
+                   .addend = c->addend ? c->addend + image * c->rows * outputs : NULL};
+        if (p->pitch != c->out_width) {
+            b.to = to;
+            for (size_t at = start; at < start + b.count; at += p->wide) {
+                const size_t row = at / p->pitch, column = at % p->pitch;
+                to[b.vectors++] = row * c->out_width + column;
+                b.last = least(p->wide, c->out_width - column);
+            }
+        }
         for (size_t group = 0; group < c->groups; group++) {
             b.first_row = group * group_rows > part->first_row ? group * group_rows : part->first_row;
             b.end_row = least((group + 1) * group_rows, part->end_row);

@@ -8,6 +8,27 @@ typedef int32_t NAMED(Signed) __attribute__((vector_size(4 * WIDE)));
 /* the same, anywhere in memory */
 typedef float NAMED(Loose) __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 
+/* What is negative becomes zero; what is no number stays so. */
+INLINE NAMED(Floats) NAMED(positive)(NAMED(Floats) a) {
+    return (NAMED(Floats))((NAMED(Signed))a & ~(NAMED(Signed))(a < 0));
+}
+
+/* The vectors of a tile to where the output has them. Numbers after the end of a row are written, too, and the next
+row's over them; of the last vector only what is there. */
+static void NAMED(rows_stored)(const Block *b, size_t output, const float *all) {
+    float *y = b->y + output;
+    const float *addend = b->addend ? b->addend + output : NULL;
+    for (size_t t = 0; t + 1 < b->vectors; t++) {
+        NAMED(Floats) a = *(const NAMED(Loose) *)(all + t * WIDE);
+        if (addend) a += *(const NAMED(Loose) *)(addend + b->to[t]);
+        *(NAMED(Loose) *)(y + b->to[t]) = b->rectified ? NAMED(positive)(a) : a;
+    }
+    for (size_t l = 0, t = b->vectors - 1; l < b->last; l++) {
+        float a = addend ? all[t * WIDE + l] + addend[b->to[t] + l] : all[t * WIDE + l];
+        y[b->to[t] + l] = b->rectified && a < 0 ? 0 : a;
+    }
+}
+
 /* Sums of `tile` vectors of places for some outputs, over one block of channels. Each kept weight is one load of its
 place in the table, one of the place's offset, one of its value, and then `tile` multiplications whose inputs come from
 memory: the sums stay in registers. A removed weight is not multiplied. */
@@ -35,6 +56,12 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int is_bfloat16
             continue;
         }
         const size_t place = o * b->places + b->start;
+        if (b->to) { /* rows are longer than those of the output */
+            float all[MOST_TILE * WIDE];
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all + t * WIDE) = a[t];
+            NAMED(rows_stored)(b, o * b->places, all);
+            continue;
+        }
         if (b->count < (size_t)tile * WIDE || b->skip) { /* not all of the tile is there, or others write some of it */
             float all[MOST_TILE * WIDE];
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all + t * WIDE) = a[t];
@@ -48,9 +75,8 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int is_bfloat16
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
                 a[t] += *(const NAMED(Loose) *)(b->addend + place + t * WIDE);
         }
-        if (b->rectified) { /* what is no number stays so */
-            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
-                a[t] = (NAMED(Floats))((NAMED(Signed))a[t] & ~(NAMED(Signed))(a[t] < 0));
+        if (b->rectified) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = NAMED(positive)(a[t]);
         }
         _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(b->y + place + t * WIDE) = a[t];
     }
