@@ -6,7 +6,6 @@ computes the same within rounding. Every other block is left as it is.
 
 from __future__ import annotations
 
-import copy
 import operator
 import warnings
 from collections import Counter
@@ -153,13 +152,11 @@ def twin_of(module: nn.Module, instead: Mapping[str, nn.Module], name: str = "")
     """The same module of the same parameters, but for other modules under some names; the module itself stays."""
     if name in instead:
         return instead[name]
-    twin = copy.copy(module)
-    inner = private.submodules_of(module)
-    vars(twin)["_modules"] = type(inner)(
-        (key, None if each is None else twin_of(each, instead, f"{name}.{key}" if name else key))
-        for key, each in inner.items()
-    )
-    return twin
+    inner = {
+        key: None if each is None else twin_of(each, instead, f"{name}.{key}" if name else key)
+        for key, each in private.submodules_of(module).items()
+    }
+    return private.copied_with(module, inner)
 
 
 def _calls_convolutions(module: nn.Module) -> bool:

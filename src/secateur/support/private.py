@@ -35,6 +35,7 @@ __all__ = [
     "buffers_of",
     "composed_states",
     "converted",
+    "copied_with",
     "experts_at_once",
     "experts_in_turn",
     "fake_values",
@@ -131,6 +132,13 @@ def converted(
         own.add_tensor(target, name, pattern, tensor)
     made = own.convert(target, model=model, config=model.config)
     return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+def copied_with(module: nn.Module, submodules: Mapping[str, nn.Module | None]) -> nn.Module:
+    """A module that has all that another one has, its parameters themselves, but these modules for its own."""
+    twin = copy.copy(module)
+    vars(twin)["_modules"] = dict(submodules)
+    return twin
 
 
 def experts_at_once() -> tuple[str, str]:
