@@ -3,6 +3,7 @@
     python benchmarks/inference/run.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
+    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole] [--images 1,16]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
 
 Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. On a
@@ -17,6 +18,7 @@ from pathlib import Path
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
+from benchmarks.inference.convolutions import bench_convolutions
 from benchmarks.inference.onnx_layers import bench_onnx
 from benchmarks.inference.products import bench_kernels, bench_threads
 from benchmarks.inference.whole_models import bench_models
@@ -33,13 +35,25 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="which models: mlp, cnn, bottlenecks, minilm, llama; globs, commas")
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2; left out without")
     parser.add_argument("--cache", type=Path, default=Path("inference-cache"), help="trained and pruned models")
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=["layers", "sums", "whole"])
+    parser.add_argument("--images", type=numbers, default=[1, 16], help="batches of the networks of convolutions")
+    parser.add_argument("--depths", type=numbers, default=[18, 50], help="of ResNets")
     parser.add_argument("--gpt-steps", type=int, default=500)
     parser.add_argument("--repair-steps", type=int, default=200)
+    parser.add_argument(
+        "--sparsities", type=lambda text: [float(word) for word in text.split(",")], default=[0.9, 0.95]
+    )
     options = parser.parse_args()
     COMMANDS[options.what](options)
 
 
-COMMANDS = {"kernels": bench_kernels, "threads": bench_threads, "models": bench_models, "onnx": bench_onnx}
+COMMANDS = {
+    "kernels": bench_kernels,
+    "threads": bench_threads,
+    "convolutions": bench_convolutions,
+    "models": bench_models,
+    "onnx": bench_onnx,
+}
 
 if __name__ == "__main__":
     main()

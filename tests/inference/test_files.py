@@ -14,6 +14,7 @@ from secateur.inference import (
     pack,
     save_packed,
 )
+from secateur.native import available
 from secateur.patterns import GroupedColumns
 from support.packed import weight_of
 
@@ -127,3 +128,56 @@ def test_hostile_kernels_are_refused(tmp_path):
     rewritten(tmp_path / "packed", lambda tensors: tensors["0.indices"].copy_(tensors["0.indices"].new_tensor(9)))
     with pytest.raises(ValueError, match="an index is 9, but there are 9 inputs"):
         load_packed(nn.Sequential(nn.Linear(9, 8, bias=False)), tmp_path / "packed")
+
+
+def convolution(**changes):
+    given = {"in_channels": 4, "out_channels": 6, "kernel_size": 3, "padding": 1, "bias": False, **changes}
+    modules = [nn.Conv2d(**given), nn.BatchNorm2d(given["out_channels"]), nn.ReLU()]
+    return nn.Sequential(*modules).eval()
+
+
+def packed_convolution(clock, folder):
+    clock(2.0)
+    model = convolution()
+    sparsify(model, 0.9)
+    pack(model, torch.randn(1, 4, 8, 8))
+    save_packed(model, folder / "packed.safetensors")
+    return model, folder / "packed.safetensors"
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize(
+    ("tensors", "header", "other", "message"),
+    [
+        (
+            None,
+            None,
+            {"stride": 2},
+            r"0 is \{.*'stride': \[1, 1\].*\} in the file, and \{.*'stride': \[2, 2\].*\} here",
+        ),
+        (None, None, {"padding": 0}, r"'padding': \[1, 1, 1, 1\].* in the file"),
+        (None, None, {"out_channels": 8}, r"'channels': \(4, 6\).* in the file"),
+        (lambda t: t["0.indices"].fill_(36), None, {}, "an index is 36, but there are 36 inputs"),
+        (lambda t: t["0.pointers"].fill_(0), None, {}, "the pointers do not rise from 0 to"),
+        (None, lambda h: h["layers"]["0"].update(together=0), {}, "groups and together one"),
+        (None, lambda h: h["layers"]["0"].update(stride_0=0), {}, "two numbers from 1 on"),
+        (None, lambda h: h["layers"]["0"].update(groups=3), {}, "outputs are not 3 groups|inputs|pointers"),
+        (None, lambda h: h["layers"]["0"].pop("kernel_1"), {}, "does not fit Sequential: 'kernel_1'"),
+        (None, lambda h: h["layers"]["0"].update(more=1), {}, "unexpected keyword argument 'more'"),
+        (None, lambda h: h["layers"]["0"].update(kind="SparseConv1d"), {}, "a kernel of 3 rows has two dimensions"),
+        (None, lambda h: h["absorbed"].append("0"), {}, "absorbed names 0, a Conv2d here"),
+        (None, lambda h: h["blocks"].append("1"), {}, "blocks names '1', in which nothing can be fused here"),
+        (None, lambda h: h["blocks"].append(""), {}, "blocks names '', in which nothing can be fused here"),
+        (None, lambda h: h["absorbed"].append("9"), {}, "does not fit Sequential"),
+        (None, lambda h: h.update(absorbed=[]), {}, r"does not fit Sequential: 1\.bias, .* only on one side"),
+    ],
+)
+def test_a_file_of_convolutions_that_does_not_fit_changes_nothing(clock, tmp_path, tensors, header, other, message):
+    _, path = packed_convolution(clock, tmp_path)
+    rewritten(path, tensors, header)
+    model = convolution(**other)
+    before = list(model.modules()), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        load_packed(model, path)
+    assert all(a is b for a, b in zip(before[0], model.modules(), strict=True))
+    assert all(torch.equal(tensor, before[1][name]) for name, tensor in model.state_dict().items())

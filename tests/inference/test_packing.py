@@ -9,9 +9,11 @@ from torch import nn
 from secateur import Block, Unstructured, apply_, sparsify
 from secateur.allocation import uniform
 from secateur.inference import (
+    Absorbed,
     BlockLinear,
     GroupedLinear,
     Pointwise,
+    SparseConv2d,
     SparseLinear,
     WindowLinear,
     load_packed,
@@ -120,7 +122,7 @@ def test_reasons_to_stay_dense(clock):
     assert why["hooked"] == "it has hooks, which would be lost"
     assert why["one"] == why["two"] == "its weight is shared with another module"
     assert why["idle"].startswith("not called on the example")
-    assert why["conv"] == "only kernels of one place pay; shrink takes whole channels out"
+    assert why["conv"] == "" if available() else loading.describe()
     assert why["normed"] in ("parametrized; remove the parametrization first", "no zeros")
 
 
@@ -151,18 +153,91 @@ def test_conv1d_of_transformers(clock):
 
 
 @pytest.mark.parametrize("pattern", [GroupedColumns(16), Unstructured()], ids=str)
-def test_convolutions_of_one_place_are_packed_and_larger_ones_are_not(pattern, clock):
+def test_convolutions_of_one_place_are_packed_without_kernels_too(pattern, clock):
     clock(2.0)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(32, 64, 1, stride=2), nn.ReLU(), nn.Conv2d(64, 32, 3, padding=1)).eval()
     apply_(model, make_masks(find_targets(model), 0.9, pattern=pattern, allocate=uniform))
     x = torch.randn(2, 32, 6, 6)
     expected = model(x)
-    packing = pack(model, x)
-    assert (type(model[0]) is Pointwise) == (bool(packing.packed)) == (available() or pattern != Unstructured())
+    packing = pack(model, x, kernels_too=False)
+    assert (type(model[0]) is Pointwise) == (bool(packing.packed)) == (pattern != Unstructured())
     assert type(model[2]) is nn.Conv2d
-    assert packing.layers[1].why == "only kernels of one place pay; shrink takes whole channels out"
+    assert packing.layers[1].why == "only kernels of one place have a form in plain operations"
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    pack(model, x)
+    assert (type(model[2]) is SparseConv2d) == available()
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def convolutions():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *[nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU()],
+        *[nn.Conv2d(16, 16, 3, padding="same", groups=2), nn.ReLU(inplace=True)],
+        *[nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 8, 3, padding=1, padding_mode="reflect")],
+        *[nn.Flatten(2), nn.Conv1d(8, 8, 3), nn.BatchNorm1d(8), nn.Conv1d(8, 8, 1)],
+    ).eval()
+    with torch.no_grad():
+        for each in model:
+            if isinstance(each, nn.BatchNorm1d | nn.BatchNorm2d):
+                each.running_mean.normal_()
+                each.running_var.uniform_(0.5, 2.0)
+    return model
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("fuse", [True, False])
+def test_convolutions_are_packed_with_what_follows(fuse, clock, tmp_path):
+    clock(2.0)
+    model, x = convolutions(), torch.randn(2, 3, 12, 12)
+    sparsify(model, 0.9, allocate=uniform)
+    expected = model(x)
+    packing = pack(model, x, fuse=fuse, include=["?", "8"])
+    kinds = {layer.name: layer.kind for layer in packing.layers}
+    assert kinds == {"0": "SparseConv2d", "3": "SparseConv2d", "5": "dense", "6": "dense", "8": "SparseConv1d"}
+    fused = {layer.name: layer.fused for layer in packing.packed}
+    assert fused == ({"0": ("1", "2"), "3": ("4",), "8": ("9",)} if fuse else {"0": (), "3": (), "8": ()})
+    assert [name for name, each in model.named_modules() if isinstance(each, Absorbed)] == [*sum(fused.values(), ())]
+    assert ("SparseConv2d, with 1 and 2" in str(packing)) == fuse
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert not any(module.training for module in model.modules())
+    told = save_packed(model, tmp_path / "packed.safetensors")
+    again = convolutions()
+    assert load_packed(again, tmp_path / "packed.safetensors") == told
+    assert torch.equal(again(x), model(x))
+    why = {layer.name: layer.why for layer in packing.layers}
+    assert why["5"] == "each output reads one channel, and there is nothing to skip"
+    assert why["6"] == "it pads with reflect, and only zeros are skipped"
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+def test_convolutions_that_stay_dense_keep_what_follows(clock):
+    clock(0.5)
+    model, x = convolutions(), torch.randn(2, 3, 12, 12)
+    sparsify(model, 0.9, allocate=uniform)
+    assert not pack(model, x).packed
+    assert isinstance(model[1], nn.BatchNorm2d)
+    assert pack(model, x, include="0").layers[0].fused == ()
+    clock(2.0)
+    few = convolutions()
+    sparsify(few, 0.4, allocate=uniform)
+    assert pack(few, x, include="0").layers[0].why == "40% zeros; a convolution is faster from about 70 % on"
+    training = convolutions().train()
+    sparsify(training, 0.9, allocate=uniform)
+    (layer,) = pack(training, x, include="0").layers
+    assert layer.fused == ()  # nor would it learn its statistics any more
+    assert layer.kind == "SparseConv2d"
+
+
+def test_convolutions_without_kernels_say_so(clock, monkeypatch):
+    clock(2.0)
+    monkeypatch.setattr(loading, "_library", lambda: (None, "none, for the test"))
+    model = convolutions()
+    sparsify(model, 0.9, allocate=uniform)
+    packing = pack(model, torch.randn(2, 3, 12, 12), include="0")
+    assert packing.layers[0].why == "kernels: none, for the test"
+    assert isinstance(model[1], nn.BatchNorm2d)
 
 
 def test_the_model_is_left_as_it_was_but_for_its_layers(clock):

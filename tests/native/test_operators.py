@@ -1,11 +1,9 @@
 """The operators against float64, at every level of processor that this machine has, and what they refuse."""
 
-import contextlib
 import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,37 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from secateur.inference import BlockLinear, SparseLinear, WindowLinear
-from secateur.native import available, loading, operators, windows
+from secateur.native import available, operators, windows
 from support.forks import forked
-
-FOLDER = Path(loading.__file__).parent
-
-
-def libraries():
-    """Every shared object that this processor can run, and None: the dense products of torch."""
-    found = [None]
-    if available():
-        level = loading.library().secateur_level()
-        found += [name for at, name in loading._FILES.items() if at <= level and (FOLDER / name).exists()]
-    return sorted(set(found), key=str)
-
-
-@contextlib.contextmanager
-def at_level(name):
-    """Within, the operators call this shared object, or none."""
-    before = operators.library
-    found = None if name is None else loading._opened(FOLDER / name)
-    operators.library = lambda: found
-    try:
-        yield
-    finally:
-        operators.library = before
-
-
-@pytest.fixture(params=libraries(), ids=str)
-def library(request):
-    with at_level(request.param):
-        yield request.param
+from support.kernels import at_level, libraries, with_threads
 
 
 def drawn(data, most_rows=70, most_columns=90):
@@ -102,21 +72,6 @@ def test_csr_is_the_product(data, threads, own):
 def test_blocks_and_windows_are_the_product(form, data, threads, own):
     weight, bias, x = drawn(data)
     is_the_product_at_every_level(form.from_dense(weight, bias), threads, own, weight, bias, x)
-
-
-def with_threads(threads, own, body):
-    """More threads than the sizes of a test would get: torch's, or the kernels' own."""
-    work, before = operators._WORK_FOR_A_THREAD, torch.get_num_threads()
-    compiled = operators.library()
-    if compiled is not None:
-        compiled.secateur_team(None if own else loading._team())
-    operators._WORK_FOR_A_THREAD = 1
-    torch.set_num_threads(threads)
-    try:
-        body()
-    finally:
-        operators._WORK_FOR_A_THREAD = work
-        torch.set_num_threads(before)
 
 
 def test_a_chunk_of_many_blocks_and_vectors(library):
@@ -381,6 +336,9 @@ def test_inference_mode(library):
 
 def test_operators_are_there_wherever_a_packed_layer_may_be():
     """An exported or compiled program names them, and imports none of this."""
-    code = "import torch, secateur.inference; print(torch.ops.secateur.csr_linear, torch.ops.secateur.window_linear)"
+    code = (
+        "import torch, secateur.inference; ours = torch.ops.secateur\n"
+        "print(ours.csr_linear, ours.window_linear, ours.sparse_convolution)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "secateur.csr_linear secateur.window_linear\n"
+    assert done.stdout == "secateur.csr_linear secateur.window_linear secateur.sparse_convolution\n"

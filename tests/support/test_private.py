@@ -80,6 +80,23 @@ def test_frozen_linear_is_the_product():
     assert private.frozen_linear(weight, bias, torch.randn(4, 15)) is None
 
 
+def test_copied_with_other_modules_has_the_same_parameters():
+    module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    twin = private.copied_with(module, {"0": module[0], "1": nn.Tanh()})
+    assert type(twin) is nn.Sequential
+    assert twin[0].weight is module[0].weight
+    assert [type(each) for each in (twin[1], module[1])] == [nn.Tanh, nn.ReLU]
+
+
+def test_frozen_convolution_is_the_convolution():
+    module, x = nn.Conv2d(3, 8, 3, 2, (1, 2), groups=1).requires_grad_(False), torch.randn(2, 3, 9, 9)
+    convolved = private.frozen_convolution(module, x)
+    if torch.backends.mkldnn.is_available():
+        torch.testing.assert_close(convolved(x), module(x), rtol=1e-4, atol=1e-4)
+    assert private.frozen_convolution(nn.Conv2d(3, 8, 2, padding="same"), x) is None
+    assert private.frozen_convolution(module, torch.randn(2, 4, 9, 9)) is None
+
+
 def test_is_wrapped_inside_vmap_only():
     found = []
     torch.vmap(lambda x: (found.append(private.is_wrapped(x)), x)[1])(torch.ones(2))

@@ -1,23 +1,30 @@
 """Layers that skip what was removed, put in a model where they are measured to be faster."""
 
 from secateur.inference.block_linear import BlockLinear
+from secateur.inference.blocks import FusedBlock
 from secateur.inference.files import PackedFile, load_packed, save_packed
+from secateur.inference.followers import Absorbed
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.packing import PackedLayer, Packing, pack
 from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import SemiStructuredLinear
 from secateur.inference.sheets import layers_sheet
+from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
 
 __all__ = [
+    "Absorbed",
     "BlockLinear",
+    "FusedBlock",
     "GroupedLinear",
     "PackedFile",
     "PackedLayer",
     "Packing",
     "Pointwise",
     "SemiStructuredLinear",
+    "SparseConv1d",
+    "SparseConv2d",
     "SparseLinear",
     "WindowLinear",
     "layers_sheet",

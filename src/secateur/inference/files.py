@@ -15,10 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from secateur.inference.blocks import FusedBlock, fused_block, twin_of
+from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
 from secateur.inference.packing import is_conv1d, put
 from secateur.inference.pointwise import Pointwise
-from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, records, write_whole
+from secateur.inference.sparse_convolution import SparseConv2d
+from secateur.support import Fields, Part, Rows, Shown, bytes_text, device_of, printable, private, records, write_whole
 
 __all__ = ["PackedFile", "load_packed", "save_packed"]
 
@@ -60,7 +63,12 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
             same[name] = known
         else:
             tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    header = {"kind": "packed", "version": 1, "layers": forms, "same": same}
+    absorbed = [name for name, module in model.named_modules() if isinstance(module, Absorbed)]
+    blocks = {name: each for name, each in model.named_modules() if isinstance(each, FusedBlock)}
+    for name, block in blocks.items():
+        for inner in block.rectified:  # by the block, which is made anew when it is read
+            forms[f"{name}.{inner}"]["rectified"] = 0
+    header = {"kind": "packed", "version": 1, "layers": forms, "same": same, "absorbed": absorbed, "blocks": [*blocks]}
     content = to_bytes(tensors, metadata={"secateur": json.dumps(header)})
     return PackedFile(write_whole(path, content), {name: form["kind"] for name, form in forms.items()}, len(content))
 
@@ -98,6 +106,11 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         replacements = {name: _module_of(name, form, tensors) for name, form in forms}
         for name, replacement in replacements.items():
             _check_fits(name, model.get_submodule(name), replacement)
+        for name in _listed(header, "absorbed"):
+            if not may_be_absorbed(model.get_submodule(name)):
+                raise header.wrong("absorbed", f"names {name}, a {type(model.get_submodule(name)).__name__} here")
+            replacements[name] = Absorbed()
+        blocks = {name: _block(model, name, replacements, header) for name in _listed(header, "blocks")}
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
     inside = tuple(f"{name}." for name in replacements)
@@ -115,9 +128,26 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     for name, replacement in replacements.items():
         replacement.train(model.get_submodule(name).training)
         put(model, name, replacement if device is None else replacement.to(device))
+    for name, block in blocks.items():
+        put(model, name, block)
     model.load_state_dict(rest, strict=False)
     kinds = {name: form.take("kind", str) for name, form in forms}
     return PackedFile(Path(path), kinds, Path(path).stat().st_size)
+
+
+def _listed(header: Fields, key: str) -> list[str]:
+    """Names that files of before do not have."""
+    return header.each(key, str) if key in header.values else []
+
+
+def _block(model: nn.Module, name: str, replacements: Mapping[str, nn.Module], header: Fields) -> nn.Module:
+    """The fused block in place of a dense one, with its packed layers."""
+    inside = f"{name}."
+    inner = {other.removeprefix(inside): each for other, each in replacements.items() if other.startswith(inside)}
+    made = fused_block(twin_of(model.get_submodule(name), inner)) if name else None
+    if made is None:
+        raise header.wrong("blocks", f"names {name!r}, in which nothing can be fused here")
+    return made
 
 
 def _packed_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -148,6 +178,13 @@ def _module_of(name: str, form: Fields, tensors: Mapping[str, Tensor]) -> nn.Mod
 
 
 def _check_fits(name: str, dense: nn.Module, packed: nn.Module) -> None:
+    if isinstance(packed, SparseConv2d):
+        if not private.is_convolution(dense) or cast("Tensor", dense.weight).dim() != packed.weight.dim():
+            raise ValueError(f"{name} is a convolution in the file, and a {type(dense).__name__} here.")
+        here, there = packed.described(dense), packed.described()
+        if here != there:
+            raise ValueError(f"{name} is {there} in the file, and {here} here.")
+        return
     shape = tuple(cast("Tensor", dense.weight).shape)
     linear: Any = packed.linear if isinstance(packed, Pointwise) else packed
     expected = (linear.out_features, linear.in_features)

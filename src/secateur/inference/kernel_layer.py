@@ -33,7 +33,11 @@ class KernelLayer(nn.Module):
             self.register_buffer(name, tensor)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
         with torch.no_grad():  # the checks of the operator, at the door
-            self(torch.zeros(0, columns, device=self.values.device))
+            self(self._nothing())
+
+    def _nothing(self) -> Tensor:
+        """No input at all, of a shape that fits."""
+        return torch.zeros(0, self.in_features, device=self.values.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Indices of 16 bits with a sign: torch's pickles of uint16 cannot be read."""

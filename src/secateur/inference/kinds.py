@@ -8,17 +8,29 @@ from __future__ import annotations
 from typing import Any
 
 from secateur.inference.block_linear import BlockLinear
+from secateur.inference.blocks import FusedBlock
+from secateur.inference.followers import Absorbed
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import SemiStructuredLinear
+from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
 
 __all__ = ["KINDS"]
 
 KINDS: dict[str, Any] = {
-    cls.__name__: cls for cls in (GroupedLinear, SparseLinear, BlockLinear, WindowLinear, SemiStructuredLinear)
+    cls.__name__: cls
+    for cls in (
+        GroupedLinear,
+        SparseLinear,
+        BlockLinear,
+        WindowLinear,
+        SemiStructuredLinear,
+        SparseConv1d,
+        SparseConv2d,
+    )
 }
 
-for _layer in (*KINDS.values(), Pointwise):
+for _layer in (*KINDS.values(), Pointwise, Absorbed, FusedBlock):
     _layer.__module__ = "secateur.inference"

@@ -6,6 +6,7 @@ another form beats the best dense one on the user's own batch.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from secateur.inference.block_linear import BlockLinear
+from secateur.inference.blocks import fused_blocks
+from secateur.inference.followers import Absorbed, may_follow, run_and_follow
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import (
@@ -26,6 +29,7 @@ from secateur.inference.semi_structured import (
     why_no_semi_structured_device,
     why_not_semi_structured,
 )
+from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d, why_no_sparse_convolution
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
 from secateur.native import LANES, MOST_COLUMNS, available, describe
@@ -52,6 +56,7 @@ _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, t
 _SLACK = 1.05  # times the fewest products that any number of groups needs
 _FEW_VECTORS = 16  # with more, SparseLinear is faster than WindowLinear
 _WORTH_TRYING = 0.8  # of the dense products; above that no form was ever faster
+_WORTH_CONVOLVING = 0.5  # the same of convolutions
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class PackedLayer:
     - ``dense_ms``, ``best_dense_ms``, ``packed_ms``: one call on the example; the layer as it was, the fastest dense
       form, the fastest other form (None: there was nothing to time).
     - ``dense_bytes``, ``bytes``: of its weight and bias, before and now.
+    - ``fused``: the names of the modules after it whose work it does, too.
     """
 
     name: str
@@ -75,6 +81,7 @@ class PackedLayer:
     packed_ms: float | None = None
     dense_bytes: int = 0
     bytes: int = 0
+    fused: tuple[str, ...] = ()
 
     @property
     def speedup(self) -> float | None:
@@ -84,9 +91,13 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class Packing(Reported):
-    """What `pack` did; ``str()`` of it is a table."""
+    """What `pack` did; ``str()`` of it is a table.
+
+    ``blocks`` are the names of modules that add a shortcut in the store of a packed convolution.
+    """
 
     layers: tuple[PackedLayer, ...]
+    blocks: tuple[str, ...] = ()
 
     @property
     def packed(self) -> tuple[PackedLayer, ...]:
@@ -98,10 +109,10 @@ class Packing(Reported):
         heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", "~Now")
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
         counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
-        return (
-            Rows(heads, [*map(_row, self.layers)]),
-            f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}.",
-        )
+        said = f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}."
+        if self.blocks:
+            said += f" Blocks that add and rectify in the store of a convolution: {len(self.blocks)}."
+        return Rows(heads, [*map(_row, self.layers)]), said
 
     def _parts(self) -> Iterable[Part]:
         return self.parts
@@ -120,7 +131,11 @@ def _row(layer: PackedLayer) -> tuple[str | None, ...]:
         "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
         "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
         "" if layer.speedup is None else f"{layer.speedup:.2f}",
-        f"{layer.kind}, {layer.why.replace('dense is', 'which is')}" if layer.why else layer.kind,
+        f"{layer.kind}, {layer.why.replace('dense is', 'which is')}"
+        if layer.why
+        else f"{layer.kind}, with {' and '.join(layer.fused)}"
+        if layer.fused
+        else layer.kind,
     )
 
 
@@ -131,6 +146,7 @@ def pack(
     at_least: float = 1.1,
     kernels_too: bool = True,
     semi_structured: bool = False,
+    fuse: bool = True,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
@@ -138,12 +154,16 @@ def pack(
     """Replace layers whose zeros pay by faster ones, in place; each is timed on the example inputs and stays dense
     unless ``at_least`` times faster than the best dense form of it.
 
-    Linear layers, transformers' ``Conv1D`` and convolutions with a kernel of one place are looked at; attached masks
+    Linear layers, transformers' ``Conv1D`` and convolutions of one and two dimensions are looked at; attached masks
     count as zeros and are left behind. The model is run once on the example, in evaluation mode, and each layer then
     meets the inputs that reached it: use a batch of the size and threads that will be served. Zeros alone do nothing:
     where no form is faster, the report says so and the layer stays as it is; `secateur.shrink` makes it smaller.
 
-    Larger kernels stay dense: unfolding the inputs of a 3×3 convolution costs more than its zeros save.
+    Convolutions become `SparseConv2d` and `SparseConv1d`, where kernels in C were compiled; from 70 % zeros on that can
+    pay. A batch normalization in evaluation mode and a ReLU that alone read a convolution's output on the example
+    become part of it (``fused``), and an `Absorbed` is left where they were: call ``model.eval()`` before. A block that
+    only calls layers, adds and rectifies, as those of residual networks do, becomes a `FusedBlock` that adds in the
+    convolution's store (``blocks``).
 
     Args:
         model: changed in place, unless an error is raised.
@@ -153,6 +173,7 @@ def pack(
         kernels_too: False for plain torch operations only: what is packed trains, and exports to ONNX.
         semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
+        fuse: False to leave what follows packed convolutions where it is.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -179,18 +200,34 @@ def pack(
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)
-    inputs = _inputs_of(model, chosen, example_inputs, forward or run_example)
+    inputs, followers = _inputs_of(model, chosen, example_inputs, forward or run_example)
     layers: list[PackedLayer] = []
     replacements: dict[str, nn.Module] = {}
     for name, module in track(chosen.items(), "timing layers"):
         found, replacement = _consider(model, name, module, inputs.get(name), at_least, kernels_too, semi_structured)
+        if isinstance(replacement, SparseConv2d) and fuse and followers.get(name):
+            found = dataclasses.replace(found, fused=tuple(followers[name]))
+            replacement = _fused(replacement, module, [model.get_submodule(each) for each in followers[name]])
         layers.append(found)
         if replacement is not None:
-            replacements[name] = replacement
+            replacements[name] = replacement.train(module.training)
+    for layer in layers:
+        replacements.update({name: Absorbed().train(model.get_submodule(name).training) for name in layer.fused})
     for name, replacement in replacements.items():
-        replacement.train(chosen[name].training)
         put(model, name, replacement)
-    return Packing(tuple(layers))
+    blocks = fused_blocks(model) if fuse else {}
+    for name, block in blocks.items():
+        put(model, name, block)
+    return Packing(tuple(layers), tuple(blocks))
+
+
+def _fused(packed: SparseConv2d, module: nn.Module, after: list[nn.Module]) -> SparseConv2d:
+    """The same layer with the work of what follows it."""
+    norm = next((each for each in after if private.is_batchnorm(each)), None)
+    if norm is not None:
+        packed = type(packed).from_module(module, norm, together=packed.together).to(packed.values.device)
+    packed.rectified = any(isinstance(each, nn.ReLU) for each in after)
+    return packed
 
 
 def _layers(
@@ -221,8 +258,8 @@ def is_conv1d(module: nn.Module) -> bool:
 
 def _inputs_of(
     model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any, forward: Forward
-) -> dict[str, Tensor]:
-    """The first input that each layer is called with."""
+) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
+    """The first input that each layer is called with, and what alone reads each convolution's output."""
     inputs: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -234,15 +271,18 @@ def _inputs_of(
 
         return see
 
+    convolutions = {name: module for name, module in layers.items() if private.is_convolution(module)}
+    followers = may_follow(model)
     with unchanged(model), torch.no_grad():
         handles = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in layers.items()]
         try:
             model.eval()
-            forward(model, moved(example_inputs, device_of(model)))
+            example = moved(example_inputs, device_of(model))
+            found = run_and_follow(convolutions, followers, lambda: forward(model, example))
         finally:
             for handle in handles:
                 handle.remove()
-    return inputs
+    return inputs, found
 
 
 def _consider(
@@ -265,15 +305,21 @@ def _consider(
             return dataclasses.replace(known, why=why), None
         matrix = weight.t() if is_conv1d(module) else weight.flatten(1)
         batch = x.numel() // max(matrix.shape[1], 1)
-        candidates = list(_candidates(matrix, bias, batch, kernels_too and x.device.type == "cpu"))
+        with_kernels = kernels_too and x.device.type == "cpu"
+        candidates: list[nn.Module] = []
+        if not private.is_convolution(module) or _is_pointwise(module):
+            candidates += _candidates(matrix, bias, batch, with_kernels)
         no_fours = why_not_semi_structured(matrix) if semi_structured else ""
         if semi_structured and not no_fours:
             candidates.append(SemiStructuredLinear.from_dense(matrix.contiguous(), bias))
-        if not candidates:
-            why = no_fours or _no_form(zeros, kernels_too and x.device.type == "cpu")
-            return dataclasses.replace(known, why=why), None
         if private.is_convolution(module):
             candidates = [Pointwise(each, module.stride) for each in candidates]
+            if with_kernels and available() and not _why_no_convolution(module, zeros, weight.dtype):
+                form = SparseConv1d if weight.dim() == 3 else SparseConv2d
+                candidates.append(form.from_module(module, size=_size_of_output(module, x)))
+        if not candidates:
+            why = no_fours or _no_form(module, zeros, with_kernels)
+            return dataclasses.replace(known, why=why), None
         expected = module(x)
         trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         for each in candidates:
@@ -301,10 +347,6 @@ def _consider(
 
 def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None) -> str:
     """Why a layer cannot be packed, or an empty string."""
-    if private.is_convolution(module) and (
-        module.transposed or module.groups != 1 or any(size != 1 for size in module.kernel_size) or _pads(module)
-    ):
-        return "only kernels of one place pay; shrink takes whole channels out"
     if zeros == 0:
         return "no zeros"
     if x is None:
@@ -330,11 +372,38 @@ def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None
     return ""
 
 
-def _pads(module: Any) -> bool:
-    return isinstance(module.padding, tuple) and any(module.padding)
+def _is_pointwise(module: Any) -> bool:
+    """Whether it is a linear layer at each place."""
+    one_place = all(size == 1 for size in module.kernel_size) and not any(private.padding_of(module))
+    return one_place and module.groups == 1 and not module.transposed
 
 
-def _no_form(zeros: float, kernels_too: bool) -> str:
+def _why_no_convolution(module: Any, zeros: float, dtype: torch.dtype) -> str:
+    """Why a convolution has no form that skips its zeros, or an empty string."""
+    if 1 - zeros > _WORTH_CONVOLVING:
+        return f"{zeros:.0%} zeros; a convolution is faster from about 70 % on"
+    if dtype == torch.float64:
+        return f"its weight is {dtype}"
+    return why_no_sparse_convolution(module)
+
+
+def _size_of_output(module: Any, x: Tensor) -> list[int]:
+    """Height and width of what a convolution makes of x; of one dimension its length."""
+    padding = private.padding_of(module)[::-1]  # after and before each dimension, from the first
+    sizes = x.shape[-len(module.kernel_size) :]
+    return [
+        (size + padding[2 * d] + padding[2 * d + 1] - module.dilation[d] * (module.kernel_size[d] - 1) - 1)
+        // module.stride[d]
+        + 1
+        for d, size in enumerate(sizes)
+    ]
+
+
+def _no_form(module: nn.Module, zeros: float, kernels_too: bool) -> str:
+    if private.is_convolution(module) and not _is_pointwise(module):
+        if why := _why_no_convolution(module, zeros, module.weight.dtype):
+            return why
+        return describe() if kernels_too else "only kernels of one place have a form in plain operations"
     if kernels_too and not available():
         return f"{zeros:.0%} zeros in no pattern that plain operations skip, and {describe()}"
     return f"{zeros:.0%} zeros in no pattern that can be skipped"
@@ -371,16 +440,29 @@ def _grouped_products(alive: Tensor, outputs: int) -> int:
 def _other_dense(
     module: nn.Module, matrix: Tensor, bias: Tensor | None, x: Tensor
 ) -> Iterator[Callable[[Tensor], Any]]:
-    """The packed dense product that torch.compile uses when it freezes a model."""
-    if (
-        private.is_convolution(module) or x.device.type != "cpu" or not torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    ):
+    """The packed dense products that torch.compile uses when it freezes a model, and convolutions with the channels of
+    a place side by side."""
+    if x.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return
     if x.dtype != matrix.dtype or x.dtype not in (torch.float32, torch.bfloat16) or not x.numel():
+        return
+    if private.is_convolution(module):
+        yield from _other_convolutions(module, x)
         return
     flat = x.reshape(-1, x.shape[-1])
     if (product := private.frozen_linear(matrix, bias, flat)) is not None:
         yield lambda x: product(x.reshape(-1, x.shape[-1]))
+
+
+def _other_convolutions(module: Any, x: Tensor) -> Iterator[Callable[[Tensor], Any]]:
+    inputs = [x]
+    if x.dim() == 4:
+        turned = copy.deepcopy(module).to(memory_format=torch.channels_last)
+        inputs.append(x.contiguous(memory_format=torch.channels_last))
+        yield lambda _: turned.forward(inputs[1])
+    for each in inputs:
+        if x.dim() == len(module.kernel_size) + 2 and (made := private.frozen_convolution(module, each)) is not None:
+            yield lambda _, made=made, each=each: made(each)
 
 
 def _check_same(name: str, packed: Tensor, expected: Tensor) -> None:

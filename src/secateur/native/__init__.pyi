@@ -1,3 +1,6 @@
+from .convolutions import dense_convolution as dense_convolution
+from .convolutions import sparse_convolution as sparse_convolution
+from .convolutions import together_for as together_for
 from .loading import available as available
 from .loading import describe as describe
 from .loading import library as library

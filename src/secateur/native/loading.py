@@ -17,7 +17,7 @@ __all__ = ["available", "describe", "library"]
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
 _AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor
-_INTERFACE = 3  # that of kernels.c
+_INTERFACE = 4  # that of kernels.c
 
 
 def available() -> bool:
@@ -91,4 +91,6 @@ def _opened(path: Path) -> Any:
         function = getattr(opened, name)
         function.restype = ctypes.c_int
         function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
+    opened.secateur_convolution.restype = ctypes.c_int
+    opened.secateur_convolution.argtypes = [*[ctypes.c_void_p] * 8, ctypes.c_int, ctypes.c_size_t]
     return opened

@@ -1,4 +1,4 @@
-"""The three operators that call the kernels: products with a sparse weight.
+"""The three operators that call the kernels for products with a sparse weight.
 
 Law: every index that the C code follows has been compared with its bounds since the tensor last changed, and an
 operator gives the same result, within rounding, with and without compiled kernels.
@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -58,7 +59,7 @@ def csr_linear(
     >>> csr_linear(torch.tensor([[1.0, 10.0, 100.0]]), indices, pointers, torch.ones(3), None, 3, 2)
     tensor([[101.,  10.]])
     """
-    operator = _csr if _is_plain(x) else torch.ops.secateur.csr_linear
+    operator = _csr if is_plain(x) else torch.ops.secateur.csr_linear
     result: Tensor = operator(x, indices, pointers, values, bias, columns_together, rows_together)
     return result
 
@@ -83,7 +84,7 @@ def block_linear(
     >>> block_linear(torch.tensor([[1.0, 10.0, 100.0]]), indices, pointers, torch.ones(1, 16), None, 2)
     tensor([[100., 100.]])
     """
-    operator = _block if _is_plain(x) else torch.ops.secateur.block_linear
+    operator = _block if is_plain(x) else torch.ops.secateur.block_linear
     result: Tensor = operator(x, indices, pointers, values, bias, rows)
     return result
 
@@ -116,12 +117,12 @@ def window_linear(
     >>> window_linear(torch.tensor([[1.0, 10.0, 100.0]]), **layout, bias=None, rows=2)
     tensor([[101.,  10.]])
     """
-    operator = _window if _is_plain(x) else torch.ops.secateur.window_linear
+    operator = _window if is_plain(x) else torch.ops.secateur.window_linear
     result: Tensor = operator(x, words, moves, values, pointers, order, bias, rows)
     return result
 
 
-def _is_plain(x: Tensor) -> bool:
+def is_plain(x: Tensor) -> bool:
     """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
     if torch.compiler.is_compiling() or private.is_tracing():
         return False
@@ -150,7 +151,7 @@ def _csr(
     rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
     if values.shape != indices.shape:
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    _check(x, indices, pointers, values, bias, rows * panels, rows)
+    check_entries(x, columns, indices, pointers, values, bias, rows * panels, rows)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
@@ -171,7 +172,7 @@ def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: T
     blocks = -(-rows // LANES)
     if values.shape != (*indices.shape, LANES):
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    _check(x, indices, pointers, values, bias, blocks, rows)
+    check_entries(x, columns, indices, pointers, values, bias, blocks, rows)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, dense_block(indices, pointers, values, rows, columns), bias)
@@ -196,7 +197,7 @@ def _window(
         _check_together(x, (*layout.values(), bias))
         windows.check(**layout, rows=rows, columns=columns)
 
-    _once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
+    once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         return _dense_linear(x, windows.from_windows(**layout, rows=rows, columns=columns), bias)
@@ -232,7 +233,7 @@ def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: i
 _CHECKED: dict[int, tuple[tuple[weakref.ref[Tensor], ...], tuple[Any, ...]]] = {}
 
 
-def _once(
+def once(
     stored: tuple[Tensor | None, ...], checked: tuple[Tensor, ...], facts: tuple[Any, ...], verify: Callable[[], None]
 ) -> None:
     """Calls verify unless it has passed before, for the same facts and for tensors that have stayed as they were.
@@ -253,11 +254,21 @@ def _once(
         _CHECKED[key] = ((forget, *map(weakref.ref, checked[1:])), state)
 
 
-def _check(
-    x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, segments: int, rows: int
+def check_entries(
+    x: Tensor,
+    columns: int,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    segments: int,
+    rows: int,
+    block: int = 0,
 ) -> None:
-    """Raises where the C code would read what is not there; once for tensors that stay as they are."""
-    columns = x.shape[-1]
+    """Raises where the C code would read what is not there; once for tensors that stay as they are.
+
+    ``block``: all rows' entries in the first so many columns come first, then those in the next so many, and so on.
+    """
 
     def verify() -> None:
         if indices.dtype != torch.uint16 or pointers.dtype != torch.int32 or indices.dim() != 1 or pointers.dim() != 1:
@@ -276,9 +287,13 @@ def _check(
         largest = int(indices.detach().cpu().numpy().max(initial=0))
         if indices.shape[0] and largest >= columns:
             raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
+        if block and rows:
+            own = np.repeat(np.arange(segments // rows), np.diff(where[::rows]))
+            if (indices.detach().cpu().numpy() // block != own).any():
+                raise ValueError("an index lies in another block of channels than the pointers say.")
 
-    facts = (columns, x.device, segments, rows)
-    _once((indices, pointers, values, bias), (indices, pointers), facts, verify)
+    facts = (columns, x.device, segments, rows, block)
+    once((indices, pointers, values, bias), (indices, pointers), facts, verify)
 
 
 def _check_bias(bias: Tensor | None, rows: int) -> None:
@@ -374,7 +389,7 @@ def _to_inputs(grad: Tensor, weight: Tensor) -> Tensor:
     return (grad.to(wide) @ weight.to(wide)).to(grad.dtype)
 
 
-def _define(
+def define(
     name: str,
     function: Callable[..., Tensor],
     fake: Callable[..., Tensor],
@@ -386,10 +401,10 @@ def _define(
     operator.register_autograd(backward, setup_context=keep)
 
 
-_define("csr_linear", _csr, _fake_csr, _csr_backward)
+define("csr_linear", _csr, _fake_csr, _csr_backward)
 
 
-_define("block_linear", _block, _fake, _block_backward)
+define("block_linear", _block, _fake, _block_backward)
 
 
-_define("window_linear", _window, _fake, _window_backward, _keep_windows)
+define("window_linear", _window, _fake, _window_backward, _keep_windows)

@@ -35,12 +35,14 @@ __all__ = [
     "buffers_of",
     "composed_states",
     "converted",
+    "copied_with",
     "experts_at_once",
     "experts_in_turn",
     "fake_values",
     "flat_names_of",
     "flat_weights_of",
     "flatten_anew",
+    "frozen_convolution",
     "frozen_linear",
     "gathered_as",
     "hooks_of",
@@ -132,6 +134,13 @@ def converted(
     return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
+def copied_with(module: nn.Module, submodules: Mapping[str, nn.Module | None]) -> nn.Module:
+    """A module that has all that another one has, its parameters themselves, but these modules for its own."""
+    twin = copy.copy(module)
+    vars(twin)["_modules"] = dict(submodules)
+    return twin
+
+
 def experts_at_once() -> tuple[str, str]:
     """``(field, value)`` of a configuration of transformers with which each token gets copies of its experts' weights:
     no size depends on values."""
@@ -148,6 +157,26 @@ def fake_values() -> contextlib.AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def frozen_convolution(module: Any, example: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """The convolution that torch.compile makes where it freezes a model, laid out for inputs like the example and in
+    their memory format; None where this torch, or oneDNN, has none, or what is padded is not the same on both sides."""
+    operators, padding = torch.ops.mkldnn, padding_of(module)
+    if padding[::2] != padding[1::2]:
+        return None
+    layout = [padding[::2][::-1], module.stride, module.dilation, module.groups]
+
+    def convolved(x: Tensor) -> Tensor:
+        made: Tensor = operators._convolution_pointwise(x, weight, module.bias, *layout, "none", [], "")
+        return made
+
+    try:
+        weight = operators._reorder_convolution_weight(module.weight.detach(), *layout, list(example.shape))
+        convolved(example)
+    except (AttributeError, RuntimeError):
+        return None
+    return convolved
 
 
 def frozen_linear(matrix: Tensor, bias: Tensor | None, example: Tensor) -> Callable[[Tensor], Tensor] | None:

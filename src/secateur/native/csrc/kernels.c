@@ -8,26 +8,19 @@ gcc from unrolling them into scalars before it looks for vectors; built without 
 registers (with it gcc 12 makes a memset of their zeros, and then they stay in memory: twice the time). Single entries
 of x are loaded one by one: on the machines measured the processor's gather was slower (docs/notes/kernels.md). */
 
-#include <pthread.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+#include "threads.h"
 
-#if defined(__GNUC__)
-#define INLINE static inline __attribute__((always_inline))
-#define EXPORT __attribute__((visibility("default")))
+#include <pthread.h>
+#include <stdlib.h>
+
 #define PREFETCH(address) __builtin_prefetch(address)
 /* may lie beyond the end: the processor then does nothing */
 #define PREFETCH_FAR(address) __builtin_prefetch((const void *)(address), 0, 2)
 #define VECTOR __attribute__((vector_size(4 * WIDE)))
-#else
-#error "gcc or clang: the kernels use vector_size and inlining that is insisted on"
-#endif
 
 #define LANES _Pragma("GCC unroll 1") for (size_t l = 0; l < 16; l++)
 
-enum { LANE = 16, WIDEST = 64, CHUNK = 256, MOST_THREADS = 64, AHEAD = 16, BLOCK_BYTES = 4 << 20 };
+enum { LANE = 16, WIDEST = 64, CHUNK = 256, AHEAD = 16, BLOCK_BYTES = 4 << 20 };
 enum { WINDOW = 32, STEPS = 6, BITS = 5 };
 
 /* Vectors of the batch that a tile of 16 outputs meets at once: as many as there are registers for. */
@@ -77,14 +70,6 @@ typedef struct {
 } Part;
 
 /* ------------------------------------------------------------------------------------------------------ entries */
-
-INLINE float value_at(const void *values, size_t at, int is_bfloat16) {
-    if (!is_bfloat16) return ((const float *)values)[at];
-    uint32_t bits = (uint32_t)((const uint16_t *)values)[at] << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
 
 /* Asks for what comes long after `count` values (and their indices, if not NULL). */
 INLINE void ask_ahead(const uint16_t *indices, const void *values, size_t at, size_t count, int is_bfloat16) {
@@ -481,38 +466,36 @@ static Team team = NULL;
 
 typedef struct {
     void *(*work)(void *);
-    Part *parts;
-    size_t count, next;
+    char *parts;
+    size_t size, count, next;
 } Job;
 
 /* Takes parts until none is left: a team may be smaller than it was asked to be. */
 static void member(void *argument) {
     Job *job = argument;
-    for (size_t n; (n = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->count;) job->work(&job->parts[n]);
+    for (size_t n; (n = __atomic_fetch_add(&job->next, 1, __ATOMIC_RELAXED)) < job->count;)
+        job->work(job->parts + n * job->size);
 }
 
 /* Threads of our own are made for the call and joined at its end: 20 to 40 microseconds each. The caller's thread does
 the first part, and any part for which no thread could be had. */
-static void in_own_threads(void *(*work)(void *), Part *parts, size_t count) {
+static void in_own_threads(void *(*work)(void *), char *parts, size_t size, size_t count) {
     pthread_t threads[MOST_THREADS];
     int started[MOST_THREADS] = {0};
-    for (size_t n = 1; n < count; n++) started[n] = pthread_create(&threads[n], NULL, work, &parts[n]) == 0;
-    work(&parts[0]);
+    for (size_t n = 1; n < count; n++) started[n] = pthread_create(&threads[n], NULL, work, parts + n * size) == 0;
+    work(parts);
     for (size_t n = 1; n < count; n++) {
         if (started[n]) pthread_join(threads[n], NULL);
-        else work(&parts[n]);
+        else work(parts + n * size);
     }
 }
 
-static int in_threads(void *(*work)(void *), Part *parts, size_t count) {
-    Job job = {work, parts, count, 0};
+void secateur_in_threads(void *(*work)(void *), void *parts, size_t size, size_t count) {
+    Job job = {work, parts, size, count, 0};
     Team now = __atomic_load_n(&team, __ATOMIC_RELAXED);
-    int failed = 0;
-    if (count == 1) work(&parts[0]);
-    else if (now) now(member, &job, (unsigned)count, 0);
-    else in_own_threads(work, parts, count);
-    for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
-    return failed;
+    if (count == 1) work(parts);
+    else if (count && now) now(member, &job, (unsigned)count, 0);
+    else if (count) in_own_threads(work, parts, size, count);
 }
 
 /* A large batch is cut by vectors, a small one by rows, with as many entries for each thread. `unit` rows stay
@@ -540,7 +523,10 @@ static int run(void *(*work)(void *), const Product *p, size_t rows, size_t unit
             row = end;
         }
     }
-    return count ? in_threads(work, parts, count) : 0;
+    secateur_in_threads(work, parts, sizeof *parts, count);
+    int failed = 0;
+    for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
+    return failed;
 }
 
 /* ------------------------------------------------------------------------------------------------------ exported */
@@ -576,7 +562,7 @@ EXPORT int secateur_window(const uint32_t *words, const uint32_t *pointers, cons
 EXPORT void secateur_team(Team given) { __atomic_store_n(&team, given, __ATOMIC_RELAXED); }
 
 /* Counts the changes of these functions' arguments: an object left over from another version is not used. */
-EXPORT int secateur_interface(void) { return 3; }
+EXPORT int secateur_interface(void) { return 4; }
 
 /* The level of x86-64 that this processor has: 1, 3 or 4; 0 elsewhere. */
 EXPORT int secateur_level(void) {

@@ -1,0 +1,219 @@
+"""Convolutions that skip zeros, beside the best dense ones and their floors: layers, their sums, whole networks.
+
+The best dense convolution is the fastest of torch's eager one, eager with the channels of a place side by side, and
+those of oneDNN with weights laid out beforehand (which a frozen `torch.compile` uses) for either memory format, in the
+same rounds. A floor is the kept products at the rate of a dense product of 2048³ that was measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.inference.exported import onnx_file, quiet, session
+from benchmarks.inference.products import floors, in_milliseconds
+from benchmarks.support.tables import head, row
+from benchmarks.support.timing import ratio
+from secateur.inference import SparseConv2d, pack
+from secateur.native import describe
+from secateur.support import private
+
+# (images, channels, size, outputs, kernel, stride)
+LAYERS = {
+    "3×3, one image": [(1, 64, 56, 64, 3, 1), (1, 128, 28, 128, 3, 1), (1, 256, 14, 256, 3, 1), (1, 512, 7, 512, 3, 1)],
+    "3×3, stride 2": [(1, 64, 56, 128, 3, 2), (1, 128, 28, 256, 3, 2), (1, 256, 14, 512, 3, 2)],
+    "3×3, 16 images": [
+        (16, 64, 56, 64, 3, 1),
+        (16, 128, 28, 128, 3, 1),
+        (16, 256, 14, 256, 3, 1),
+        (16, 512, 7, 512, 3, 1),
+    ],
+    "1×1, one image": [
+        (1, 64, 56, 256, 1, 1),
+        (1, 256, 56, 64, 1, 1),
+        (1, 1024, 14, 256, 1, 1),
+        (1, 512, 7, 2048, 1, 1),
+    ],
+}
+SPARSITIES = (0.7, 0.8, 0.9, 0.95, 0.98)
+GOALS = {("3×3, one image", 0.9): 3.5, ("3×3, one image", 0.95): 5.5}
+GOALS_OF_50 = {(1, 0.9): 2.8, (1, 0.95): 4.0, (16, 0.9): 2.8, (16, 0.95): 3.8}
+
+
+def dense_forms(module: nn.Conv2d, x: Tensor) -> dict[str, Callable[[], Any]]:
+    turned = copy.deepcopy(module).to(memory_format=torch.channels_last)
+    last = x.contiguous(memory_format=torch.channels_last)
+    forms: dict[str, Callable[[], Any]] = {"eager": partial(module, x), "channels last": partial(turned, last)}
+    for name, given in (("oneDNN", x), ("oneDNN, channels last", last)):
+        if (made := private.frozen_convolution(module, given)) is not None:
+            forms[name] = partial(made, given)
+    return forms
+
+
+def masked(weight: Tensor, sparsity: float) -> Tensor:
+    """A random mask of exactly that sparsity."""
+    kept = torch.zeros(weight.numel(), dtype=torch.bool)
+    kept[torch.randperm(weight.numel())[: round((1 - sparsity) * weight.numel())]] = True
+    return weight * kept.view(weight.shape)
+
+
+def bench_layers(options: argparse.Namespace, rate: float) -> None:
+    columns = ["", "best dense, ms", *(f"{100 * each:.0f} %" for each in SPARSITIES), "floor / ours at 90 %", "goals"]
+    print(head(columns))
+    for group, layers in LAYERS.items():
+        for images, channels, size, outputs, kernel, stride in layers:
+            module = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False).requires_grad_(False)
+            x, weight = torch.randn(images, channels, size, size), module.weight.clone()
+            forms = dense_forms(module, x)
+            dense, ours = [*forms], {}
+            expected = module(x).shape
+            for sparsity in SPARSITIES:
+                module.weight.copy_(masked(weight, sparsity))
+                layer = SparseConv2d.from_module(module, size=expected[2:])
+                torch.testing.assert_close(layer(x), module(x), rtol=1e-3, atol=1e-3)
+                ours[sparsity] = partial(layer, x)
+            module.weight.copy_(weight)
+            times = in_milliseconds({**forms, **ours}, options.rounds, options.clock)
+            best = min(dense, key=lambda name: statistics.median(times[name]))
+            faster = {each: ratio(times[each], times[best]) for each in SPARSITIES}
+            products = 0.1 * weight.numel() * expected[0] * expected[2] * expected[3]
+            floor = 2 * products / rate / statistics.median(times[0.9])
+            goals = [
+                f"{goal} {'met' if faster[sparsity] >= goal else 'missed'}"
+                for (name, sparsity), goal in GOALS.items()
+                if name == group
+            ]
+            told = f"{group}: {channels}×{size}² to {outputs}"
+            cells = [
+                told,
+                f"{statistics.median(times[best]):.2f} ({best})",
+                *(f"{faster[each]:.2f}" for each in SPARSITIES),
+            ]
+            print(row([*cells, f"{floor:.2f}", ", ".join(goals)]), flush=True)
+
+
+def resnet(depth: int, sparsity: float) -> nn.Module:
+    """As transformers builds it, with random masks on all convolutions but the first."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    basic = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+    model = ResNetForImageClassification(ResNetConfig(num_labels=1000, **(basic if depth == 18 else {})))
+    model = model.eval().requires_grad_(False)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Conv2d) and "embedder.embedder" not in name:
+            module.weight.copy_(masked(module.weight, sparsity))
+        if isinstance(module, nn.BatchNorm2d):  # as after training, nothing is exactly 0 or 1
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+            module.weight.uniform_(0.5, 1.0)
+            module.bias.normal_(0, 0.1)
+    return Logits(model).eval()
+
+
+class Logits(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.model(x).logits
+        return made
+
+
+def bench_sums(options: argparse.Namespace) -> None:
+    """Each distinct convolution once, times how often the network has it; the first stays dense."""
+    print("\n" + head(["convolutions of", "batch", "zeros", "best dense, ms", "sparse, ms", "times faster"]))
+    for depth in options.depths:
+        for images in options.images:
+            for sparsity in options.sparsities:
+                model = resnet(depth, sparsity)
+                shapes: dict[Any, tuple[nn.Conv2d, Tensor, int]] = {}
+
+                def see(module: nn.Conv2d, args: tuple[Tensor], shapes: dict[Any, Any] = shapes) -> None:
+                    key = (module.weight.shape, module.stride, args[0].shape)
+                    shapes[key] = (module, args[0], shapes[key][2] + 1 if key in shapes else 1)
+
+                handles = [m.register_forward_pre_hook(see) for m in model.modules() if isinstance(m, nn.Conv2d)]
+                model(torch.randn(images, 3, 224, 224))
+                for handle in handles:
+                    handle.remove()
+                dense = sparse = 0.0
+                for module, x, count in shapes.values():
+                    forms = dense_forms(module, x)
+                    names = [*forms]
+                    if module.in_channels > 3:
+                        layer = SparseConv2d.from_module(module, size=module(x).shape[2:])
+                        forms["ours"] = partial(layer, x)
+                    times = in_milliseconds(forms, max(3, options.rounds // 3), options.clock)
+                    best = min(statistics.median(times[name]) for name in names)
+                    dense += count * best
+                    sparse += count * (statistics.median(times["ours"]) if "ours" in times else best)
+                cells = [f"ResNet-{depth}", f"{images}", f"{100 * sparsity:.0f} %", f"{dense:.1f}", f"{sparse:.1f}"]
+                print(row([*cells, f"**{dense / sparse:.2f}**"]), flush=True)
+
+
+def frozen(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
+    import torch._inductor.config as inductor
+
+    with quiet(), inductor.patch(freezing=True):
+        compiled = torch.compile(model)
+        compiled(x)
+        compiled(x)
+    return compiled
+
+
+def bench_whole(options: argparse.Namespace) -> None:
+    print()
+    names = ["eager", "channels last", "torch.compile, frozen", "ONNX Runtime", "packed", "packed and compiled"]
+    print(head(["end to end", "batch", "zeros", *(f"{name}, ms" for name in names), "than the best dense", "goal"]))
+    for depth in options.depths:
+        for images in options.images:
+            for sparsity in options.sparsities:
+                model, x = resnet(depth, sparsity), torch.randn(images, 3, 224, 224)
+                turned = copy.deepcopy(model).to(memory_format=torch.channels_last)
+                last = x.contiguous(memory_format=torch.channels_last)
+                packed = copy.deepcopy(model)
+                packing = pack(packed, x)
+                torch.testing.assert_close(packed(x), model(x), rtol=1e-3, atol=1e-3)
+                with tempfile.TemporaryDirectory() as folder:
+                    served = session(onnx_file(Path(folder, "model.onnx"), model, (x,), False), torch.get_num_threads())
+                calls: list[Callable[[], Any]] = [partial(model, x), partial(turned, last)]
+                calls += [partial(frozen(copy.deepcopy(model), x), x), partial(served, x), partial(packed, x)]
+                calls += [partial(frozen(copy.deepcopy(packed), x), x)]
+                times = in_milliseconds(dict(zip(names, calls, strict=True)), options.rounds, options.clock)
+                best = min(names[:4], key=lambda name: statistics.median(times[name]))
+                ours = min(names[4:], key=lambda name: statistics.median(times[name]))
+                faster = ratio(times[ours], times[best])
+                goal = GOALS_OF_50.get((images, sparsity)) if depth == 50 else None
+                told = "" if goal is None else f"{goal} {'met' if faster >= goal else 'missed'}"
+                cells = [f"ResNet-{depth}", f"{images}", f"{100 * sparsity:.0f} %"]
+                cells += [f"{statistics.median(times[name]):.1f}" for name in names]
+                print(row([*cells, f"**{faster:.2f}**", told]), flush=True)
+                print(f"<!-- {len(packing.packed)} layers packed, {len(packing.blocks)} blocks -->", flush=True)
+                torch.compiler.reset()
+
+
+def bench_convolutions(options: argparse.Namespace) -> None:
+    parts = options.parts
+    with torch.no_grad():
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            bandwidth, rate = floors(options.rounds, options.clock)
+            print(f"{describe()}; {threads} thread(s); clock: {options.clock}; ", end="")
+            print(f"{bandwidth / 1e6:.1f} GB/s, {rate / 1e6:.0f} GFLOP/s\n")
+            if "layers" in parts:
+                bench_layers(options, rate)
+            if "sums" in parts:
+                bench_sums(options)
+            if "whole" in parts:
+                bench_whole(options)

@@ -1,0 +1,242 @@
+"""Blocks with a shortcut: what is added to a packed convolution's output, and the ReLU after it, go into its store.
+
+Law: a block is rewritten only where its forward pass is calls of modules, sums and ReLUs, one after the other; it then
+computes the same within rounding. Every other block is left as it is.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from secateur.inference.followers import Absorbed
+from secateur.inference.sparse_convolution import SparseConv2d
+from secateur.support import private
+
+__all__ = ["FusedBlock", "fused_block", "fused_blocks", "twin_of"]
+
+_SUMS = (operator.add, operator.iadd, torch.add)
+_RELUS = (functional.relu, torch.relu)
+_SUM, _RELU = "+", "relu()"  # no names of modules
+
+
+class FusedBlock(nn.Module):
+    """A block of a residual network whose packed convolutions add and rectify, with its modules by their names.
+
+    Args:
+        block: whose modules these are.
+        steps: what is done one after the other: the name of a module, or "+" or "relu()"; of which values (0 is the
+            input, n what step n made); and which of them nothing needs afterwards.
+        rectified: the names of the convolutions whose ReLUs were the block's.
+    """
+
+    def __init__(self, block: nn.Module, steps: list[tuple[str, list[int], list[int]]], rectified: list[str]) -> None:
+        super().__init__()
+        self.block, self.steps, self.rectified = type(block).__name__, steps, rectified
+        for name, module in block.named_children():
+            self.add_module(name, module)
+        self.train(block.training)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        values: list[Any] = [*args, *kwargs.values()]
+        if len(values) != 1:
+            raise TypeError(f"a {self.block} that was fused takes one input, not {len(values)}.")
+        for name, inputs, done in self.steps:
+            given = [values[n] for n in inputs]
+            for n in done:
+                values[n] = None
+            if name == _SUM:
+                values.append(given[0] + given[1])
+            elif name == _RELU:
+                values.append(functional.relu(given[0]))
+            else:
+                values.append(self.get_submodule(name)(*given))
+        made: Tensor = values[-1]
+        return made
+
+    def extra_repr(self) -> str:
+        return f"of {self.block}"
+
+
+def fused_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """What takes the place of each block of a model in which something could be fused: ``{name: module}``.
+
+    Blocks are the innermost modules that call packed convolutions in a forward pass of their own.
+    """
+    found: dict[str, nn.Module] = {}
+    names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    for name, module in reversed(list(model.named_modules())):  # the inner ones first
+        if not name or names[id(module)] > 1 or any(other.startswith(f"{name}.") for other in found):
+            continue
+        if (fused := fused_block(module)) is not None:
+            found[name] = fused
+    return found
+
+
+def fused_block(block: nn.Module) -> nn.Module | None:
+    """A module that computes what a block does, with sums and ReLUs in the stores of its packed convolutions; None
+    where nothing can be fused. The block's layers are in it under the names that they have, and are themselves changed.
+
+    >>> from torch import nn
+    >>> class Block(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.conv = SparseConv2d.from_module(nn.Conv2d(4, 4, 3, padding=1))
+    ...     def forward(self, x):
+    ...         return torch.relu(x + self.conv(x))
+    >>> fused_block(Block()).steps
+    [('conv', [0, 0], [0])]
+    """
+    inlined = [each for each in block.modules() if _calls_convolutions(each)]
+    if not inlined or isinstance(block, nn.Sequential | nn.ModuleList | nn.ModuleDict | FusedBlock):
+        return None
+    if any(private.hooks_of(each) or isinstance(each, FusedBlock) for each in inlined):
+        return None
+    tracer = _Tracer()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = tracer.trace(block)
+    except Exception:  # whatever a forward pass does with what stands for a tensor
+        return None
+    modules = dict(block.named_modules())
+    calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
+    if not _is_simple(graph, modules) or any(
+        n > 1 and isinstance(modules[name], SparseConv2d) for name, n in calls.items()
+    ):
+        return None
+    rectified: list[SparseConv2d] = []
+    changed = False
+    for node in list(graph.nodes):
+        if _is_sum(node):
+            changed |= _add_in_store(graph, node, modules, rectified)
+        elif _is_relu(node, modules) and (convolution := _made_by(node.args[0], modules)) is not None:
+            if not modules[convolution.target].rectified:
+                rectified.append(modules[convolution.target])
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+            changed = True
+    if not changed:
+        return None
+    for convolution in rectified:
+        convolution.rectified = True
+    for node in list(graph.nodes):
+        if node.op == "call_module" and isinstance(modules[node.target], Absorbed):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    names = [name for name, module in modules.items() if module in rectified]
+    return FusedBlock(block, _steps(graph), names)
+
+
+def _steps(graph: fx.Graph) -> list[tuple[str, list[int], list[int]]]:
+    """What the nodes of a graph do, as `FusedBlock` has it; the last makes the output."""
+    nodes = [node for node in graph.nodes if node.op != "output"]
+    at = {node: n for n, node in enumerate(nodes)}
+    last = {at[given]: n for n, node in enumerate(nodes) for given in node.all_input_nodes}
+    steps = []
+    for n, node in enumerate(nodes[1:], start=1):
+        name = str(node.target) if node.op == "call_module" else _SUM if _is_sum(node) else _RELU
+        inputs = [at[given] for given in node.args]
+        steps.append((name, inputs, sorted({given for given in inputs if last[given] == n})))
+    return steps
+
+
+def twin_of(module: nn.Module, instead: Mapping[str, nn.Module], name: str = "") -> nn.Module:
+    """The same module of the same parameters, but for other modules under some names; the module itself stays."""
+    if name in instead:
+        return instead[name]
+    inner = {
+        key: None if each is None else twin_of(each, instead, f"{name}.{key}" if name else key)
+        for key, each in private.submodules_of(module).items()
+    }
+    return private.copied_with(module, inner)
+
+
+def _calls_convolutions(module: nn.Module) -> bool:
+    """Whether there are packed convolutions inside."""
+    return not isinstance(module, SparseConv2d) and any(isinstance(each, SparseConv2d) for each in module.modules())
+
+
+class _Tracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        del module_qualified_name
+        return not _calls_convolutions(m)
+
+
+def _is_simple(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> bool:
+    """One input without a default, then nothing but calls of modules with tensors, sums and ReLUs, the last of which is
+    what is returned."""
+    first, *others, output = graph.nodes
+    return (
+        first.op == "placeholder"
+        and not first.args
+        and output.args[0] is (others or [None])[-1]
+        and all(_is_sum(node) or _is_relu(node, modules) or _is_call(node) for node in others)
+    )
+
+
+def _is_call(node: fx.Node) -> bool:
+    return node.op == "call_module" and not node.kwargs and all(isinstance(each, fx.Node) for each in node.args)
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """Of two tensors, with no factor."""
+    is_one = node.op == "call_function" and node.target in _SUMS and not node.kwargs
+    return is_one and len(node.args) == 2 and all(isinstance(each, fx.Node) for each in node.args)
+
+
+def _is_relu(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
+    """Which changes nothing but what it returns."""
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return type(module) is nn.ReLU and not private.hooks_of(module) and _is_call(node)
+    is_one = (node.op == "call_function" and node.target in _RELUS) or (node.op, node.target) == ("call_method", "relu")
+    return is_one and len(node.args) == 1 and not any(node.kwargs.values())
+
+
+def _made_by(node: Any, modules: Mapping[str, nn.Module]) -> fx.Node | None:
+    """The call of a packed convolution whose output a node is, where nothing else reads it on the way."""
+    while isinstance(node, fx.Node) and node.op == "call_module" and len(node.users) == 1:
+        module = modules[str(node.target)]
+        if isinstance(module, SparseConv2d):
+            return node
+        if not isinstance(module, nn.Identity | Absorbed):
+            return None
+        node = node.args[0]
+    return None
+
+
+def _add_in_store(
+    graph: fx.Graph, node: fx.Node, modules: Mapping[str, nn.Module], rectified: list[SparseConv2d]
+) -> bool:
+    """Whether one of two things that are added is a convolution's output, to which its store now adds the other."""
+    for made, other in (node.args, node.args[::-1]):
+        call = _made_by(made, modules)
+        if call is None or len(call.args) != 1 or call.kwargs or made is other:
+            continue
+        convolution: Any = modules[str(call.target)]
+        if convolution.rectified or convolution in rectified:  # the sum comes after the ReLU
+            continue
+        with graph.inserting_before(node):
+            new = graph.call_module(str(call.target), (call.args[0], other))
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        for between in _way(made, call):
+            graph.erase_node(between)
+        return True
+    return False
+
+
+def _way(last: Any, first: fx.Node) -> Iterator[fx.Node]:
+    """The nodes from the last back to the first."""
+    nodes = [last]
+    while nodes[-1] is not first:
+        nodes.append(nodes[-1].args[0])
+    yield from nodes

@@ -1,0 +1,301 @@
+"""Convolutions with any zeros, as their kept weights and their places, in one and two dimensions.
+
+Law: the output is that of the dense convolution with its zeros, and of what was fused into it, within rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from secateur.inference.kernel_layer import KernelLayer, few_columns
+from secateur.native import dense_convolution, sparse_convolution, together_for
+from secateur.support import private
+
+__all__ = ["SparseConv1d", "SparseConv2d", "why_no_sparse_convolution"]
+
+_LAYOUT = ("kernel", "stride", "padding", "dilation")
+
+
+def why_no_sparse_convolution(module: Any) -> str:
+    """Why a convolution cannot be a `SparseConv2d` or `SparseConv1d`, or an empty string.
+
+    >>> from torch import nn
+    >>> why_no_sparse_convolution(nn.Conv2d(8, 8, 3, padding_mode="reflect"))
+    'it pads with reflect, and only zeros are skipped'
+    >>> why_no_sparse_convolution(nn.Conv2d(8, 8, 3, groups=8))
+    'each output reads one channel, and there is nothing to skip'
+    """
+    if module.transposed:
+        return "it is transposed"
+    if module.weight.dim() > 4:
+        return "it has three dimensions"
+    if module.padding_mode != "zeros":
+        return f"it pads with {module.padding_mode}, and only zeros are skipped"
+    if module.in_channels == module.groups:
+        return "each output reads one channel, and there is nothing to skip"
+    try:
+        few_columns(module.weight[0].numel())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+class SparseConv2d(KernelLayer):
+    """A convolution with any zeros, as its kept weights and their 16-bit places; computed by a kernel in C.
+
+    For inference on CPUs, as `SparseLinear`. A batch normalization and a ReLU that follow can be part of it, and it
+    adds what it is given beside its input before the ReLU. Made by ``SparseConv2d.from_dense`` or ``from_module``.
+
+    Args:
+        indices, pointers, values, bias: as in `secateur.native.sparse_convolution`.
+        in_channels, out_channels, groups: of the dense layer.
+        kernel, stride, dilation: of height and width.
+        padding: with zeros, above, below, left and right.
+        together: channels of a group that are a block.
+        rectified: whether a ReLU is part of it.
+
+    Raises:
+        ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> convolution = nn.Conv2d(4, 6, 3, padding=1)
+    >>> x = torch.randn(2, 4, 5, 5)
+    >>> torch.allclose(SparseConv2d.from_module(convolution)(x), convolution(x), atol=1e-5)
+    True
+    """
+
+    def __init__(
+        self,
+        indices: Tensor,
+        pointers: Tensor,
+        values: Tensor,
+        bias: Tensor | None,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0),
+        dilation: Sequence[int] = (1, 1),
+        groups: int = 1,
+        together: int,
+        rectified: bool = False,
+    ) -> None:
+        self.kernel, self.stride, self.padding, self.dilation = map(list, (kernel, stride, padding, dilation))
+        self.groups, self.together, self.rectified = groups, together, bool(rectified)
+        stored = {"indices": indices, "pointers": pointers, "values": values}
+        self._check_kernel()
+        super().__init__(stored, bias, in_channels, out_channels)
+
+    def _check_kernel(self) -> None:
+        """The operator checks it."""
+
+    def _nothing(self) -> Tensor:
+        sizes = [1 + step * (size - 1) for step, size in zip(self.dilation, self.kernel, strict=True)]
+        return torch.zeros(0, self.in_features, *sizes, device=self.values.device)
+
+    @property
+    def in_channels(self) -> int:
+        return self.in_features
+
+    @property
+    def out_channels(self) -> int:
+        return self.out_features
+
+    @classmethod
+    def from_dense(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        stride: Sequence[int] = (1, 1),
+        padding: Sequence[int] = (0, 0, 0, 0),
+        dilation: Sequence[int] = (1, 1),
+        groups: int = 1,
+        rectified: bool = False,
+        size: Sequence[int] = (56, 56),
+        together: int | None = None,
+    ) -> Self:
+        """The layer of a weight (outputs, channels of a group, height, width) with zeros.
+
+        Args:
+            size: height and width of an output, for which it is laid out to be fastest; or ``together`` says how.
+        """
+        weight = weight.detach()
+        rows, channels, *kernel = weight.shape
+        area = kernel[0] * kernel[1]
+        few_columns(channels * area)
+        share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+        below = (kernel[0] - 1) * dilation[0] // stride[0] * size[1]
+        together = together or together_for(channels, kernel, size[0] * size[1], below, share)
+        blocks = weight.flatten(1).split(together * area, 1) if rows and channels else ()
+        entries = [block.nonzero(as_tuple=True) for block in blocks]
+        none = torch.zeros(0, device=weight.device)
+        columns = [column + n * together * area for n, (_, column) in enumerate(entries)]
+        values = [block[at] for block, at in zip(blocks, entries, strict=True)]
+        lengths = [none.long(), *(block.ne(0).sum(1) for block in blocks)]
+        stored = torch.cat([none.to(weight.dtype), *values])
+        return cls(
+            torch.cat([none.long(), *columns]).to(torch.int32).to(torch.uint16),
+            functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).to(torch.int32),
+            stored if stored.dtype == torch.bfloat16 else stored.float(),
+            bias,
+            channels * groups,
+            rows,
+            kernel=kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            together=together,
+            rectified=rectified,
+        )
+
+    @classmethod
+    def from_module(
+        cls, module: Any, norm: Any = None, *, size: Sequence[int] = (56, 56), together: int | None = None
+    ) -> Self:
+        """The layer of a convolution of torch, and of the batch normalization that follows, if any.
+
+        Raises:
+            ValueError: its padding is none with zeros, or it is transposed, of three dimensions or depthwise.
+        """
+        if why := why_no_sparse_convolution(module):
+            raise ValueError(f"{type(module).__name__} cannot be skipped through: {why}.")
+        weight, bias = module.weight.detach(), module.bias
+        if norm is not None:
+            weight, bias = folded(weight, bias, norm)
+        return cls.from_dense(
+            weight.unsqueeze(2) if weight.dim() == 3 else weight,
+            bias,
+            size=[1, *size][-2:],
+            together=together,
+            **_geometry_of(module),
+        )
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight (outputs, channels of a group, ...), made anew at each reading; to change it is no use."""
+        return self._weight()
+
+    def _weight(self) -> Tensor:
+        channels = self.in_features // self.groups
+        stored = self.indices, self.pointers, self.values
+        return dense_convolution(*stored, self.out_features, channels, self.kernel, self.together).to(self.values.dtype)
+
+    def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
+        if x.dim() == 3:
+            return SparseConv2d.forward(self, x[None], None if addend is None else addend[None])[0]
+        if x.dim() != 4 or x.shape[1] != self.in_features:
+            raise ValueError(f"the input has shape {tuple(x.shape)}; it must be (images, {self.in_features}, ...).")
+        if addend is not None and (addend.dtype != x.dtype or list(addend.shape) != self._shape_for(x)):
+            y = self._convolved(x, None, False) + addend
+            return y.relu() if self.rectified else y
+        return self._convolved(x, addend, self.rectified)
+
+    def _shape_for(self, x: Tensor) -> list[int]:
+        """The shape of what is made of x."""
+        above, below, left, right = self.padding
+        sizes = x.shape[2] + above + below, x.shape[3] + left + right
+        geometry = zip(sizes, self.kernel, self.stride, self.dilation, strict=True)
+        made = [(size - far * (kernel - 1) - 1) // step + 1 for size, kernel, step, far in geometry]
+        return [x.shape[0], self.out_features, *made]
+
+    def _convolved(self, x: Tensor, addend: Tensor | None, rectified: bool) -> Tensor:
+        return sparse_convolution(
+            x,
+            self.indices,
+            self.pointers,
+            self.values,
+            self.bias,
+            addend,
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            self.together,
+            rectified,
+        )
+
+    def described(self, module: Any = None) -> dict[str, Any]:
+        """What makes two convolutions the same but for their numbers: of this one, or of a module of torch."""
+        if module is not None:
+            sizes, kernel = (module.in_channels, module.out_channels), [1, *module.kernel_size][-2:]
+            return {"channels": sizes, "kernel": kernel, **_geometry_of(module)}
+        own = {name: getattr(self, name) for name in (*_LAYOUT, "groups")}
+        return {"channels": (self.in_features, self.out_features), **own}
+
+    def extra_repr(self) -> str:
+        words = [f"{self.in_features}, {self.out_features}"]
+        words += [f"{name}={tuple(getattr(self, name))}" for name in _LAYOUT]
+        words += [f"groups={self.groups}"] * (self.groups > 1) + ["rectified"] * self.rectified
+        return ", ".join([*words, f"kept={self.values.numel()}"])
+
+    def _layout(self) -> dict[str, Any]:
+        numbers = {f"{name}_{n}": size for name in _LAYOUT for n, size in enumerate(getattr(self, name))}
+        sizes = {"in_channels": self.in_features, "out_channels": self.out_features}
+        return sizes | numbers | {"groups": self.groups, "together": self.together, "rectified": int(self.rectified)}
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> Self:
+        numbers = dict(layout)
+        lists = {name: [numbers.pop(f"{name}_{n}") for n in range(4 if name == "padding" else 2)] for name in _LAYOUT}
+        given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
+        return cls(**given, bias=tensors.get("bias"), **lists, **numbers)
+
+
+class SparseConv1d(SparseConv2d):
+    """The same in one dimension: an image of one row.
+
+    >>> import torch
+    >>> from torch import nn
+    >>> convolution = nn.Conv1d(4, 6, 3, padding="same")
+    >>> x = torch.randn(2, 4, 9)
+    >>> torch.allclose(SparseConv1d.from_module(convolution)(x), convolution(x), atol=1e-5)
+    True
+    """
+
+    def _check_kernel(self) -> None:
+        if self.kernel[0] != 1:
+            raise ValueError(f"a kernel of {self.kernel[0]} rows has two dimensions.")
+
+    def _nothing(self) -> Tensor:
+        return super()._nothing().squeeze(-2)
+
+    @property
+    def weight(self) -> Tensor:
+        return self._weight().squeeze(2)
+
+    def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
+        return super().forward(x.unsqueeze(-2), None if addend is None else addend.unsqueeze(-2)).squeeze(-2)
+
+
+def _geometry_of(module: Any) -> dict[str, Any]:
+    """How a convolution of torch meets an image of two dimensions."""
+    padding = [*private.padding_of(module), 0, 0][:4]  # from the last dimension on
+    return {
+        "stride": [1, *module.stride][-2:],
+        "padding": [*padding[2:], *padding[:2]],
+        "dilation": [1, *module.dilation][-2:],
+        "groups": module.groups,
+    }
+
+
+def folded(weight: Tensor, bias: Tensor | None, norm: Any) -> tuple[Tensor, Tensor]:
+    """Weight and bias of a convolution with which it computes what a batch normalization makes of its outputs."""
+    mean, variance = cast("Tensor", norm.running_mean).double(), cast("Tensor", norm.running_var).double()
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().double()
+    shift = -mean * scale if bias is None else (bias.detach().double() - mean) * scale
+    if norm.bias is not None:
+        shift = shift + norm.bias.detach().double()
+    scaled = weight.double() * scale.view(-1, *[1] * (weight.dim() - 1))
+    return scaled.to(weight.dtype), shift.float()

@@ -1,0 +1,396 @@
+/* Convolutions with a sparse weight, in plain C: y = W * x + bias, and what follows it in the same store.
+
+Law: no intrinsics and no state; a call writes y and nothing else, and several threads may call at once. What is read is
+what the caller has validated: every index and pointer before, and a geometry whose sizes agree.
+
+The places of an output lie in one run, row after row, and a *tile* is a piece of it: some vectors. For a tile the inputs
+of a *block* of channels are copied side by side, once for each column of the kernel, such that the inputs of one weight
+for all places of the tile are one run too, of the width of the output: no place is computed in vain, and where the
+width is a multiple of the vector's, loads are aligned. Padding is zeros in the copy; strides and dilations are in what is
+copied and in the offset of each weight. The copy of a block fits the first caches, and all outputs meet it there. A
+kernel of one place with stride 1 needs no copy. */
+
+#include "threads.h"
+
+#include <stdlib.h>
+
+enum { LINE = 16, MOST_VECTORS = 4 }; /* numbers in a line of the cache; vectors of a row that is made longer */
+
+typedef struct {
+    const uint16_t *indices;  /* the column of each kept weight in its group's part of the flattened weight */
+    const uint32_t *pointers; /* where the entries of each row begin in each block of channels; and the end */
+    const void *values;       /* float, or bfloat16 as its 16 bits */
+    const float *bias;        /* or NULL */
+    const float *addend;      /* like y, added to it; or NULL */
+    const float *x;           /* (images, channels, height, width) */
+    float *y;                 /* (images, rows, out_height, out_width) */
+    size_t images, channels, height, width, rows, out_height, out_width;
+    size_t kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left;
+    size_t groups, together; /* channels of a group that are a block */
+    size_t wide; /* numbers in a vector, or 0 for what suits the processor */
+    int is_bfloat16, rectified;
+} Convolution;
+
+/* Some outputs at one tile, over one block of channels. */
+typedef struct {
+    const uint16_t *indices;
+    const uint32_t *pointers; /* of this block's rows, row 0 of all first */
+    const void *values;
+    const float *bias, *addend, *x; /* x: where the tile begins */
+    const int32_t *table;           /* what to add to x for each column of the flattened weight */
+    float *y, *partial;             /* of this image; sums over the blocks before */
+    size_t first_row, end_row, places, start, skip, count; /* of the tile's places, those from skip to count are ours */
+    const size_t *to;     /* where the output has each vector, if rows are longer here; else NULL */
+    size_t vectors, last; /* how many of them there are, and how many numbers of the last */
+    int is_first, is_last, rectified;
+} Block;
+
+#define UP_TO_12(EACH) EACH(1) EACH(2) EACH(3) EACH(4) EACH(5) EACH(6) EACH(7) EACH(8) EACH(9) EACH(10) EACH(11) EACH(12)
+#define UP_TO_28(EACH)                                                                                                 \
+    UP_TO_12(EACH)                                                                                                     \
+    EACH(13) EACH(14) EACH(15) EACH(16) EACH(17) EACH(18) EACH(19) EACH(20) EACH(21) EACH(22) EACH(23) EACH(24)        \
+    EACH(25) EACH(26) EACH(27) EACH(28)
+
+#define AS_IS(name) name
+#define OF_16(name) name##_16
+
+/* Numbers in a vector of the processor. With AVX-512 there are 32 registers for 8 numbers, too: of 16 nearly each load
+that is no multiple of a line of the cache takes two lines. On a Zen 4, which loads 64 bytes in a cycle either way, 8 were
+as fast or up to a third faster (images of 7×7), but where all loads are aligned 16 were up to a tenth faster; processors
+of Intel load twice as much with 16. */
+#if defined(__AVX512F__)
+enum { MOST_TILE = 28 };
+#define TILES UP_TO_28
+#define WIDE 16
+#define NAMED OF_16
+#include "convolution_tiles.h"
+#undef WIDE
+#undef NAMED
+#else
+enum { MOST_TILE = 12 };
+#define TILES UP_TO_12
+#endif
+#if defined(__AVX2__)
+#define WIDE 8
+#define EVENS 0, 2, 4, 6, 9, 11, 13, 15
+#else
+#define WIDE 4
+#define EVENS 0, 2, 5, 7
+#endif
+#define NAMED AS_IS
+#include "convolution_tiles.h"
+
+/* ------------------------------------------------------------------------------------------------------ the plan */
+
+/* How all tiles of a convolution are computed. */
+typedef struct {
+    const Convolution *c;
+    int32_t *table;
+    size_t *plane_of, *rows_down; /* of each row of the kernel: its planes, and by how many rows it begins further down */
+    size_t *plane_top;            /* of each plane: the padded row that its first output row begins with */
+    size_t planes, below;         /* planes of a column of the kernel; how many rows a plane has more than its tile */
+    size_t per_channel, blocks, tiles, size, wide; /* numbers of a plane; blocks; tiles of an image; numbers; of a vector */
+    size_t pitch, places; /* numbers from a row of the output to the next, and of all rows */
+    int is_direct;
+    void (*outputs)(const Block *); /* what computes a tile */
+} Plan;
+
+typedef struct {
+    const Plan *plan;
+    size_t first, end, first_row, end_row; /* tiles of all images; outputs */
+    int failed;
+} Part;
+
+static size_t least(size_t a, size_t b) { return a < b ? a : b; }
+static size_t over(size_t a, size_t b) { return (a + b - 1) / b; }
+
+/* How many vectors a tile has: as many as leave the fewest places of the last tile empty, where what a weight costs by
+itself is about that of one vector. */
+static size_t tile_for(size_t places, size_t wide) {
+    size_t vectors = over(places, wide), best = 1, best_cost = SIZE_MAX;
+    for (size_t tile = 1; tile <= MOST_TILE; tile++) {
+        size_t cost = over(vectors, tile) * (tile + 1);
+        if (cost <= best_cost) best = tile, best_cost = cost;
+    }
+    return best;
+}
+
+/* Where the kernel has several rows, loads are aligned if the rows are multiples of a vector. It takes a place or two
+more of short rows, such as 7 or 14, and from 7 rows on more than it gives of others. */
+static size_t pitch_for(const Convolution *c, size_t wide) {
+    const size_t pitch = over(c->out_width, wide) * wide;
+    const int is_worth = c->kernel_height > 1 && c->stride_x == 1 && 7 * pitch <= 8 * c->out_width && pitch <= 2 * wide;
+    return is_worth ? pitch : c->out_width;
+}
+
+/* 16 if vectors of so many are compiled, and asked for, or better on this processor: where all loads are aligned. */
+static size_t width_for(const Convolution *c) {
+#if defined(__AVX512F__)
+    if (c->wide) return c->wide == 16 ? 16 : 8;
+    __builtin_cpu_init();
+    const int is_aligned = c->kernel_height == 1 ? c->stride_x == 1 : pitch_for(c, 16) % 16 == 0;
+    return c->out_height * c->out_width > 64 && (is_aligned || __builtin_cpu_is("intel")) ? 16 : WIDE;
+#else
+    (void)c;
+    return WIDE;
+#endif
+}
+
+/* Rows of the kernel whose inputs lie in the same rows of the image share a plane, unless a tile is so small a part of a
+row that the rows between would be most of the copy. */
+static int plan_for(Plan *p, const Convolution *c) {
+    const size_t columns = c->channels / c->groups * c->kernel_height * c->kernel_width;
+    const size_t wide = width_for(c), pitch = pitch_for(c, wide), places = c->out_height * pitch;
+    const size_t tile = tile_for(places, wide);
+    *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
+    p->outputs = OUTPUTS[tile - 1][c->is_bfloat16];
+#if defined(__AVX512F__)
+    if (wide == 16) p->outputs = OUTPUTS_16[tile - 1][c->is_bfloat16];
+#endif
+    p->tiles = over(places, p->size);
+    p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
+                   !c->left && c->out_height == c->height && c->out_width == c->width && places >= p->size &&
+                   places % wide == 0;
+    p->table = malloc((columns + 1) * sizeof *p->table);
+    p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
+    if (!p->table || !p->plane_of) return 1;
+    p->rows_down = p->plane_of + c->kernel_height;
+    p->plane_top = p->rows_down + c->kernel_height;
+    size_t farthest = (c->kernel_height - 1) * c->dilation_y / c->stride_y;
+    const int apart = farthest * pitch > (c->kernel_height - 1) * p->size;
+    for (size_t ky = 0; ky < c->kernel_height; ky++) {
+        size_t from = ky * c->dilation_y, top = apart ? from : from % c->stride_y, plane = 0;
+        while (plane < p->planes && p->plane_top[plane] != top) plane++;
+        if (plane == p->planes) p->plane_top[p->planes++] = top;
+        p->plane_of[ky] = plane;
+        p->rows_down[ky] = apart ? 0 : from / c->stride_y;
+    }
+    p->below = apart ? 0 : farthest;
+    p->per_channel = over(p->size + p->below * pitch, LINE) * LINE;
+    /* offsets have 32 bits */
+    const size_t of_channel = p->is_direct ? places : c->kernel_width * p->planes * p->per_channel;
+    if (of_channel > INT32_MAX / c->together) return 1;
+    for (size_t channel = 0, at = 0; at < columns; channel++)
+        for (size_t ky = 0; ky < c->kernel_height; ky++)
+            for (size_t kx = 0; kx < c->kernel_width; kx++, at++) {
+                size_t within = channel % c->together;
+                size_t plane = (within * c->kernel_width + kx) * p->planes + p->plane_of[ky];
+                size_t offset = p->is_direct ? within * places : plane * p->per_channel + p->rows_down[ky] * pitch;
+                p->table[at] = (int32_t)offset;
+            }
+    return 0;
+}
+
+static void plan_freed(Plan *p) {
+    free(p->table);
+    free(p->plane_of);
+}
+
+/* ------------------------------------------------------------------------------------------------------ the copy */
+
+/* What one column of the kernel meets in one channel: `top` is the row of the image for the output row 0, `shift` its
+column for the output column 0, [low, high) the columns of the output whose input lies in the image. */
+typedef struct {
+    const float *image;
+    ptrdiff_t height, width, across, stride_y, stride_x, top, shift, low, high;
+} View;
+
+INLINE void zeros(float *out, ptrdiff_t count) {
+    if (count > 0) memset(out, 0, (size_t)count * sizeof *out);
+}
+
+/* The even numbers of a, then the odd ones of b. */
+INLINE Floats evens_and_odds(Floats a, Floats b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, EVENS);
+#else
+    return __builtin_shuffle(a, b, (Signed){EVENS});
+#endif
+}
+
+/* `count` numbers, every second from `from` on; nothing after the last of them is read. */
+static void every_second(const float *restrict from, ptrdiff_t count, float *restrict to) {
+    ptrdiff_t j = 0;
+    for (;;) {
+        if (j + WIDE > count) { /* once more from where a whole vector is left */
+            if (j == count) return;
+            if (count < WIDE) break;
+            j = count - WIDE;
+        }
+        Floats a = *(const Loose *)(from + 2 * j), b = *(const Loose *)(from + 2 * j + WIDE - 1);
+        *(Loose *)(to + j) = evens_and_odds(a, b);
+        j += WIDE;
+    }
+    for (j = 0; j < count; j++) to[j] = from[2 * j];
+}
+
+/* `count` places from place `start` of the output on, where output and image are as wide: one run of the image, whose
+ends and edges are then overwritten. */
+static void copy_run(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
+    ptrdiff_t from = start + v->top * v->width + v->shift, low = from < 0 ? -from : 0, high = v->height * v->width - from;
+    if (low > count) low = count;
+    if (high > count) high = count;
+    if (high < low) high = low;
+    zeros(out, low);
+    if (high > low) memcpy(out + low, v->image + from + low, (size_t)(high - low) * sizeof *out);
+    zeros(out + high, count - high);
+    for (ptrdiff_t j = 0; j < v->across; j++) {
+        if (j == v->low) j = v->high;
+        if (j == v->across) return;
+        ptrdiff_t p = j - start % v->across;
+        for (p = p < 0 ? p + v->across : p; p < count; p += v->across) out[p] = 0;
+    }
+}
+
+/* The same for rows of one or two vectors, as `pitch_for` makes them: each vector at once, but for those that would read
+outside the image. */
+static void copy_aligned(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
+    Signed inside[MOST_VECTORS];
+    const ptrdiff_t vectors = v->across / WIDE, all = v->height * v->width;
+    for (ptrdiff_t j = 0; j < v->across; j++) inside[j / WIDE][j % WIDE] = j >= v->low && j < v->high ? -1 : 0;
+    ptrdiff_t row = start / v->across, n = start % v->across / WIDE;
+    for (ptrdiff_t done = 0; done < count; done += WIDE) {
+        const ptrdiff_t line = row * v->stride_y + v->top, from = line * v->width + v->shift + n * WIDE;
+        Floats a = {0};
+        if (line >= 0 && line < v->height) {
+            if (from >= 0 && from + WIDE <= all) a = *(const Loose *)(v->image + from);
+            else
+                for (ptrdiff_t l = 0; l < WIDE; l++)
+                    if (from + l >= 0 && from + l < all) a[l] = v->image[from + l];
+        }
+        *(Loose *)(out + done) = (Floats)((Signed)a & inside[n]);
+        if (++n == vectors) n = 0, row++;
+    }
+}
+
+/* The same for any width and stride, row by row. */
+static void copy_rows(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
+    ptrdiff_t row = start / v->across, column = start % v->across;
+    for (ptrdiff_t done = 0, end; done < count; done += end - column, row++, column = 0) {
+        const ptrdiff_t from = row * v->stride_y + v->top;
+        float *to = out + done - column; /* column 0, be it there or not */
+        end = v->across - column < count - done ? v->across : column + count - done;
+        ptrdiff_t low = v->low > column ? v->low : column, high = v->high < end ? v->high : end;
+        if (low > end) low = end;
+        if (from < 0 || from >= v->height) high = low = end;
+        if (high < low) high = low;
+        for (ptrdiff_t j = column; j < low; j++) to[j] = 0;
+        for (ptrdiff_t j = high; j < end; j++) to[j] = 0;
+        if (high == low) continue;
+        const float *line = v->image + from * v->width + v->shift + low * v->stride_x;
+        if (v->stride_x == 1) memcpy(to + low, line, (size_t)(high - low) * sizeof *to);
+        else if (v->stride_x == 2) every_second(line, high - low, to + low);
+        else
+            for (ptrdiff_t j = low; j < high; j++) to[j] = line[(j - low) * v->stride_x];
+    }
+}
+
+/* The inputs of a block of channels for the tile that begins at place `start`. */
+static void copy_block(const Plan *p, const float *image, size_t channels, size_t start, float *out) {
+    const Convolution *c = p->c;
+    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch), stride = (ptrdiff_t)c->stride_x;
+    View v = {.image = image, .height = (ptrdiff_t)c->height, .width = (ptrdiff_t)c->width,
+              .across = (ptrdiff_t)p->pitch, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride};
+    const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == p->pitch;
+    const int is_aligned = p->pitch != c->out_width;
+    for (size_t channel = 0; channel < channels; channel++, v.image += v.height * v.width)
+        for (size_t kx = 0; kx < c->kernel_width; kx++) {
+            v.shift = (ptrdiff_t)(kx * c->dilation_x) - (ptrdiff_t)c->left;
+            v.low = v.shift < 0 ? (stride - 1 - v.shift) / stride : 0;
+            v.high = v.width > v.shift ? (v.width - v.shift + stride - 1) / stride : 0;
+            if (v.low > v.across) v.low = v.across;
+            if (v.high > v.across) v.high = v.across;
+            if (v.high < v.low) v.high = v.low;
+            for (size_t plane = 0; plane < p->planes; plane++, out += p->per_channel) {
+                v.top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
+                if (is_aligned) copy_aligned(&v, (ptrdiff_t)start, count, out);
+                else if (is_run) copy_run(&v, (ptrdiff_t)start, count, out);
+                else copy_rows(&v, (ptrdiff_t)start, count, out);
+            }
+        }
+}
+
+/* ----------------------------------------------------------------------------------------------------- the tiles */
+
+static void *convolution_part(void *argument) {
+    Part *part = argument;
+    const Plan *p = part->plan;
+    const Convolution *c = p->c;
+    const size_t places = p->places, outputs = c->out_height * c->out_width, group_channels = c->channels / c->groups;
+    const size_t group_rows = c->rows / c->groups, block_columns = p->is_direct ? 0 : c->together * c->kernel_width;
+    void *memory = malloc(((block_columns * p->planes * p->per_channel) + group_rows * p->size + 2 * LINE) * sizeof(float));
+    part->failed = !memory;
+    if (!memory) return NULL;
+    float *copy = (float *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
+    float *partial = copy + block_columns * p->planes * p->per_channel;
+    for (size_t n = part->first; n < part->end; n++) {
+        const size_t image = n / p->tiles, own = n % p->tiles * p->size;
+        /* the last tile begins earlier rather than to read beyond the image */
+        const size_t start = p->is_direct && own + p->size > places ? places - p->size : own;
+        size_t to[MOST_TILE];
+        Block b = {.indices = c->indices, .values = c->values, .bias = c->bias, .table = p->table, .partial = partial,
+                   .places = outputs, .start = start, .skip = own - start, .count = least(p->size, places - start),
+                   .y = c->y + image * c->rows * outputs, .rectified = c->rectified,
+                   .addend = c->addend ? c->addend + image * c->rows * outputs : NULL};
+        if (p->pitch != c->out_width) {
+            b.to = to;
+            for (size_t at = start; at < start + b.count; at += p->wide) {
+                const size_t row = at / p->pitch, column = at % p->pitch;
+                to[b.vectors++] = row * c->out_width + column;
+                b.last = least(p->wide, c->out_width - column);
+            }
+        }
+        for (size_t group = 0; group < c->groups; group++) {
+            b.first_row = group * group_rows > part->first_row ? group * group_rows : part->first_row;
+            b.end_row = least((group + 1) * group_rows, part->end_row);
+            for (size_t block = 0; block < p->blocks && b.first_row < b.end_row; block++) {
+                const size_t first = block * c->together;
+                const float *channels = c->x + (image * c->channels + group * group_channels + first) * c->height * c->width;
+                if (!p->is_direct) copy_block(p, channels, least(c->together, group_channels - first), start, copy);
+                b.x = p->is_direct ? channels + start : copy;
+                b.pointers = c->pointers + block * c->rows;
+                b.is_first = block == 0;
+                b.is_last = block + 1 == p->blocks;
+                p->outputs(&b);
+            }
+        }
+    }
+    free(memory);
+    return NULL;
+}
+
+/* Tiles are shared among threads; where there are too few of them, outputs are. */
+static int convolved(const Convolution *c, size_t threads) {
+    Part parts[MOST_THREADS];
+    Plan plan;
+    int failed = plan_for(&plan, c);
+    const size_t all = plan.tiles * c->images;
+    size_t count = 0;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads < 1) threads = 1;
+    size_t across = all % threads == 0 || all >= 4 * threads ? 1 : least(threads, c->rows);
+    size_t along = across > 1 ? 1 : least(threads, all);
+    for (size_t n = 0; n < along && !failed; n++)
+        for (size_t r = 0; r < across; r++)
+            parts[count++] = (Part){&plan, all * n / along, all * (n + 1) / along, c->rows * r / across,
+                                    c->rows * (r + 1) / across, 0};
+    secateur_in_threads(convolution_part, parts, sizeof *parts, count);
+    for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
+    plan_freed(&plan);
+    return failed;
+}
+
+/* Returns 0, or 1 where memory could not be had. `sizes`: images, channels, height, width, rows, out_height, out_width,
+kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left, groups, together, rectified,
+wide. All are at least 1 but for top, left, rectified and wide. */
+EXPORT int secateur_convolution(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *bias,
+                                const float *addend, const float *x, float *y, const size_t *sizes, int is_bfloat16,
+                                size_t threads) {
+    Convolution c = {.indices = indices, .pointers = pointers, .values = values, .bias = bias, .addend = addend, .x = x,
+                     .y = y, .images = sizes[0], .channels = sizes[1], .height = sizes[2], .width = sizes[3],
+                     .rows = sizes[4], .out_height = sizes[5], .out_width = sizes[6], .kernel_height = sizes[7],
+                     .kernel_width = sizes[8], .stride_y = sizes[9], .stride_x = sizes[10], .dilation_y = sizes[11],
+                     .dilation_x = sizes[12], .top = sizes[13], .left = sizes[14], .groups = sizes[15],
+                     .together = sizes[16], .is_bfloat16 = is_bfloat16, .rectified = sizes[17] != 0, .wide = sizes[18]};
+    return convolved(&c, threads);
+}

@@ -1,0 +1,93 @@
+/* The innermost loops of convolution.c for vectors of WIDE numbers; included once for each width that is compiled.
+
+Needs WIDE, NAMED(name), which makes names of this width, and TILES(EACH), which calls EACH for each number of vectors
+that a tile may have: as many as there are registers for, but for the one that holds a weight and one to spare. */
+
+typedef float NAMED(Floats) __attribute__((vector_size(4 * WIDE)));
+typedef int32_t NAMED(Signed) __attribute__((vector_size(4 * WIDE)));
+/* the same, anywhere in memory */
+typedef float NAMED(Loose) __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
+
+/* What is negative becomes zero; what is no number stays so. */
+INLINE NAMED(Floats) NAMED(positive)(NAMED(Floats) a) {
+    return (NAMED(Floats))((NAMED(Signed))a & ~(NAMED(Signed))(a < 0));
+}
+
+/* The vectors of a tile to where the output has them. Numbers after the end of a row are written, too, and the next
+row's over them; of the last vector only what is there. */
+static void NAMED(rows_stored)(const Block *b, size_t output, const float *all) {
+    float *y = b->y + output;
+    const float *addend = b->addend ? b->addend + output : NULL;
+    for (size_t t = 0; t + 1 < b->vectors; t++) {
+        NAMED(Floats) a = *(const NAMED(Loose) *)(all + t * WIDE);
+        if (addend) a += *(const NAMED(Loose) *)(addend + b->to[t]);
+        *(NAMED(Loose) *)(y + b->to[t]) = b->rectified ? NAMED(positive)(a) : a;
+    }
+    for (size_t l = 0, t = b->vectors - 1; l < b->last; l++) {
+        float a = addend ? all[t * WIDE + l] + addend[b->to[t] + l] : all[t * WIDE + l];
+        y[b->to[t] + l] = b->rectified && a < 0 ? 0 : a;
+    }
+}
+
+/* Sums of `tile` vectors of places for some outputs, over one block of channels. Each kept weight is one load of its
+place in the table, one of the place's offset, one of its value, and then `tile` multiplications whose inputs come from
+memory: the sums stay in registers. A removed weight is not multiplied. */
+INLINE void NAMED(outputs)(const Block *b, const int tile, const int is_bfloat16) {
+    const uint16_t *restrict indices = b->indices;
+    const int32_t *restrict table = b->table;
+    for (size_t o = b->first_row; o < b->end_row; o++) {
+        NAMED(Floats) a[MOST_TILE];
+        float *partial = b->partial + (o - b->first_row) * (size_t)tile * WIDE;
+        if (b->is_first) {
+            const float bias = b->bias ? b->bias[o] : 0;
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = (NAMED(Floats)){0} + bias;
+        } else {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
+                a[t] = *(const NAMED(Loose) *)(partial + t * WIDE);
+        }
+        for (size_t at = b->pointers[o], end = b->pointers[o + 1]; at < end; at++) {
+            const float *x = b->x + table[indices[at]];
+            const float value = value_at(b->values, at, is_bfloat16);
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
+                a[t] += value * *(const NAMED(Loose) *)(x + t * WIDE);
+        }
+        if (!b->is_last) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(partial + t * WIDE) = a[t];
+            continue;
+        }
+        const size_t place = o * b->places + b->start;
+        if (b->to) { /* rows are longer than those of the output */
+            float all[MOST_TILE * WIDE];
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all + t * WIDE) = a[t];
+            NAMED(rows_stored)(b, o * b->places, all);
+            continue;
+        }
+        if (b->count < (size_t)tile * WIDE || b->skip) { /* not all of the tile is there, or others write some of it */
+            float all[MOST_TILE * WIDE];
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all + t * WIDE) = a[t];
+            for (size_t q = b->skip; q < b->count; q++) {
+                float y = b->addend ? all[q] + b->addend[place + q] : all[q];
+                b->y[place + q] = b->rectified && y < 0 ? 0 : y;
+            }
+            continue;
+        }
+        if (b->addend) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
+                a[t] += *(const NAMED(Loose) *)(b->addend + place + t * WIDE);
+        }
+        if (b->rectified) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = NAMED(positive)(a[t]);
+        }
+        _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(b->y + place + t * WIDE) = a[t];
+    }
+}
+
+#define ONE_TILE(T)                                                                                                    \
+    static void NAMED(float_##T)(const Block *b) { NAMED(outputs)(b, T, 0); }                                          \
+    static void NAMED(bfloat16_##T)(const Block *b) { NAMED(outputs)(b, T, 1); }
+TILES(ONE_TILE)
+#undef ONE_TILE
+
+#define BOTH(T) {NAMED(float_##T), NAMED(bfloat16_##T)},
+static void (*const NAMED(OUTPUTS)[MOST_TILE][2])(const Block *) = {TILES(BOTH)};
+#undef BOTH

@@ -1,0 +1,158 @@
+"""Blocks with a shortcut compute the same with their sums in a convolution's store, or are left alone."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from secateur import sparsify
+from secateur.allocation import uniform
+from secateur.inference import Absorbed, SparseConv2d, load_packed, pack, save_packed
+from secateur.inference.blocks import fused_block, twin_of
+from secateur.native import available
+
+
+class Block(nn.Module):
+    def __init__(self, own, **modules):
+        super().__init__()
+        self.own = own
+        for name in ("one", "two"):
+            convolution = nn.Conv2d(4, 4, 3, padding=1).requires_grad_(False)
+            setattr(self, name, SparseConv2d.from_module(convolution))
+        self.relu, self.norm = nn.ReLU(), Absorbed()
+        for name, module in modules.items():
+            setattr(self, name, module)
+        self.eval()
+
+    def forward(self, x):
+        return self.own(self, x)
+
+
+def in_place(self, x):
+    y = self.two(self.relu(self.one(x)))
+    y += x
+    return self.relu(y)
+
+
+def both(self, x):
+    return self.one(x) + self.two(x)
+
+
+def chained(self, x):
+    return (self.two(functional.relu(self.norm(self.one(x)))) + x).relu()
+
+
+def broadcast(self, x):
+    return torch.relu(self.one(x) + self.pool(x))
+
+
+@pytest.mark.parametrize(
+    ("forward", "left"),
+    [
+        (lambda self, x: torch.relu(x + self.two(self.one(x))), 0),
+        (lambda self, x: self.relu(self.one(x)) + self.two(x), 0),
+        (lambda self, x: torch.add(self.two(self.norm(self.one(x))), x), 0),
+        (lambda self, x: self.relu(self.one(x)) + self.relu(self.two(x)), 1),
+        (lambda self, x: self.relu(self.two(x) + self.one(x) + x), 2),
+        (in_place, 0),
+        (both, 0),
+        (chained, 0),
+        (broadcast, 0),
+    ],
+)
+def test_a_fused_block_is_the_block(forward, left):
+    block, x = Block(forward, pool=nn.AdaptiveAvgPool2d(1)), torch.randn(2, 4, 6, 6)
+    expected = block(x)
+    fused = fused_block(block)
+    torch.testing.assert_close(fused(x), expected, rtol=1e-5, atol=1e-5)
+    assert len([name for name, _, _ in fused.steps if name not in ("one", "two", "pool")]) == left
+    assert torch.equal(fused(x=x), fused(x))
+    assert [*fused.state_dict()] == [*block.state_dict()]
+    close = torch.compile(fused, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(close, expected, rtol=1e-5, atol=1e-5)
+    for again in (copy.deepcopy(fused), pickle.loads(pickle.dumps(fused))):
+        assert torch.equal(again(x), fused(x))
+        assert again.rectified == fused.rectified
+    assert fused_block(fused) is None
+
+
+def looks(self, x):
+    if x.sum() > 0:
+        return self.one(x) + x
+    return self.two(x) + x
+
+
+def twice(self, x):
+    return self.two(self.one(self.one(x)) + x) + x
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        looks,
+        twice,
+        lambda self, x: self.two(self.one(x)),
+        lambda self, x: self.two(self.one(x)) * 2 + x,
+        lambda self, x: torch.add(self.two(self.one(x)), x, alpha=2),
+        lambda self, x: self.one(self.two(x)) + 1.0,
+        lambda self, x: {"y": self.one(self.two(x)).view(-1)},
+    ],
+)
+def test_what_is_not_simple_is_left(forward):
+    block = Block(forward)
+    flags = block.one.rectified, block.two.rectified
+    assert fused_block(block) is None
+    assert (block.one.rectified, block.two.rectified) == flags
+
+
+def test_blocks_with_hooks_and_containers_are_left():
+    block = Block(both)
+    block.register_forward_hook(lambda *_: None)
+    assert fused_block(block) is None
+    assert fused_block(nn.Sequential(Block(both).one)) is None
+    assert fused_block(nn.Linear(2, 2)) is None
+
+
+def test_a_twin_has_other_modules_and_the_same_parameters():
+    block = Block(both, inner=nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    twin = twin_of(block, {"inner.1": nn.Tanh()})
+    assert isinstance(twin.inner[1], nn.Tanh)
+    assert isinstance(block.inner[1], nn.ReLU)
+    assert twin.inner[0].weight is block.inner[0].weight
+    assert type(twin) is Block
+
+
+def resnet():
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[16, 24], depths=[1, 2], layer_type="basic", num_labels=3)
+    model = ResNetForImageClassification(config).eval().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.uniform_(0.5, 2.0)
+            module.running_mean.normal_(0, 0.1)
+    return model
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+def test_a_residual_network_of_transformers(clock, tmp_path):
+    clock(2.0)
+    model, x = resnet(), torch.randn(2, 3, 32, 32)
+    sparsify(model, 0.8, allocate=uniform)
+    expected = model(x).logits
+    packing = pack(model, x)
+    assert len(packing.blocks) == 3
+    assert "Blocks that add and rectify in the store of a convolution: 3." in str(packing)
+    torch.testing.assert_close(model(x).logits, expected, rtol=1e-4, atol=1e-5)
+    left = [name for name, each in model.named_modules() if isinstance(each, nn.BatchNorm2d)]
+    assert not any(".layer." in name for name in left)
+    told = save_packed(model, tmp_path / "packed.safetensors")
+    again = resnet()
+    assert load_packed(again, tmp_path / "packed.safetensors").layers == told.layers
+    assert torch.equal(again(x).logits, model(x).logits)
+    save_packed(copy.deepcopy(again), tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "packed.safetensors").read_bytes()

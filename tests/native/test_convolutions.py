@@ -1,0 +1,213 @@
+"""The operator for convolutions against float64, at every level of this processor, and what it refuses."""
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from secateur.inference import SparseConv2d
+from secateur.native import convolutions, dense_convolution, operators, sparse_convolution, together_for
+from support.kernels import at_level, libraries, with_threads
+
+
+def expected(x, weight, bias, addend, stride, padding, dilation, groups, rectified):
+    above, below, left, right = padding
+    around = functional.pad(x.double(), (left, right, above, below))
+    bias = None if bias is None else bias.double()
+    y = functional.conv2d(around, weight.double(), bias, stride, 0, dilation, groups)
+    y = y if addend is None else y + addend.double()
+    return y.relu() if rectified else y
+
+
+@settings(max_examples=50)
+@given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
+def test_it_is_the_convolution_at_every_level(data, threads, own):
+    """Any shape, stride, padding and dilation; the same bits whatever the threads and the width of vectors."""
+    number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    pair = lambda low, high: [number(low, high), number(low, high)]  # noqa: E731
+    groups, channels, outputs = number(1, 3), number(1, 9), number(1, 6)
+    kernel, stride, dilation = pair(1, 5), pair(1, 3), pair(1, 3)
+    padding = [*pair(0, 4), *pair(0, 4)]
+    height, width, images = number(1, 40), number(1, 40), number(0, 3)
+    for size, before, after, at in ((height, *padding[:2], 0), (width, *padding[2:], 1)):
+        assume(size + before + after > (kernel[at] - 1) * dilation[at])
+    generator = torch.Generator().manual_seed(number(0, 999))
+    weight = torch.randn(groups * outputs, channels, *kernel, generator=generator)
+    weight *= torch.rand(weight.shape, generator=generator) < data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    weight = weight.to(data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    bias = torch.randn(groups * outputs, generator=generator) if data.draw(st.booleans()) else None
+    x = torch.randn(images, groups * channels, height, width, generator=generator)
+    layout = data.draw(st.sampled_from(["plain", "channels_last", "strided"]))
+    if layout == "channels_last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    elif layout == "strided":
+        x = torch.stack([x, torch.full_like(x, torch.nan)], -1)[..., 0]
+    geometry = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    y = expected(x, weight, bias, None, rectified=False, **geometry)
+    addend = torch.randn(y.shape, generator=generator) if data.draw(st.booleans()) else None
+    rectified, together = data.draw(st.booleans()), number(1, channels)
+    layer = SparseConv2d.from_dense(weight, bias, together=together, rectified=rectified, **geometry)
+    assert torch.equal(layer.weight, weight)
+    y = expected(x, weight, bias, addend, rectified=rectified, **geometry)
+    for name in libraries():
+        results = []
+
+        def compute(results=results):
+            for convolutions._WIDE in (8, 16, 0):
+                results.append(layer(x, addend))
+
+        with at_level(name):
+            compute()
+            with_threads(threads, own, compute)
+        for result in results:
+            torch.testing.assert_close(result.double(), y, rtol=1e-4, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        if name is not None:
+            assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("channels", "height", "width", "kernel"),
+    [(3, 1, 3000, [1, 9]), (3, 3000, 1, [9, 1]), (2, 9, 700, [5, 3]), (70, 28, 28, [3, 3]), (40, 16, 16, [1, 1])],
+)
+def test_long_wide_and_deep_images(library, channels, height, width, kernel):
+    """Tiles that are a small part of a row, and blocks whose sums are put away."""
+    weight = torch.randn(5, channels, *kernel) * (torch.rand(5, channels, *kernel) < 0.3)
+    x, padding = torch.randn(2, channels, height, width), [kernel[0] // 2] * 2 + [kernel[1] // 2] * 2
+    for together in (1, 16, channels):
+        y = SparseConv2d.from_dense(weight, padding=padding, together=together)(x)
+        wanted = expected(x, weight, None, None, (1, 1), padding, (1, 1), 1, False)
+        torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_inputs_of_other_dtypes(library, dtype):
+    weight = torch.randn(6, 5, 3, 3) * (torch.rand(6, 5, 3, 3) < 0.3)
+    x = torch.randn(2, 5, 9, 9).to(dtype)
+    y = SparseConv2d.from_dense(weight, padding=[1] * 4)(x, torch.ones(2, 6, 9, 9).to(dtype))
+    assert y.dtype == dtype
+    wanted = expected(x, weight, None, torch.ones(2, 6, 9, 9), (1, 1), [1] * 4, (1, 1), 1, False)
+    tolerance = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(y.double(), wanted, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("odd", [torch.inf, -torch.inf, torch.nan])
+def test_what_is_removed_is_not_multiplied(library, odd):
+    """Where the dense convolution gives nan from 0 · inf, this one gives what the kept weights give."""
+    weight = torch.zeros(2, 2, 3, 3)
+    weight[0, 0, 1, 1] = weight[1, 1, 1, 1] = 1.0
+    x = torch.ones(1, 2, 4, 4)
+    x[0, 1, 2, 2] = odd
+    if library is not None:
+        y = SparseConv2d.from_dense(weight, padding=[1] * 4)(x)
+        torch.testing.assert_close(y, x, equal_nan=True)
+        y = SparseConv2d.from_dense(weight, padding=[1] * 4, rectified=True)(x)
+        torch.testing.assert_close(y, x.relu(), equal_nan=True)
+
+
+def test_gradients_reach_the_input_and_the_addend():
+    weight = torch.randn(4, 3, 3, 2) * (torch.rand(4, 3, 3, 2) < 0.4)
+    geometry = {"stride": [2, 1], "padding": [1, 0, 2, 1], "dilation": [1, 2], "groups": 2}
+    weight = torch.cat([weight, weight])
+    layer = SparseConv2d.from_dense(weight, rectified=True, **geometry)
+    x = torch.randn(2, 6, 7, 6, requires_grad=True)
+    addend = torch.randn(expected(x, weight, None, None, rectified=False, **geometry).shape, requires_grad=True)
+    layer(x, addend).square().sum().backward()
+    found = x.grad, addend.grad
+    x.grad = addend.grad = None
+    expected(x, weight, None, addend, rectified=True, **geometry).square().sum().backward()
+    for own, dense in zip(found, (x.grad, addend.grad), strict=True):
+        torch.testing.assert_close(own, dense, rtol=1e-4, atol=1e-4)
+
+
+def call(**changes):
+    """A call that is right, but for the changes."""
+    right = {
+        "x": torch.randn(2, 2, 4, 4),
+        "indices": torch.tensor([0, 8, 9, 17]).to(torch.uint16),
+        "pointers": torch.tensor([0, 2, 2, 3, 4], dtype=torch.int32),
+        "values": torch.randn(4),
+        "bias": None,
+        "addend": None,
+        "kernel": [3, 3],
+        "stride": [1, 1],
+        "padding": [0, 0, 0, 0],
+        "dilation": [1, 1],
+        "groups": 1,
+        "together": 1,
+        "rectified": False,
+    }
+    return sparse_convolution(**{**right, **changes})
+
+
+def test_the_operator_obeys_torch():
+    """Schema, fake kernel and autograd registration agree with what it does."""
+    operator = torch.ops.secateur.sparse_convolution
+    arguments = (
+        torch.randn(2, 2, 4, 4, requires_grad=True),
+        torch.tensor([0, 8, 9, 17]).to(torch.uint16),
+        torch.tensor([0, 2, 2, 3, 4], dtype=torch.int32),
+        torch.randn(4),
+        torch.randn(2),
+        torch.randn(2, 2, 3, 3, requires_grad=True),
+        *([3, 3], [2, 1], [2, 1, 0, 1], [1, 1], 1, 1, True),
+    )
+    torch.library.opcheck(
+        operator.default, arguments, test_utils=("test_schema", "test_autograd_registration", "test_faketensor")
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.randn(2, 4, 4)}, r"the input is \(images, channels, height, width\) of floats, not torch.float32"),
+        ({"x": torch.ones(2, 2, 4, 4, dtype=torch.int32)}, "of floats, not torch.int32"),
+        ({"indices": torch.tensor([0, 8, 9, 18]).to(torch.uint16)}, "an index is 18, but there are 18 inputs"),
+        ({"indices": torch.tensor([0, 9, 9, 17]).to(torch.uint16)}, "an index lies in another block of channels"),
+        ({"indices": torch.tensor([0, 8, 9, 17])}, "indices are a vector of uint16"),
+        ({"pointers": torch.tensor([0, 2, 2, 3, 5], dtype=torch.int32)}, "do not rise from 0 to 4"),
+        ({"pointers": torch.tensor([0, 3, 2, 3, 4], dtype=torch.int32)}, "do not rise from 0 to 4"),
+        ({"values": torch.randn(3)}, r"4 indices for values of shape \(3,\)"),
+        ({"values": torch.randn(4).double()}, "values are float32 or bfloat16"),
+        ({"bias": torch.randn(3)}, r"the bias is float32 of shape \(2,\)"),
+        ({"addend": torch.randn(2, 2, 2, 3)}, r"what is added is of shape \(2, 2, 2, 2\) on cpu, not \(2, 2, 2, 3\)"),
+        ({"kernel": [3]}, "kernel, stride and dilation are two numbers from 1 on"),
+        ({"stride": [0, 1]}, "two numbers from 1 on"),
+        ({"together": 0}, "groups and together one"),
+        ({"padding": [0, 0]}, "padding is four numbers from 0 on"),
+        ({"padding": [0, 0, 0, -1]}, "padding is four numbers from 0 on"),
+        ({"dilation": [1, 2]}, r"a kernel of \(3, 3\), dilated by \(1, 2\), is larger than the padded image"),
+        ({"groups": 3}, "2 channels and .* outputs are not 3 groups"),
+        ({"x": torch.randn(2, 3, 4, 4)}, "pointers where|outputs|index"),
+    ],
+)
+def test_what_is_refused(changes, message):
+    assert call().shape == (2, 2, 2, 2)
+    with pytest.raises(ValueError, match=message):
+        call(**changes)
+
+
+def test_tensors_are_checked_again_after_a_change():
+    indices = torch.tensor([0, 8, 9, 17]).to(torch.uint16)
+    call(indices=indices)
+    indices[1] = 60000
+    with pytest.raises(ValueError, match="an index is 60000"):
+        call(indices=indices)
+    # the same entries as another kernel would have them in one block
+    right = torch.tensor([0, 8, 9, 17]).to(torch.uint16)
+    pointers = torch.tensor([0, 2, 2, 3, 4], dtype=torch.int32)
+    call(indices=right, pointers=pointers)
+    with pytest.raises(ValueError, match="an index lies in another block of channels"):
+        call(indices=right, pointers=pointers, x=torch.randn(2, 6, 4, 4), kernel=[3, 1], together=4)
+
+
+def test_blocks_stay_in_the_cache():
+    for channels in (1, 3, 64, 2048):
+        for places in (1, 49, 3136):
+            together = together_for(channels, [3, 3], places, 100, 0.1)
+            assert 1 <= together <= channels
+    assert operators.MOST_COLUMNS == 1 << 16
+    weight = torch.randn(3, 4, 3, 3)
+    layer = SparseConv2d.from_dense(weight, together=3)
+    stored = layer.indices, layer.pointers, layer.values
+    assert torch.equal(dense_convolution(*stored, 3, 4, [3, 3], 3), weight)
