@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-HIDDEN, INNER, SEQUENCES, LENGTH = 128, 352, 8, 256
+HIDDEN, INNER, SEQUENCES, LENGTH = 128, 352, 4, 256
 MODULES = 100_000  # bytes of a block's modules, without weights, and of what is noted of it
 PROGRAM = """
 import sys

@@ -197,6 +197,29 @@ def test_experts_in_turn_is_a_field_of_configurations_with_experts():
     assert getattr(config, field) == value
 
 
+@pytest.mark.parametrize("kind", ["LlamaConfig", "BertConfig", "T5Config", "CLIPConfig", "ViTConfig", "WhisperConfig"])
+def test_a_configuration_is_what_from_dict_makes(kind):
+    import transformers
+
+    kind = getattr(transformers, kind)
+    values = {**kind().to_dict(), "pad_token_id": 3, "id2label": {0: "a", 1: "b", 2: "c"}}
+    made, expected = private.configuration_of(kind, values), kind.from_dict(dict(values))
+    assert type(made) is kind
+    assert made.to_dict() == expected.to_dict()
+    assert vars(made).keys() == vars(expected).keys()
+
+
+def test_a_configuration_of_one_s_own_is_made_its_own_way():
+    import transformers
+
+    class Own(transformers.LlamaConfig):
+        @classmethod
+        def from_dict(cls, config_dict, **kwargs):
+            return super().from_dict({**config_dict, "hidden_size": 12}, **kwargs)
+
+    assert private.configuration_of(Own, {"num_attention_heads": 2}).hidden_size == 12
+
+
 def test_experts_at_once_is_a_way_that_models_have_to_run_their_experts():
     transformers = pytest.importorskip("transformers")
     field, value = private.experts_at_once()

@@ -377,7 +377,7 @@ class Products(TorchFunctionMode):
 
     def _has_met_all(self) -> bool:
         """Each matrix of all parameters; never where one of them was used twice in a pass that did not stop."""
-        if self.repeated:
+        if self.repeated or len(self.counted) < len(self.parameters):  # `Pairs` asks at every call
             return False
         entries = dict.fromkeys((name for name, _ in self.parameters.values()), 0)
         for piece, _ in self.counted:

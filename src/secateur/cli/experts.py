@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from secateur.cli.options import Activations, Device, DryRun, NoRepair, Report, Samples, Seed, SequenceLength
+from secateur.cli.options import Activations, Device, Directory, DryRun, NoRepair, Report, Samples, Seed, SequenceLength
 from secateur.cli.page import page_at
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
@@ -19,9 +19,7 @@ __all__ = ["experts"]
 
 
 def experts(
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A Hugging Face directory; none of its code is run.")
-    ],
+    directory: Directory,
     data: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Text, .txt or .jsonl, that says what each expert does.", show_default=False),

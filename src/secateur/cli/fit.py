@@ -3,12 +3,12 @@
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from secateur.cli.options import (
+    Directory,
     LeaveWhole,
     LookAt,
     NewDirectory,
@@ -32,7 +32,7 @@ __all__ = ["fit"]
 
 
 def fit(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
+    directory: Directory,
     budget: Annotated[
         list[str],
         typer.Option(

@@ -9,7 +9,6 @@ import functools
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from secateur.cli.options import (
     ALLOCATE,
     Activations,
     Device,
+    Directory,
     Exclude,
     Include,
     NewDirectory,
@@ -32,7 +32,7 @@ from secateur.cli.options import (
 )
 from secateur.cli.page import page_at
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, memory, show, terminable
+from secateur.cli.terminal import arguments_said, clear_errors, memory, show, terminable
 
 if TYPE_CHECKING:
     from secateur.blockwise import Layer
@@ -41,7 +41,7 @@ __all__ = ["oneshot"]
 
 
 def oneshot(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
+    directory: Directory,
     data: Text,
     out: NewDirectory,
     sparsity: Sparsity = None,
@@ -123,11 +123,7 @@ def oneshot(
                 out=out,
                 activations=activations,
                 device=device,
-                arguments={
-                    "command": command_line("oneshot", directory, **options),
-                    "directory": str(directory),
-                    **options,
-                },
+                arguments=arguments_said("oneshot", directory, options),
                 on_layer=functools.partial(_print_layer, started=time.monotonic()),
             )
         if int(os.environ.get("RANK", "0")) == 0:

@@ -1,6 +1,7 @@
 """Options that more than one command has: declared once, so that they mean the same and say the same.
 
-Law: an option of one name has one declaration, unless it means another thing in another command.
+Law: an option of one name has one declaration, unless it means another thing in another command. Which options a
+command takes stands in its signature, since typer reads it there: commands that take the same spell the same.
 """
 
 from pathlib import Path
@@ -15,6 +16,7 @@ __all__ = [
     "AsJson",
     "Batch",
     "Device",
+    "Directory",
     "DryRun",
     "Example",
     "Exclude",
@@ -45,6 +47,10 @@ __all__ = [
 
 # ---- what is read and written ----
 
+Directory = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files; none of its code is run."),
+]
 Model = Annotated[
     str,
     typer.Argument(

@@ -10,7 +10,7 @@ import typer
 
 from secateur.cli.options import Allocate, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
 from secateur.cli.page import page_at
-from secateur.cli.terminal import clear_errors, command_line, show, terminable
+from secateur.cli.terminal import arguments_said, clear_errors, show, terminable
 
 __all__ = ["prune"]
 
@@ -68,11 +68,7 @@ def prune(
             include=include or (),
             exclude=exclude or (),
             seed=seed,
-            arguments={
-                "command": command_line("prune", directory, **options),
-                "directory": str(directory),
-                **options,
-            },
+            arguments=arguments_said("prune", directory, options),
         )
         show(pruned_parts(done))
         page.write(

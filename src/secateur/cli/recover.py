@@ -26,7 +26,7 @@ from secateur.cli.options import (
 )
 from secateur.cli.page import page_at
 from secateur.cli.runs import read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, fail, memory, show, terminable
+from secateur.cli.terminal import arguments_said, clear_errors, command_line, fail, memory, show, terminable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -137,11 +137,7 @@ def recover(
                 seed=seed,
                 activations=activations,
                 device=device,
-                arguments={
-                    "command": command_line("recover", directory, **options),
-                    "directory": str(directory),
-                    **options,
-                },
+                arguments=arguments_said("recover", directory, options),
                 on_part=_say_part,
                 on_step=_saying(steps),
             )

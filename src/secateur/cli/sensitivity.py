@@ -4,13 +4,13 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 """
 
 import contextlib
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from secateur.cli.options import (
     AsJson,
+    Directory,
     LeaveWhole,
     LookAt,
     Over,
@@ -33,7 +33,7 @@ __all__ = ["sensitivity"]
 
 
 def sensitivity(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A Hugging Face directory with .safetensors files.")],
+    directory: Directory,
     data: Text,
     over: Over = None,
     share: Shares = None,

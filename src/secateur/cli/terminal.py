@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,17 @@ if TYPE_CHECKING:
 
     from secateur.support import Part
 
-__all__ = ["clear_errors", "command_line", "fail", "memory", "printing", "show", "terminable", "waiting"]
+__all__ = [
+    "arguments_said",
+    "clear_errors",
+    "command_line",
+    "fail",
+    "memory",
+    "printing",
+    "show",
+    "terminable",
+    "waiting",
+]
 
 
 @contextlib.contextmanager
@@ -124,6 +134,11 @@ def command_line(verb: str, *arguments: object, **options: Any) -> str:
             if one is not None and one is not False:
                 words += [option] if one is True else [option, str(one)]
     return shlex.join(words)
+
+
+def arguments_said(verb: str, directory: object, options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a command was called, for ``secateur.json``."""
+    return {"command": command_line(verb, directory, **options), "directory": str(directory), **options}
 
 
 def console() -> Console:

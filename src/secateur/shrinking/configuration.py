@@ -40,7 +40,7 @@ from secateur.shrinking.lending import lending_of
 from secateur.shrinking.plan import plan_of
 from secateur.shrinking.powers import power_of, row_echelon
 from secateur.shrinking.proof import outputs
-from secateur.support import ONE_AT_A_TIME, Undo, tensors_of, track
+from secateur.support import ONE_AT_A_TIME, Undo, private, tensors_of, track
 
 __all__ = ["Configured", "Described", "has_configuration", "same_constants"]
 
@@ -90,7 +90,7 @@ class Described:
 
     def configuration(self, changes: Mapping[Place, Any]) -> Any:
         """A configuration that differs from the model's in some fields, made as ``from_pretrained`` makes one."""
-        made = type(self.config).from_dict(with_fields(self.values, changes))
+        made = private.configuration_of(type(self.config), with_fields(self.values, changes))
         same_ways(self.config, made)
         return made
 

@@ -8,7 +8,8 @@ these are the best values is nothing that bytes could show, and is said to be un
 from __future__ import annotations
 
 import filecmp
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -72,34 +73,12 @@ def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None 
     """
     directory = Path(directory)
     checkpoint, read = open_checkpoint(directory), claims_of(directory)
-    plan = _plan(directory / PLAN)
-    unchecked: list[str] = []
+    plan, unchecked, repaired = _plan(directory / PLAN), list[str](), _repaired(read)
+    beside = _Beside(
+        PLAN, "what the plan leaves of its", lambda dense: _about_tensors(checkpoint, dense, plan, repaired)
+    )
     problems = list(_about_sizes(checkpoint, read, unchecked))
-    repaired = _repaired(read)
-    problems += [
-        f"{printable(name)}: was repaired, {RECORD} says; it is not here." for name in repaired - {*checkpoint}
-    ]
-    written = digests_in(read)
-    stored = dict(about_bytes(checkpoint, written, repaired))
-    tensors: list[VerifiedTensor] = []
-    if repaired:
-        what = "whether these are the best values" if written else "what they hold"
-        unchecked.append(f"{len(repaired)} tensors were repaired with data: {what}")
-    if source is None:
-        problems += stored.values()
-        what = "whether the tensors are what the plan leaves of its" if written else "what the tensors hold"
-        unchecked.append(f"no source was given: {what}, and whether all else is unchanged")
-        tensors += [VerifiedTensor(name, each.shape, each.dtype, None) for name, each in checkpoint.entries.items()]
-        return Verification(directory, None, None, tuple(tensors), 0, tuple(problems), tuple(unchecked))
-    dense = open_checkpoint(source)
-    for found, problem in _about_tensors(checkpoint, dense, plan, repaired):
-        tensors += [found] if found else []
-        problems += [problem] if problem else []
-        if problem and found:
-            stored.pop(found.name, None)  # it is told already
-    problems += stored.values()
-    files, others = about_files(checkpoint, dense, {Path(RECORD), Path(PLAN), Path("config.json")})
-    return Verification(directory, dense.root, None, tuple(tensors), files, (*problems, *others), tuple(unchecked))
+    return _seen_again(checkpoint, read, source, beside, ("repaired", repaired), problems, unchecked)
 
 
 def _repaired(read: Fields) -> set[str]:
@@ -131,35 +110,63 @@ def verify_origins(
         problems: what is wrong beside.
     """
     file, kind, what = origins
-    word, names = moved
     made_of, gone = origins_in(checkpoint.root / file, kind, what)
-    found = [*problems]
+    beside = _Beside(
+        file,
+        "the source's",
+        lambda dense: about_origins(checkpoint, dense, made_of, file, moved[1]),
+        lambda dense: unnamed(checkpoint, dense, made_of, gone, file),
+    )
+    return _seen_again(checkpoint, read, source, beside, moved, problems)
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """How a directory is compared with its source: the file that says what each tensor is, what that is in words, and
+    what is found of tensors and of what the file does not name."""
+
+    file: str
+    expected: str
+    tensors: Callable[[Checkpoint], Iterable[tuple[VerifiedTensor | None, str | None]]]
+    unnamed: Callable[[Checkpoint], Iterable[str]] = lambda _: ()
+
+
+def _seen_again(
+    checkpoint: Checkpoint,
+    read: Fields,
+    source: Path | str | None,
+    beside: _Beside,
+    moved: tuple[str, Collection[str]],
+    problems: Iterable[str],
+    unchecked: Iterable[str] = (),
+) -> Verification:
+    word, names = moved
+    found, left = [*problems], [*unchecked]
     found += [
         f"{printable(name)}: was {word}, {RECORD} says; it is not here." for name in sorted({*names} - {*checkpoint})
     ]
     written = digests_in(read)
     stored = dict(about_bytes(checkpoint, written, names))
-    unchecked = []
     if names:
         unknown = "whether these are the best values" if written else "what they hold"
-        unchecked.append(f"{len(names)} tensors were {word} with data: {unknown}")
+        left.append(f"{len(names)} tensors were {word} with data: {unknown}")
     if source is None:
         found += stored.values()
-        unknown = "whether the tensors are the source's" if written else "what the tensors hold"
-        unchecked.append(f"no source was given: {unknown}, and whether all else is unchanged")
+        unknown = f"whether the tensors are {beside.expected}" if written else "what the tensors hold"
+        left.append(f"no source was given: {unknown}, and whether all else is unchanged")
         entries = checkpoint.entries.items()
         tensors = tuple(VerifiedTensor(name, each.shape, each.dtype, None) for name, each in entries)
-        return Verification(checkpoint.root, None, None, tensors, 0, tuple(found), tuple(unchecked))
+        return Verification(checkpoint.root, None, None, tensors, 0, tuple(found), tuple(left))
     dense = open_checkpoint(source)
     seen: list[VerifiedTensor] = []
-    for tensor, problem in about_origins(checkpoint, dense, made_of, file, names):
+    for tensor, problem in beside.tensors(dense):
         seen += [tensor] if tensor else []
         found += [problem] if problem else []
         if problem and tensor:
             stored.pop(tensor.name, None)  # it is told already
-    found += [*stored.values(), *unnamed(checkpoint, dense, made_of, gone, file)]
-    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(file), Path("config.json")})
-    return Verification(checkpoint.root, dense.root, None, tuple(seen), same, (*found, *others), tuple(unchecked))
+    found += [*stored.values(), *beside.unnamed(dense)]
+    same, others = about_files(checkpoint, dense, {Path(RECORD), Path(beside.file), Path("config.json")})
+    return Verification(checkpoint.root, dense.root, None, tuple(seen), same, (*found, *others), tuple(left))
 
 
 def digests_in(read: Fields) -> dict[str, str]:
