@@ -7,6 +7,7 @@ names that the library itself lists: those of the front door, and ``__all__`` of
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 from pathlib import Path
@@ -234,11 +235,23 @@ def note(page: str, path: Path) -> None:
 
 def add(files: Any, config: Any, page: str, path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    if path.suffix != ".md":
+    if path.suffix == ".ipynb":
+        text = of_notebook(text)
+    elif path.suffix != ".md":
         kind = {".py": "python", ".yml": "yaml", ".toml": "toml", "": "text"}.get(path.suffix, "text")
         text = f"# {path.relative_to(ROOT).as_posix()}\n\n````{kind}\n{text}````\n"
     files.append(File.generated(config, page, content=text))
     note(page, path)
+
+
+def of_notebook(text: str) -> str:
+    """A notebook as a page: its prose, and its code in fences.
+
+    >>> of_notebook('{"cells": [{"cell_type": "markdown", "source": ["# A"]}, {"cell_type": "code", "source": ["1"]}]}')
+    '# A\\n\\n```python\\n1\\n```\\n'
+    """
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(said if kind == "markdown" else f"```python\n{said}\n```" for kind, said in cells) + "\n"
 
 
 def linked_files(page: Path) -> set[Path]:

@@ -25,10 +25,10 @@ labels = torch.tensor(classes)[order]
 
 
 def scenes(count, first, last):
-    """Pictures of 64 x 64 with digits of these numbers; of each level's cells: is a centre there, of what, where."""
-    pictures, levels = torch.zeros(count, 1, 64, 64), []
+    """Pictures of 48 x 48 with digits of these numbers; of each level's cells: is a centre there, of what, where."""
+    pictures, levels = torch.zeros(count, 1, 48, 48), []
     for size in (8, 16):  # small digits belong to the fine level, whose cells are as large as they are
-        cells = 64 // size
+        cells = 48 // size
         there, digit, centre = (torch.zeros(count, *more, cells, cells) for more in ((), (), (2,)))
         for at, row, column in (torch.rand(count, cells // 2, cells // 2) < 0.3).nonzero().tolist():
             which = int(torch.randint(first, last, ()))

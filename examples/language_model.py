@@ -64,7 +64,7 @@ seen, unseen = split(torch.tensor(list(text.encode())))
 sizes = {
     "vocab_size": 256,
     "hidden_size": 64,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2 if quick else 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }

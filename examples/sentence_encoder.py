@@ -45,7 +45,7 @@ else:
     plain = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     plain.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]")
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     encoder = BertModel(BertConfig(vocab_size=len(words), **sizes))
 
 
@@ -65,7 +65,7 @@ def vector(states, given):
 if not installed:
     head = nn.Linear(64, len(MODULES))
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=2e-3)
-    for _ in range(80):
+    for _ in range(60):
         some = random.choices(rows[256:], k=32)
         given, wanted = batch(some), torch.tensor([label for _, label in some])
         optimizer.zero_grad()

@@ -104,6 +104,39 @@ def test_what_does_not_fit_together_is_refused() -> None:
         Chart("c", "", ["a", "b"], [1, 2], "x", series=["one"])
     with pytest.raises(ValueError, match="the chart 'c' has 2 values and 3 beside"):
         Chart("c", "", ["a", "b"], [1, 2], "x", places=[1, 2, 3])
+    with pytest.raises(ValueError, match="the chart 'c' has 2 values and 1 beside"):
+        Chart("c", "", ["a", "b"], [1, 2], "x", grid=[("a", 0)])
+
+
+def test_a_map_shows_each_block_and_its_names_are_text(tmp_path: Path) -> None:
+    names = [f"layers.{block}.{part}" for block in (0, 1, 2) for part in ("up", HOSTILE, HOSTILE_TOO)]
+    values = [0.1 * at for at in range(len(names))]
+    sheet = Sheet("All", [Cells("name", names)], [Chart("Errors", "Lost; all.", names, values, "error")])
+    page = page_of(made(sheets=[sheet]), tmp_path)
+    fields = [attributes for tag, attributes in page.tags if tag == "b"]
+    assert len(fields) == 9
+    assert {attributes["title"] for attributes in fields} == {
+        f"{name}: {value:.3g}" for name, value in zip(names, values, strict=True)
+    }
+    assert [attributes["style"] for attributes in fields][:2] == ["--strong: 0.000", "--strong: 0.375"]
+    assert not any(tag == "img" or "onerror" in attributes for tag, attributes in page.tags)
+    assert "Lost. A row for each kind" in page.text
+
+
+def test_what_is_nought_was_asked_too_and_what_was_not_measured_is_not_said(tmp_path: Path) -> None:
+    text = " ".join(page_of(made(asked={"seed": 0, "local": 0.0, "include": ()}, seconds=None), tmp_path).text.split())
+    assert "seed 0" in text
+    assert "local 0.0" in text
+    assert "include" not in text
+    assert "time" not in text
+
+
+@pytest.mark.parametrize(("rows", "folded"), [(12, 0), (13, 1)])
+def test_a_long_table_stands_once_in_the_open(rows: int, folded: int, tmp_path: Path) -> None:
+    printed = Rows(("Layer",), [(f"layer {row}",) for row in range(rows)])
+    page = page_of(made(got=[printed]), tmp_path)
+    assert sum(tag == "details" for tag, _ in page.tags) == folded
+    assert sum(tag == "details" for tag, _ in page_of(made(got=[printed], sheets=[]), tmp_path).tags) == 0
 
 
 def test_a_failure_leaves_the_old_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,6 +180,6 @@ def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> N
     driver = "document.title = String(document.documentElement.scrollWidth > innerWidth);"
     driven = tmp_path / "driven.html"
     driven.write_text(text.replace("</body>", f"<script>{driver}</script></body>"), encoding="utf-8")
-    for width in (500, 1200):
+    for width in (390, 500, 1200):
         dom = chromium(tmp_path / "profile", driven.as_uri(), "--dump-dom", f"--window-size={width},900")
         assert re.findall("<title>(.*?)</title>", dom) == ["false"], width

@@ -80,7 +80,9 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
     """
     _check_extra()
     asked = {
-        name: value for name, value in account.asked.items() if value is not None and value is not False and value != []
+        name: value
+        for name, value in account.asked.items()
+        if value is not None and value is not False and value not in ([], ())
     }
 
     def drawn() -> list[Any]:
