@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from benchmarks.inference.exported import onnx_file, quiet, session
 from benchmarks.inference.products import floors, in_milliseconds
+from benchmarks.inference.subjects import Digits, cached
 from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
+from secateur import Unstructured, demo
 from secateur.inference import SparseConv2d, pack
 from secateur.native import describe
 from secateur.support import private
@@ -203,6 +205,43 @@ def bench_whole(options: argparse.Namespace) -> None:
                 torch.compiler.reset()
 
 
+def bench_digits(options: argparse.Namespace) -> None:
+    """A residual network that was trained sparse: the same answers, and the time of each form."""
+    print(
+        "\n"
+        + head(["digits, trained", "right, %", "packed, right, %", "images", "best dense, ms", "packed, ms", "faster"])
+    )
+    build = partial(demo.DigitsNet, 64, 128)
+    with torch.enable_grad():
+        subject = Digits("digits", build, ("stem.*", "head.*"), options.cache / "cnn")
+    for sparsity in options.sparsities:
+        model = copy.deepcopy(subject.model)
+
+        def make(model: nn.Module, sparsity: float = sparsity) -> None:
+            subject.prune(model, Unstructured(), sparsity)
+
+        with torch.enable_grad():
+            cached(options.cache / "cnn" / f"unstructured-{100 * sparsity:.0f}.safetensors", model, make)
+        model.eval().requires_grad_(False)
+        right = subject.accuracy(model)
+        for images in (1, 64):
+            x = subject.data.test_images[:images]
+            turned = copy.deepcopy(model).to(memory_format=torch.channels_last)
+            forms: dict[str, Callable[[], Any]] = {"eager": partial(model, x), "channels last": partial(turned, x)}
+            forms["compiled"] = partial(frozen(copy.deepcopy(model), x), x)
+            packed = copy.deepcopy(model)
+            packing = pack(packed, x)
+            times = in_milliseconds({**forms, "packed": partial(packed, x)}, options.rounds, options.clock)
+            best = min(forms, key=lambda name: statistics.median(times[name]))
+            faster = (
+                f"**{ratio(times['packed'], times[best]):.2f}** ({len(packing.packed)} of {len(packing.layers)} layers)"
+            )
+            cells = [f"{100 * sparsity:.0f} %", f"{right:.1f}", f"{subject.accuracy(packed):.1f}", f"{images}"]
+            cells += [f"{statistics.median(times[best]):.2f} ({best})", f"{statistics.median(times['packed']):.2f}"]
+            print(row([*cells, faster]), flush=True)
+            torch.compiler.reset()
+
+
 def bench_convolutions(options: argparse.Namespace) -> None:
     parts = options.parts
     with torch.no_grad():
@@ -217,3 +256,5 @@ def bench_convolutions(options: argparse.Namespace) -> None:
                 bench_sums(options)
             if "whole" in parts:
                 bench_whole(options)
+            if "digits" in parts:
+                bench_digits(options)

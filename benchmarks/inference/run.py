@@ -3,7 +3,7 @@
     python benchmarks/inference/run.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
-    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole] [--images 1,16]
+    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
 
 Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. On a
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="which models: mlp, cnn, bottlenecks, minilm, llama; globs, commas")
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2; left out without")
     parser.add_argument("--cache", type=Path, default=Path("inference-cache"), help="trained and pruned models")
-    parser.add_argument("--parts", type=lambda text: text.split(","), default=["layers", "sums", "whole"])
+    parser.add_argument("--parts", type=lambda text: text.split(","), default=["layers", "sums", "whole", "digits"])
     parser.add_argument("--images", type=numbers, default=[1, 16], help="batches of the networks of convolutions")
     parser.add_argument("--depths", type=numbers, default=[18, 50], help="of ResNets")
     parser.add_argument("--gpt-steps", type=int, default=500)

@@ -113,6 +113,7 @@ def test_options_are_the_library_s(here):
     assert "0 of 1 layers packed" in packed(here, "--exclude", "first").stdout
     assert "0 of 2 layers packed" in packed(here, "--at-least", "3").stdout
     assert "1 of 2 layers packed" in packed(here, "--no-kernels").stdout
+    assert "1 of 2 layers packed" in packed(here, "--no-fuse").stdout
     fails(packed(here, "--include", "third"), "no layer matches 'third'; the closest names are first, second")
     fails(packed(here, "--at-least", "0"), "at_least says how many times faster")
 

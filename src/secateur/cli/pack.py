@@ -35,6 +35,9 @@ def pack(
     no_kernels: Annotated[
         bool, typer.Option("--no-kernels", help="Plain torch operations only: they train, and export to ONNX.")
     ] = False,
+    no_fuse: Annotated[
+        bool, typer.Option("--no-fuse", help="Leave what follows packed convolutions, such as ReLUs, where it is.")
+    ] = False,
     semi_structured: Annotated[
         bool, typer.Option("--semi-structured", help="On a CUDA device, also try 2:4 on sparse tensor cores.")
     ] = False,
@@ -73,6 +76,7 @@ def pack(
             threads,
             at_least=at_least,
             kernels_too=not no_kernels,
+            fuse=not no_fuse,
             semi_structured=semi_structured,
             include=include,
             exclude=exclude,
@@ -90,6 +94,7 @@ def pack(
             "out": out,
             "at_least": at_least,
             "no_kernels": no_kernels,
+            "no_fuse": no_fuse,
             "semi_structured": semi_structured,
             "include": include,
             "exclude": exclude,

@@ -14,7 +14,7 @@ kernel of one place with stride 1 needs no copy. */
 
 #include <stdlib.h>
 
-enum { LINE = 16, MOST_VECTORS = 4 }; /* numbers in a line of the cache; vectors of a row that is made longer */
+enum { LINE = 16, MOST_VECTORS = 16 / 4 }; /* numbers in a line of the cache; vectors of a row that is made longer */
 
 typedef struct {
     const uint16_t *indices;  /* the column of each kept weight in its group's part of the flattened weight */
@@ -115,11 +115,11 @@ static size_t tile_for(size_t places, size_t wide) {
     return best;
 }
 
-/* Where the kernel has several rows, loads are aligned if the rows are multiples of a vector. It takes a place or two
-more of short rows, such as 7 or 14, and from 7 rows on more than it gives of others. */
+/* Where the kernel has several rows, loads are aligned if the rows are multiples of a vector. Rows of 7 and 14 places, and
+the like, are made so; of 28 the places in vain (of 32) took more than it gave. */
 static size_t pitch_for(const Convolution *c, size_t wide) {
     const size_t pitch = over(c->out_width, wide) * wide;
-    const int is_worth = c->kernel_height > 1 && c->stride_x == 1 && 7 * pitch <= 8 * c->out_width && pitch <= 2 * wide;
+    const int is_worth = c->kernel_height > 1 && c->stride_x == 1 && 7 * pitch <= 8 * c->out_width && pitch <= 16;
     return is_worth ? pitch : c->out_width;
 }
 
