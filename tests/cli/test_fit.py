@@ -43,7 +43,7 @@ def test_a_smaller_directory_that_loads_and_a_page(folder):
     ended = call(folder, "--budget", "params=0.8", "--report", folder / "page.html")
     assert ended.exit_code == 0, ended.output
     assert ended.stdout.startswith("Asked: params 80.0%.\n")
-    assert re.search(r"^searched +[\d.e-]+$", ended.stdout, re.MULTILINE)
+    assert re.search(r"^chosen +[\d.e-]+$", ended.stdout, re.MULTILINE)
     smaller, dense = loaded(folder), loaded(folder, "dense")
     assert smaller.num_parameters() <= 0.8 * dense.num_parameters()
     assert f"{smaller.num_parameters():,}" in ended.stdout

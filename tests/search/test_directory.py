@@ -116,3 +116,9 @@ def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
     with pytest.raises(ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: it is chosen anew"):
         fitted(dense, tmp_path / "two", store=store)
     assert not (tmp_path / "two").exists()
+
+
+def test_branches_and_experts_are_for_other_verbs(dense, tmp_path):
+    with pytest.raises(ValueError, match="take branches out first, with secateur shrink"):
+        fitted(dense, tmp_path / "out", over=("shrink", "branches"))
+    assert not [*tmp_path.glob("out*")]

@@ -40,7 +40,7 @@ def test_it_prints_what_was_asked_and_what_came_of_it():
     done = fit(model, inputs(), budget={"params": 0.7}, shares=(0.3, 0.6), evaluations=8)
     text = str(done)
     assert text.startswith("Asked: params 70.0%.")
-    for word in ("searched", "errors", "uniform", "Params left", "0.up.weight", "1 of 4 batches, held back"):
+    for word in ("chosen", "errors", "uniform", "Params left", "0.up.weight", "1 of 4 batches, held back"):
         assert word in text
     assert "<table>" in done._repr_html_()
     assert done.loss == done.chosen.loss

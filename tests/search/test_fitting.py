@@ -10,6 +10,8 @@ from torch import nn
 from secateur.patterns import Unstructured
 from secateur.search import fit, fitting
 from secateur.search.fitting import Entries, Units
+from support.families import batches as family_batches
+from support.families import make
 from support.fitting import blocks, inputs, parameters, widths
 from support.unchanged import is_unchanged, state_of
 
@@ -113,6 +115,56 @@ def test_what_shrink_does_by_itself_is_taken_where_it_loses_least(monkeypatch):
     assert done.got["params"] == done.predicted["params"] == parameters(model) <= 0.6 * done.dense["params"]
 
 
+def weak(count=4):
+    """The last block adds next to nothing."""
+    model = blocks(count)
+    with torch.no_grad():
+        for each in model[-1].down.parameters():
+            each.mul_(1e-3)
+    return model
+
+
+@pytest.mark.parametrize("over", [("branches",), ("branches", "oneshot"), ("branches", "shrink")])
+def test_a_branch_leaves_whole_where_it_gives_little(over):
+    model = weak()
+    dense = parameters(model)
+    done = fit(model, inputs(), budget={"params": 0.75}, over=over, shares=SHARES, evaluations=24, finals=2)
+    assert done.choice["3.up"] == 1
+    assert model[3].down.__class__.__name__ != "Linear"
+    assert not [name for name, _ in model.named_parameters() if name.startswith("3.")]
+    assert parameters(model) - zeros(model) <= 0.75 * dense
+    assert done.got["params"] == pytest.approx(parameters(model) - zeros(model), rel=0.01)
+    assert "branch" in str(done)
+
+
+def test_one_branch_stays_at_least():
+    model = blocks(2)
+    with pytest.raises(ValueError, match="the params cannot come to"):
+        fit(model, inputs(), budget={"params": 0.3}, over="branches", finals=1)
+    assert widths(model) == [20, 20]
+
+
+@pytest.mark.parametrize("word", ["branches", "experts"])
+def test_no_configuration_says_what_left_whole(word):
+    with pytest.raises(ValueError, match="uniform=True keeps branches and experts"):
+        fit(blocks(2), inputs(), budget={"params": 0.5}, over=("shrink", word), uniform=True)
+
+
+def test_experts_leave_as_many_of_each_mixture():
+    model, batches = make("mixtral").eval(), list(family_batches("mixtral"))
+    done = fit(model, batches, budget={"params": 0.8}, over="experts", shares=(0.25, 0.5), evaluations=6, finals=2)
+    assert done.got["params"] == parameters(model) <= 0.8 * done.dense["params"]
+    assert [layer.mlp.gate.weight.shape[0] for layer in model.model.layers] == [2, 2]
+    assert {done.levels.kind[name] for name in done.choice} == {"experts"}
+
+
+def test_a_latency_is_met_by_branches(monkeypatch):
+    model = weak()
+    done = fit(model, inputs(), budget={"latency": 0.99, "params": 0.8}, over="branches", evaluations=6, finals=1)
+    assert done.measured is not None
+    assert done.choice["3.up"] == 1
+
+
 def test_levels_are_made_once(tmp_path, monkeypatch):
     first = blocks(3)
     done = fit(first, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=8, finals=1, store=tmp_path)
@@ -184,7 +236,7 @@ def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, er
 def test_less_that_left_than_was_chosen_is_an_error_that_changes_nothing(monkeypatch):
     model = blocks(3)
     before = state_of(model)
-    monkeypatch.setattr(fitting, "kept_of", lambda levels, _: {next(iter(levels)): 19})
+    monkeypatch.setattr(fitting, "told_of", lambda levels, *_: fitting.Told({next(iter(levels)): 19}))
     with pytest.raises(ValueError, match=r"of the params are left, where .* were asked for and .* chosen"):
         fit(model, inputs(), budget={"params": 0.5}, shares=SHARES, evaluations=4, finals=1)
     assert is_unchanged(model, before)

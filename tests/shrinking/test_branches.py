@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from secateur import shrink
 from secateur.coupling import find_coupling
 from secateur.shrinking import KEPT
 from secateur.shrinking import branches as depth
-from secateur.shrinking.branches import choose_branches, influences
+from secateur.shrinking.branches import choose_branches, influences, named_branches
 from support.unchanged import is_unchanged, state_of
 
 X = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
@@ -97,3 +98,36 @@ def test_a_score_that_is_no_number_is_refused():
             [X],
             score=lambda _model, coupling, _inputs: dict.fromkeys(coupling.branches, math.nan),
         )
+
+
+def test_those_of_which_the_names_are_given_leave():
+    model = scaled(1.0, 0.5, 1.0)
+    expected = model.each[0](X) + X
+    done = shrink(model, X, branches=["each.1", "each.2"], repair=False)
+    assert [name for name, _ in model.named_parameters()] == ["each.0.weight", "each.0.bias"]
+    torch.testing.assert_close(model(X), expected)
+    assert "2 of 3 residual branches leave" in str(done)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["each.7"], r"there is no residual branch 'each.7' that could leave; there are: each.0, each.1, each.2"),
+        (["each.0", "each.1", "each.2"], "all 3 residual branches are to leave, and one stays at least"),
+    ],
+)
+def test_names_that_cannot_leave_are_refused(names, message):
+    model = scaled(1.0, 1.0, 1.0)
+    state = state_of(model)
+    with pytest.raises(ValueError, match=message):
+        shrink(model, X, branches=names)
+    assert is_unchanged(model, state)
+
+
+def test_a_name_that_the_proof_keeps_is_an_error_that_says_why(monkeypatch):
+    model = scaled(1.0, 1.0, 1.0)
+    monkeypatch.setattr(
+        depth, "right_branches", lambda _, __, chosen, ___: ({}, {chosen[0]: "it is read after the sum"})
+    )
+    with pytest.raises(ValueError, match=r"the branch each.1 cannot leave; the model without it: it is read after"):
+        named_branches(model, find_coupling(model, X), ["each.1"], [X])

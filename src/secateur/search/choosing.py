@@ -31,13 +31,15 @@ from secateur.search.weighing import looked_at, measured_curve, weighed, weights
 from secateur.shrinking import Configured, carry_out, has_configuration, plan_of, tie_roles
 from secateur.support import Forward, track, unwrapped
 
-__all__ = ["ByItself", "Choosing", "Finishing"]
+__all__ = ["ByItself", "Choosing", "Finishing", "WHOLE"]
 
 _POINTS = 6  # of the curve, below the dense model
+_LEAST = 0.01  # of what the model costs, that the curve goes down to
 _CLOSE = 0.02  # of a latency, that is not corrected any more
 _CORRECTIONS = 3
 _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
+WHOLE = ("branch", "experts")  # kinds of what leaves in one piece
 ERRORS = "errors"  # what the sum of the levels' errors chooses
 SEARCHED, DEFAULT = "searched", "shrink, by itself"
 _ALONE = 1 / 3  # of the passes, that groups are measured alone in
@@ -86,6 +88,7 @@ class Choosing:
     timed_on: Any  # what a latency is of
     forward: Forward | None = None
     uniform: bool = False
+    over: tuple[str, ...] = ("shrink", "oneshot")
     seed: int = 0
     passes: float = 30.0
     folder: Path | None = None
@@ -99,8 +102,12 @@ class Choosing:
         self.inner = unwrapped(self.model)
         self.coupling = find_coupling(self.inner, self.example)
         self.axes: dict[str, Axis] = {group.name: group.axis for group in self.coupling.groups}
-        possible = None
-        tied: Iterable[Iterable[str]] = [[name] for name in self.levels if self.levels.kind[name] in KINDS]
+        possible: Callable[[Mapping[str, int]], bool] | None = (
+            self._one_branch_stays if "branches" in self.over else None
+        )
+        self.kinds = {kind for word in self.over for kind in KINDS[word]}
+        free = [name for name in self.levels if self.levels.kind[name] in self.kinds]
+        tied: Iterable[Iterable[str]] = self._mixtures_alike([[name] for name in free])
         if self.uniform:
             tied, possible = self._uniform()
         self.space = Space(self.levels, classes_of(self.levels, tied), possible=possible)
@@ -125,7 +132,7 @@ class Choosing:
         for name in self.levels:
             if self.levels.kind[name] == "layer":
                 tied[name] = [name]
-            elif self.levels.kind[name] in KINDS:
+            elif self.levels.kind[name] in self.kinds:
                 numbers = {number.get(axes[each]) if each in axes else None for each in self.levels.groups[name]}
                 if None not in numbers and len(numbers) == 1:
                     tied.setdefault(numbers.pop(), []).append(name)
@@ -137,6 +144,18 @@ class Choosing:
             return said.is_possible({axes[name]: int(mask.sum()) for name, mask in self.levels.kept(choice).items()})
 
         return [*tied.values()], possible
+
+    def _one_branch_stays(self, choice: Mapping[str, int]) -> bool:
+        branches = {each.name: {*each.parameters} for each in self.coupling.branches}
+        gone = set().union(*(branches[name] for name in choice if self.levels.kind[name] == "branch"))
+        return not all(each <= gone for each in branches.values())
+
+    def _mixtures_alike(self, tied: Sequence[Sequence[str]]) -> list[list[str]]:
+        """All mixtures lose as many experts, as `shrink` takes them; of several sizes none does."""
+        mixtures = [name for (name,) in tied if self.levels.kind[name] == "experts"]
+        alike = {tuple((level.kept, level.of) for level in self.levels[name]) for name in mixtures}
+        others = [list(each) for each in tied if each[0] not in mixtures]
+        return [*others, mixtures] if len(alike) == 1 else others
 
     # ---- latency --------------------------------------------------------------------------------------------------
 
@@ -150,7 +169,8 @@ class Choosing:
                 costs = tuple((each.kept, each.of, each.costs["macs"], each.costs["params"]) for each in levels)
                 of[name] = alike.setdefault((self.levels.kind[name], costs), name)
         plans = {
-            (name, at): plan_of(self.whole, self.coupling, self._masks({name: at}))
+            (name, at): next(iter(self.levels.plans({name: at})), None)
+            or plan_of(self.whole, self.coupling, self._masks({name: at}))
             for name in alike.values()
             for at in range(1, len(self.levels[name]))
         }
@@ -169,7 +189,10 @@ class Choosing:
             assert self.whole is not None
             assert self.space.predicted is not None
             smaller = copy.deepcopy(self.whole)
-            carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
+            named = self.space.named(choice)
+            counted = {name: at for name, at in named.items() if self.levels.kind[name] not in WHOLE}
+            for plan in (plan_of(smaller, self.coupling, self._masks(counted)), *self.levels.plans(named)):
+                carry_out(smaller, plan, None)
             before, after = milliseconds_of(self.whole, smaller, self.timed_on)
             self.trials[choice] = after / before * self.space.predicted.dense
         return self.trials[choice]
@@ -289,7 +312,7 @@ class Choosing:
         """From the dense model down to the least that there is, each by dynamic programming."""
         points = [Point(1.0, 0.0, self.measured.dense_score)]
         whole = self.space.cost(self.space.dense, word)
-        least = max(0.0, self.space.cost(self.space.last, word) / whole)
+        least = max(_LEAST, self.space.cost(self.space.last, word) / whole)
         seen = {self.space.dense}
         for share in track(np.linspace(1.0, least, _POINTS + 1)[1:], "walking the curve"):
             choice = self.space.least({word: float(share) * whole})
@@ -362,7 +385,7 @@ class Choosing:
         if len(first) + len(named) == 1 == finals - 1:
             return found, {}  # there is nothing to compare with
         for choice, name in track([*first.items()], "finishing the best"):
-            named[name] = judged[choice] = finishing.judged(self.space.named(choice))
+            named[name] = judged[choice] = self._judged(choice, finishing)
         curves = self.space.errors()
         curves = weighed(curves, weights_of(curves, found.known, spread=_SPREAD, noise=_LEVELS_NOISE))
         draw = np.random.default_rng(self.seed)
@@ -370,7 +393,7 @@ class Choosing:
             choice = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
             if choice is None:
                 break
-            named[f"step {number}"] = judged[choice] = finishing.judged(self.space.named(choice))
+            named[f"step {number}"] = judged[choice] = self._judged(choice, finishing)
         best = min(judged, key=lambda choice: judged[choice])
         if self.default is not None and self.default.loss < judged[best]:
             best = (
@@ -378,6 +401,13 @@ class Choosing:
             )
         loss = found.known[best] if best in found.known else found.loss if best == found.choice else self._all(best)
         return replace(found, choice=best, loss=loss), named
+
+    def _judged(self, choice: Choice, finishing: Finishing) -> float:
+        named = self.space.named(choice)
+        counts = {name: int(mask.sum()) for name, mask in self.levels.kept(named).items()}
+        if self.default is not None and counts == self.default.units and len(counts) == len(named):
+            return self.default.loss  # it is that model
+        return finishing.judged(named)
 
     def _proposed(
         self,
@@ -399,9 +429,9 @@ class Choosing:
                 ]
                 for its, here in zip(weighed(curves, weights), best, strict=True)
             ]
-            choice = self.space.least(limits, near)
-            if choice is not None and choice not in judged and self._in_time(choice, limits):
-                return choice
+            found = self.space.least(limits, near)
+            if found is not None and found not in judged and self._in_time(found, limits):
+                return found
         told = weighed(curves, weights_of(curves, judged, spread=_SPREAD, noise=_FINISHED_NOISE))
         beside = [each for each in self._beside(best, limits, told) if each not in judged]
         for choice in sorted(beside, key=lambda each: sum(its[at] for its, at in zip(told, each, strict=True))):
@@ -497,4 +527,5 @@ class Choosing:
             passes=self.spent,
             generations=found.generations,
             compared=self.measured.word,
+            over=self.over,
         )

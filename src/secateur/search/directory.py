@@ -29,14 +29,13 @@ from secateur.search.fitting import (
     Entries,
     Units,
     check_asked,
-    entries_of,
     rounding_for,
     shares_for,
-    units_of,
+    told_of,
 )
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
-from secateur.search.making import example_of, make_levels
+from secateur.search.making import OVER, example_of, make_levels
 from secateur.search.scoring import SCORES, Score
 from secateur.shrinking import CheckpointShrinking, shrink_checkpoint
 from secateur.solvers import admm
@@ -95,6 +94,11 @@ def fit_checkpoint(
     source, out = Path(source), Path(out)
     asked = parse_budget(budget)
     kinds = check_asked(asked, over, evaluations, finals, score)
+    if not {*kinds} <= {*OVER}:
+        raise ValueError(
+            "fit chooses of a directory's units and entries alone: take branches out first, with secateur shrink, or "
+            "experts, with secateur experts, and fit what that writes."
+        )
     solver = solvers.parse(solver)
     check_batches(batches)
     check_new(out)
@@ -133,6 +137,7 @@ def fit_checkpoint(
             example=example_of(model, every[0]),
             timed_on=example_of(model, every[0], None),
             uniform=True,
+            over=kinds,
             seed=seed,
             passes=float(evaluations),
             folder=folder,
@@ -142,7 +147,8 @@ def fit_checkpoint(
         )
         chosen = choosing.within(finals, carrying)
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-    units, entries = units_of(levels, chosen), entries_of(levels, chosen.choice)
+    told = told_of(levels, chosen.choice)
+    units, entries = told.units if chosen.units is None else chosen.units, told.entries
     shrunk: CheckpointShrinking | None = None
     pruned: OneShot | None = None
     scope: dict[str, Any] = {"include": include, "exclude": exclude}
@@ -279,6 +285,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chose
         compared=compared,
         finals={name: _or_infinite(finals.maybe(name, float)) for name in finals.values},
         units=units,
+        over=tuple(its.each("over", str)),
     )
 
 

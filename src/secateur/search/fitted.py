@@ -23,7 +23,12 @@ from secateur.support import Part, Rows, bytes_text, percent, printable
 __all__ = ["Chosen", "Fitted", "KINDS", "Point", "cost_text", "knee_of"]
 
 
-KINDS = ("width", "heads", "layer")  # that the verbs can be told how much of which leaves
+KINDS = {  # of levels, that each word of over= may choose of
+    "shrink": ("width", "heads"),
+    "oneshot": ("layer",),
+    "branches": ("branch",),
+    "experts": ("experts",),
+}
 _LOSSES = {
     "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
     "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
@@ -63,6 +68,7 @@ class Chosen:
             the least was taken.
         units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself lost least and
             was taken; ``choice`` is then what is nearest to it. Else None.
+        over: the words of what could leave.
     """
 
     limits: Mapping[str, float]
@@ -81,6 +87,7 @@ class Chosen:
     compared: str = "change"
     finals: Mapping[str, float] = field(default_factory=dict)
     units: Mapping[str, int] | None = None
+    over: tuple[str, ...] = ("shrink", "oneshot")
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +143,7 @@ class Fitted(Reported):
         yield ""
         rows = [(name, self._shown(loss)) for name, loss in sorted(self.candidates.items(), key=lambda each: each[1])]
         what = "Score" if self.dense_score is not None else "Loss"
-        yield Rows(("Choice", f">{what}"), [("searched", self._shown(self.loss)), *rows])
+        yield Rows(("Choice", f">{what}"), [("chosen", self._shown(self.loss)), *rows])
         yield ""
         if self.finals:
             yield Rows(("Finished", f">{what}"), [(name, self._shown(loss)) for name, loss in self.finals.items()])
@@ -156,8 +163,9 @@ class Fitted(Reported):
 
     @property
     def whole_or_not(self) -> list[str]:
-        """The groups that could be chosen of: all but branches and experts, which no verb is told by their names."""
-        return [name for name in self.levels if self.levels.kind[name] in KINDS]
+        """The groups that could be chosen of."""
+        kinds = {kind for word in self.over for kind in KINDS[word]}
+        return [name for name in self.levels if self.levels.kind[name] in kinds]
 
     @property
     def _word(self) -> str:

@@ -11,8 +11,8 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.candidates import LAYER
 from secateur.search.choosing import ByItself, Choosing
-from secateur.search.fitted import Chosen, Fitted, cost_text
+from secateur.search.fitted import KINDS, Chosen, Fitted, cost_text
 from secateur.search.held_back import HeldBack, split
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
@@ -42,12 +42,12 @@ __all__ = [
     "FINALS",
     "Units",
     "check_asked",
-    "entries_of",
+    "Told",
     "fit",
-    "kept_of",
+    "levels_for",
     "rounding_for",
     "shares_for",
-    "units_of",
+    "told_of",
     "within_as_it_is",
 ]
 
@@ -94,8 +94,8 @@ def fit(
     arXiv:2201.13096; ZipLM, arXiv:2302.04089), and so do the fixed allocations. From the best of these levels are
     switched and the whole model is looked at, since errors of layers do not add up (EvoPress, arXiv:2410.14649), in
     coarse steps first (arXiv:2503.09657). Some models are finished, and what they lose says what is tried next. The
-    best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller, or
-    sparser, and is repaired block by block, each on what the ones before it give.
+    best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller,
+    or sparser, and is repaired block by block, each on what the ones before it give.
 
     Args:
         model: any module with its weights.
@@ -108,8 +108,9 @@ def fit(
         score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
             the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
             are made for (see `secateur.search.scorer`).
-        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
-            themselves, so a latency asks for the first.
+        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; ``"branches"``, residual branches
+            that leave whole; ``"experts"``, experts of mixtures, of each as many; one word or several. Zeros are no
+            faster by themselves, so a latency asks for another. No configuration says which branches left.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
         shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
@@ -153,6 +154,8 @@ def fit(
     started = time.monotonic()
     asked = parse_budget(budget, keep, scored=callable(score), target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
+    if uniform and not {*kinds} <= {*OVER}:
+        raise ValueError("uniform=True keeps branches and experts: shrink says how many of these left; leave it out.")
     solver = solvers.parse(solver)
     check_batches(batches)
     every = list(batches)
@@ -164,7 +167,7 @@ def fit(
     levels = make_levels(
         model,
         rest,
-        over=kinds,
+        over=levels_for(kinds),
         shares=shares_for(shares, kinds),
         solver=solver,
         round_to=rounding_for(model, example, round_to),
@@ -184,6 +187,7 @@ def fit(
         timed_on=example_of(model, every[0], None) if example_inputs is None else example_inputs,
         forward=forward,
         uniform=uniform,
+        over=kinds,
         seed=seed,
         passes=float(evaluations),
         folder=None if store is None else Path(store),
@@ -222,9 +226,9 @@ def check_asked(
 ) -> tuple[str, ...]:
     """Which kinds of levels; ValueError or TypeError for what cannot be asked for together."""
     kinds = (over,) if isinstance(over, str) else tuple(over)
-    if not kinds or not set(kinds) <= set(OVER):
-        raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, OVER))}; got {kinds!r}.")
-    if "latency" in asked.words and "shrink" not in kinds:
+    if not kinds or not set(kinds) <= set(KINDS):
+        raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, KINDS))}; got {kinds!r}.")
+    if "latency" in asked.words and set(kinds) == {"oneshot"}:
         raise ValueError(
             'zeros make nothing faster by themselves, so a latency asks for over=("shrink",), or both; to make zeros '
             "fast, secateur.pack the result."
@@ -236,6 +240,15 @@ def check_asked(
     if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
     return kinds
+
+
+def levels_for(kinds: Sequence[str]) -> tuple[str, ...]:
+    """The words of `make_levels`: branches and experts are among what `shrink` takes.
+
+    >>> levels_for(("branches", "oneshot"))
+    ('shrink', 'oneshot')
+    """
+    return tuple(word for word in OVER if word in kinds or (word == "shrink" and {*kinds} - {"oneshot"}))
 
 
 def shares_for(shares: Sequence[float] | None, kinds: Sequence[str]) -> Sequence[float]:
@@ -272,19 +285,42 @@ def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return None if given is None else (given,) if isinstance(given, str) else tuple(given)
 
 
-def kept_of(levels: Levels, choice: Mapping[str, int]) -> dict[str, int]:
-    """``{group of the coupling: units that stay}`` of those of which some leave."""
-    return {name: int(mask.sum()) for name, mask in levels.kept(choice).items()}
+@dataclass(frozen=True)
+class Told:
+    """What the verbs are told: of groups of the coupling how many units stay, which branches leave, how many experts of
+    each mixture, and of matrices which share of their entries. What is in a branch that leaves is in no other."""
+
+    units: Mapping[str, int] = field(default_factory=dict)
+    branches: tuple[str, ...] = ()
+    experts: int = 0
+    entries: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def shrinks(self) -> bool:
+        """Whether `shrink` has something to do."""
+        return bool(self.units or self.branches or self.experts)
 
 
-def units_of(levels: Levels, chosen: Chosen) -> dict[str, int]:
-    """The same of what was chosen."""
-    return kept_of(levels, chosen.choice) if chosen.units is None else dict(chosen.units)
+def told_of(levels: Levels, choice: Mapping[str, int], branches: Mapping[str, Collection[str]] | None = None) -> Told:
+    """What a choice comes to.
 
-
-def entries_of(levels: Levels, choice: Mapping[str, int]) -> dict[str, float]:
-    """``{matrix: share of its entries that becomes zero}``."""
-    return {name.removesuffix(LAYER): levels[name][at].share for name, at in choice.items() if name.endswith(LAYER)}
+    Args:
+        branches: ``{name: parameters}`` of residual branches, where some of them may leave.
+    """
+    chosen = {name: at for name, at in choice.items() if at}
+    leave = tuple(name for name in chosen if levels.kind[name] == "branch")
+    gone = {each for name in leave for each in (branches or {})[name]}
+    counted = {name: at for name, at in chosen.items() if levels.kind[name] in ("width", "heads")}
+    units = {name: int(mask.sum()) for name, mask in levels.kept(counted).items()}
+    mixtures = {name: at for name, at in chosen.items() if levels.kind[name] == "experts"}
+    experts = {int((~mask).sum()) for mask in levels.kept(mixtures).values()}
+    entries = {name.removesuffix(LAYER): levels[name][at].share for name, at in chosen.items() if name.endswith(LAYER)}
+    return Told(
+        {name: count for name, count in units.items() if name.partition(":")[0] not in gone},
+        leave,
+        max(experts, default=0),
+        {name: share for name, share in entries.items() if name not in gone},
+    )
 
 
 @dataclass(eq=False)
@@ -308,25 +344,27 @@ class Carrying:
             _MissedError: the score is below the floor.
         """
         task = self.choosing
-        entries = entries_of(task.levels, chosen.choice)
+        told = self._told(chosen.choice)
+        if chosen.units is not None:
+            told = Told(chosen.units)
         result: list[tuple[OneShot | None, tuple[float, float | None]]] = []
 
         def then(shrunk: Shrunk | None) -> None:
-            if shrunk is not None and not entries:
+            if shrunk is not None and not told.entries:
                 _check_costs(chosen, shrunk)
             with Undo() as undo:
                 pruned = None
-                if entries:
+                if told.entries:
                     undo.values(*{id(each): each for each in task.inner.parameters()}.values())
-                    pruned = self._pruned(task.model, entries, self.every)
+                    pruned = self._pruned(task.model, told.entries, self.every)
                 finished = task.measured.finished()
                 if floor is not None and finished[1] is not None and finished[1] < floor * (1 - 1e-9):
                     raise _MissedError
             result.append((pruned, finished))
 
         shrunk = None
-        if units := units_of(task.levels, chosen):
-            shrunk = self._shrunk(task.model, units, self.every, verify=self.verify, report=then)
+        if told.shrinks:
+            shrunk = self._shrunk(task.model, told, self.every, verify=self.verify, report=then)
         else:
             then(None)
         return shrunk, *result[0]
@@ -335,17 +373,21 @@ class Carrying:
         """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
         much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
         task = self.choosing
-        copied, entries = copy.deepcopy(task.model), entries_of(task.levels, choice)
-        if units := kept_of(task.levels, choice):
-            self._shrunk(copied, units, task.rest, verify=False)
-        if entries:
-            self._pruned(copied, entries, task.rest)
+        copied, told = copy.deepcopy(task.model), self._told(choice)
+        if told.shrinks:
+            self._shrunk(copied, told, task.rest, verify=False)
+        if told.entries:
+            self._pruned(copied, told.entries, task.rest)
         return self._lost(copied)
+
+    def _told(self, choice: Mapping[str, int]) -> Told:
+        branches = {each.name: each.parameters for each in self.choosing.coupling.branches}
+        return told_of(self.choosing.levels, choice, branches)
 
     def _lost(self, model: nn.Module) -> float:
         task = self.choosing
         held_back = task.measured.of(model)
-        if task.measured.score is not None or task.rest is task.measured.batches:
+        if task.measured.score is not None:
             return held_back
         if self.seen is None:
             self.seen = HeldBack(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
@@ -354,7 +396,12 @@ class Carrying:
     def by_itself(self, limits: Mapping[str, float]) -> ByItself | None:
         """What `shrink` makes of a budget of parameters or multiply-adds on a copy, by what levels were made of."""
         task = self.choosing
-        if len(limits) != 1 or set(task.levels.kind.values()) & {"layer"} or not {*limits} <= {"params", "macs"}:
+        if (
+            len(limits) != 1
+            or not {*limits} <= {"params", "macs"}
+            or "shrink" not in task.over
+            or "oneshot" in task.over
+        ):
             return None
         ((word, limit),) = limits.items()
         whole = task.dense[word]
@@ -388,7 +435,7 @@ class Carrying:
     def _shrunk(
         self,
         model: nn.Module,
-        units: Mapping[str, int],
+        told: Told,
         batches: Sequence[Any],
         *,
         verify: bool,
@@ -397,10 +444,12 @@ class Carrying:
         return shrink(
             model,
             self.choosing.example,
-            0.5,  # the allocation says how many
+            0.5 if told.units else None,  # the allocation says how many
             target="units",
-            allocate=Units(units),
+            allocate=Units(told.units) if told.units else None,
             round_to=1,
+            branches=told.branches,
+            experts=float(told.experts),
             batches=batches,
             forward=self.choosing.forward,
             uniform=self.uniform,

@@ -19,7 +19,7 @@ from secateur.shrinking.proof import right_branches
 from secateur.shrinking.scope import may_leave
 from secateur.support import in_mode, restored, run_example, seeded, tensors_of, track
 
-__all__ = ["KEPT", "choose_branches", "influences"]
+__all__ = ["KEPT", "choose_branches", "influences", "named_branches"]
 
 KEPT = "kept, as asked"
 
@@ -140,6 +140,31 @@ def choose_branches(
             return list(right.values()), stayed
         stayed |= {branch.name: f"the model without it: {words}" for branch, words in wrong_ones.items()}
         ranked = [branch for branch in ranked if branch not in wrong_ones]
+
+
+def named_branches(
+    model: nn.Module, coupling: Coupling, names: Sequence[str], inputs: Sequence[Any], *, verify: bool = True
+) -> list[Branch]:
+    """The branches of these names, all of which leave.
+
+    Raises:
+        ValueError: there is none of a name, none would stay, or the proof lets one not go.
+    """
+    by_name = {branch.name: branch for branch in coupling.branches}
+    for name in names:
+        if name not in by_name:
+            there = ", ".join([*by_name][:8]) or "none"
+            raise ValueError(f"there is no residual branch {name!r} that could leave; there are: {there}.")
+    chosen = [by_name[name] for name in names]
+    if len(gone_with(chosen, coupling.branches)) == len(coupling.branches):
+        raise ValueError(f"all {len(coupling.branches)} residual branches are to leave, and one stays at least.")
+    if not verify:
+        return chosen
+    right, wrong = right_branches(model, coupling, chosen, inputs)
+    if wrong:
+        branch, words = next(iter(wrong.items()))
+        raise ValueError(f"the branch {branch.name} cannot leave; the model without it: {words}.")
+    return list(right.values())
 
 
 def _lowest(ranked: Sequence[Branch], every: Sequence[Branch], target: int) -> list[Branch]:

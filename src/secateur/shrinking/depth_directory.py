@@ -174,7 +174,8 @@ def shrink_depth_checkpoint(
     """
     started = time.monotonic()
     asked = request(branches=branches, include=include, exclude=exclude, verify=verify)
-    if not asked.branches:
+    share = 0.0 if isinstance(asked.branches, tuple) else asked.branches
+    if not share:
         raise ValueError("say how many of the blocks leave: branches is 0.")
     if rank_and_world()[1] > 1:
         raise ValueError("blocks of a directory are chosen by one process: start it without torchrun.")
@@ -207,10 +208,10 @@ def shrink_depth_checkpoint(
     deep.place.check()
     example_inputs = example_for(model) if example_inputs is None and verify else example_inputs
     candidates = _candidates(deep, asked.include, asked.exclude)
-    target = math.ceil(asked.branches * sum(len(stack.blocks) for stack in deep.stacks) - 1e-9)
+    target = math.ceil(share * sum(len(stack.blocks) for stack in deep.stacks) - 1e-9)
     request_said = {
         "method": "shrink",
-        "depth": asked.branches,
+        "depth": share,
         "data": digest(every),
         "include": asked.include,
         "exclude": asked.exclude,

@@ -23,7 +23,7 @@ from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported, Sheet
-from secateur.shrinking.branches import choose_branches, influences
+from secateur.shrinking.branches import choose_branches, influences, named_branches
 from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
@@ -120,7 +120,7 @@ def shrink(
     forward: Forward | None = None,
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
-    branches: float = 0.0,
+    branches: float | Iterable[str] = 0.0,
     rank_branches: str | None = None,
     experts: float = 0.0,
     rank_experts: str | None = None,
@@ -171,7 +171,7 @@ def shrink(
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
-            at least. Channels make up what is missing to ``sparsity``.
+            at least. Channels make up what is missing to ``sparsity``. Or the names of those that leave.
         rank_branches: which leave: those whose loss moves the model's ``"outputs"`` least, one after the other, by the
             batches, if there are any; else those of the least ``"influence"`` on the examples, which have to be real
             ones then (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
@@ -451,6 +451,8 @@ def _totals(model: nn.Module) -> tuple[int, int]:
 def _branches_to_leave(
     model: nn.Module, coupling: Coupling, asked: Request, inputs: Sequence[Any], costs: OutputCosts | None
 ) -> tuple[list[Branch], dict[str, str]]:
+    if isinstance(asked.branches, tuple):
+        return named_branches(model, coupling, asked.branches, inputs, verify=asked.verify), {}
     rank = asked.rank_branches or ("outputs" if costs is not None else "influence")
     score = _by_criterion(asked.criterion, asked.evidence) if rank == "criterion" else influences
     return choose_branches(

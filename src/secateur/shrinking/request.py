@@ -37,7 +37,7 @@ class Request:
         round_to: counts are multiples of this; None: of 16 in groups of 64 or more, where such a step is small.
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
-        branches: the fraction of the residual branches that leave first.
+        branches: the fraction of the residual branches that leave first, or the names of those.
         rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
         experts: the fraction of the experts that leave before other units, or how many of each mixture.
         rank_experts: one of `RANKS`; None: "reap" with batches, else "criterion".
@@ -55,7 +55,7 @@ class Request:
     round_to: int | None = None
     uniform: bool = False
     verify: bool = True
-    branches: float = 0.0
+    branches: float | tuple[str, ...] = 0.0
     rank_branches: str | None = None
     experts: float = 0.0
     rank_experts: str | None = None
@@ -73,6 +73,7 @@ def request(
     criterion: str | Callable[..., Tensor] = magnitude,
     allocate: str | Allocation | None = None,
     evidence: Mapping[str, Mapping[str, Tensor]] | None = None,
+    branches: float | Iterable[str] = 0.0,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     **given: Any,
@@ -91,6 +92,7 @@ def request(
         evidence=evidence or {},
         include=None if include is None else _globs(include),
         exclude=() if exclude is None else _globs(exclude),
+        branches=branches if isinstance(branches, int | float) else tuple(dict.fromkeys(_globs(branches))),
         **given,
     )
     if made.target not in TARGETS:
@@ -107,7 +109,8 @@ def request(
         raise ValueError(f"how_experts must be one of {', '.join(map(repr, HOWS))}, not {made.how_experts!r}.")
     if made.how_experts == "merge" and made.rank_experts == "criterion":
         raise ValueError('how_experts="merge" averages by what data says of experts; leave out rank_experts.')
-    check_sparsity(made.branches)
+    if not isinstance(made.branches, tuple):
+        check_sparsity(made.branches)
     if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
         raise ValueError(f"experts is a fraction in [0, 1), or how many of each mixture leave, not {made.experts}.")
     if made.branches and made.uniform:
