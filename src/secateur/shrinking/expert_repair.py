@@ -248,7 +248,7 @@ def _room(kept: _Kept) -> _Changes:
     """For a change of each matrix, at once: as tensors of their own, made between others, they would cut the heap up,
     and twice as much memory would stay taken."""
     sizes = [piece.shape[0] * piece.shape[1] for piece in kept.pieces]
-    parts = torch.empty(sum(sizes), dtype=kept.lack.dtype, device=kept.lack.device).split(sizes)
+    parts = torch.split(torch.empty(sum(sizes), dtype=kept.lack.dtype, device=kept.lack.device), sizes)
     return {piece: part.view(piece.shape[1], -1) for piece, part in zip(kept.pieces, parts, strict=True)}
 
 
