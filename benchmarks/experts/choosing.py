@@ -120,7 +120,29 @@ def _costs(model: Any, left: int, ids: Tensor) -> Iterator[tuple[tuple[tuple[int
     for first in every:
         given = given_to(without_others(model, [first, range(mixtures_of(model)[1].gate.num_experts)]), 1, ids)
         given = Given(given.stream[rows], given.scores[rows], given.outputs[:, rows], given.chosen)
+        losses, order = _by_places(model, given, told, left)
+        ways = torch.full((1 << len(given.outputs),), -1)
+        ways[[sum(1 << place for place in places) for places in losses]] = torch.arange(len(losses))
+        each = torch.stack(list(losses.values()))
         for second in every:
-            logits = model.lm_head(model.model.norm(given.stream + given.added(second)))
-            right = logits.gather(1, told[:, None])[:, 0]
-            yield (first, second), float((logits.logsumexp(-1) - right).mean())
+            stays = torch.zeros(len(given.outputs), dtype=torch.bool)
+            stays[list(second)] = True
+            there = stays[order]
+            first_ones = there & (there.cumsum(-1) <= given.chosen)
+            way = ways[(first_ones * (1 << torch.arange(len(stays)))).sum(-1)]
+            yield (first, second), float(each[way, torch.arange(len(way))].mean())
+
+
+def _by_places(model: Any, given: Given, told: Tensor, left: int) -> tuple[dict[tuple[int, ...], Tensor], Tensor]:
+    """The loss of each token by which of its experts it is left with, as places in their order by the router: of all
+    choices there are only so many ways for one token. With that order."""
+    order = given.scores.argsort(-1, descending=True)
+    at = torch.arange(len(order))[:, None]
+    losses = {}
+    for places in itertools.combinations(range(len(given.outputs) - left + given.chosen), given.chosen):
+        which = order[:, list(places)]
+        weights = given.scores.gather(1, which).softmax(-1)
+        added = (weights[..., None] * given.outputs[which, at]).sum(1)
+        logits = model.lm_head(model.model.norm(given.stream + added))
+        losses[places] = logits.logsumexp(-1) - logits.gather(1, told[:, None])[:, 0]
+    return losses, order

@@ -2,7 +2,7 @@
 
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
-    python benchmarks/experts/run.py sparse [--layers N] [--samples N] [--length N] [--folder DIR] [--json FILE]
+    python benchmarks/experts/run.py sparse [--experts N] [--layers N] [--samples N] [--length N] [--folder DIR]
     python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
         [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
 
@@ -27,7 +27,7 @@ if not __package__:  # run as a script
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
 from benchmarks.experts.rows import rows as seen_rows
-from benchmarks.experts.sparse import sparse
+from benchmarks.experts.sparse import EXPERTS, sparse
 from benchmarks.experts.training import CHOOSE, SIZES
 
 
@@ -41,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     three.add_argument("--only", default="*", help="a glob over the mixtures' names, without mixture_")
     three.add_argument("--json", type=Path, help="write the rows there")
     five = commands.add_parser("sparse", help=(sparse.__doc__ or "").split("\n")[0])
+    five.add_argument(
+        "--experts", type=int, default=EXPERTS, help="of a layer; fewer for a smaller trial (%(default)s)"
+    )
     five.add_argument("--layers", type=int, default=8, help="that are sliced: each takes 0.9 GB of disk")
     five.add_argument("--samples", type=int, default=4, help="that are run through two layers")
     five.add_argument("--length", type=int, default=256, help="of a sample, in tokens")
@@ -77,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     elif given.what == "sparse":
         rows = []
-        for row in sparse(given.layers, given.samples, given.length, given.folder):
+        for row in sparse(given.layers, given.samples, given.length, given.folder, given.experts):
             rows.append(row)
             print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
     elif given.what == "rows":

@@ -45,7 +45,7 @@ def test_another_expert_that_leaves_is_told(monkeypatch, wrong):
 @pytest.fixture
 def mixture(monkeypatch):
     """Two mixtures of four experts, the second in the last block, and sequences."""
-    sizes = {"num_experts": 4, "moe_intermediate_size": 16, "decoder_sparse_step": 2, "router_aux_loss_coef": 0.1}
+    sizes = {"num_experts": 4, "moe_intermediate_size": 16, "decoder_sparse_step": 2}
     monkeypatch.setitem(training.SIZES, "tiny", sizes)
     return training.mixture("tiny").eval(), torch.randint(training.VOCABULARY, (3, 16))
 

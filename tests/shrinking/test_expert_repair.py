@@ -7,6 +7,7 @@ import torch
 
 import zoo
 from secateur import shrink
+from secateur.blockwise import Outputs, Piece
 from secateur.shrinking import expert_repair
 from secateur.shrinking.expert_repair import _ridge
 from support.unchanged import is_unchanged, state_of
@@ -121,3 +122,14 @@ def test_ridge_regression_is_the_least_of_what_it_says(shape, dtype):
 def test_a_gram_matrix_without_a_factor_is_damped_more():
     rows = torch.full((9, 4), 1e4)  # of one direction alone
     assert bool(_ridge(rows, torch.ones(9, 2), 1e-9).isfinite().all())
+
+
+def test_changes_of_all_experts_lie_in_one_piece_of_memory():
+    """So that they take no more than they hold."""
+    pieces = [Piece("experts.down_proj", at * 12, (3, 4), (4, 1)) for at in range(3)]
+    kept = expert_repair._Kept(Outputs(), lack=torch.zeros(1), pieces=pieces)
+    changes = expert_repair._room(kept)
+    assert [each.shape for each in changes.values()] == [(4, 3)] * 3
+    assert len({each.untyped_storage().data_ptr() for each in changes.values()}) == 1
+    starts = sorted(each.storage_offset() for each in changes.values())
+    assert starts == [0, 12, 24]

@@ -256,18 +256,16 @@ class BlockFiles:
             assert group is not None
             before = dict(zip(group.sources, self._tensors(group, pruned=False), strict=True))
             made = group.read([before[name] for name in group.sources])
-            taken_apart = group.write(made)
-            if taken_apart.keys() != before.keys() or not all(
-                torch.equal(taken_apart[name], before[name]) for name in before
-            ):
+            if not _are_equal(group.write(made), before):
                 raise CheckpointError(
                     f"{self.source.root}: {group.targets[0]} is made of {printable(group.sources[0])} and others, and "
                     "cannot be taken apart again by this version of transformers; load the model and pass it."
                 )
-            changed = {
-                name: _changed(values, fulls[alias].cpu()) if (alias := self._alias(name, fulls)) else values
-                for name, values in made.items()
-            }
+            changed = {}
+            for name in list(made):  # one by one, since all experts' matrices may be one of them
+                stored = made.pop(name)
+                changed[name] = _changed(stored, fulls[alias].cpu()) if (alias := self._alias(name, fulls)) else stored
+                del stored
             for name, values in group.write(changed).items():
                 path = self.work / self.source.entries[name].path.relative_to(self.source.root)
                 write_tensor(path, replace(self.source.entries[name], path=path), values)
@@ -420,6 +418,10 @@ class BlockFiles:
         if raw.ctypes.data % max(entry.torch_dtype.itemsize, 1):
             return self.source[name]
         return torch.from_numpy(raw).view(entry.torch_dtype).reshape(entry.shape)
+
+
+def _are_equal(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
+    return some.keys() == others.keys() and all(torch.equal(some[name], others[name]) for name in others)
 
 
 def _changed(stored: Tensor, new: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ up for, too; where the mixture is no summand of that, it is what the mixture its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -192,52 +192,78 @@ _Changes = dict[Piece, Tensor]  # (inputs, outputs), what is added to a matrix, 
 
 
 def _solved(kept: _Kept, model: nn.Module, undo: Undo | None) -> Mended:
-    before = _total(float(kept.lack[kept.unseen].double().square().sum()))
-    errors = {}
-    for damping in DAMPINGS:
-        changes, _ = _fitted(kept, ~kept.unseen, damping, rounds=1)
-        lack = _without(kept, changes, kept.unseen)
-        errors[damping] = _total(float(lack.double().square().sum()))
-    best = min(DAMPINGS, key=lambda each: errors[each])
-    if not errors[best] < before:
+    before = _squares(kept.lack[kept.unseen])
+    size = _scale(kept, ~kept.unseen)
+    errors = {damping: _squares(_unseen_lack(kept, damping * size)) for damping in DAMPINGS} if size > 0 else {}
+    best = min(errors, key=lambda each: errors[each], default=DAMPINGS[0])
+    if not errors or not errors[best] < before:
         return Mended(None, "no change of its experts brought the stream nearer on tokens that were held out")
-    changes, _ = _fitted(kept, None, best, rounds=_ROUNDS)
-    rounded = {}
+    lack = kept.lack.clone()
+    changes = _fitted(kept, best * _scale(kept, None))
     for piece, change in changes.items():
         old = piece.of(model.get_parameter(piece.name))
         new = (old.to(change.dtype) + change.T.to(old.device)).to(old.dtype)
-        rounded[piece] = (new.to(change.dtype) - old.to(change.dtype)).T.to(change.device)
-    after, whole = (_total(float(each.double().square().sum())) for each in (_without(kept, rounded), kept.lack))
-    if not after < whole:
+        _take(kept, piece, change.copy_((new.to(change.dtype) - old.to(change.dtype)).T), lack)
+    if not _squares(lack) < _squares(kept.lack):
         return Mended(None, "its weights are too coarse for the change that would bring the stream nearer")
     if undo is not None:
         undo.values(*(model.get_parameter(name) for name in sorted({piece.name for piece in changes})))
     with torch.no_grad():
-        for piece, change in rounded.items():
+        for piece, change in changes.items():
             old = piece.of(model.get_parameter(piece.name))
             old.copy_(old.to(change.dtype) + change.T.to(old.device))
     return Mended(1 - errors[best] / before)
 
 
-def _fitted(kept: _Kept, these: Tensor | None, damping: float, rounds: int) -> tuple[_Changes, Tensor]:
-    """Ridge regression of all experts together, one after the other; what is added, and what is lacking then."""
+def _unseen_lack(kept: _Kept, damping: float) -> Tensor:
+    """What the tokens that are held out lack behind experts that are solved, for one round, on the others."""
     lack = kept.lack.clone()
-    size = _scale(kept, these)
-    changes: _Changes = {}
-    if not size > 0:
-        return changes, lack
-    for _ in range(rounds):
+    for piece in kept.pieces:
+        rows, tokens = kept.of(piece, ~kept.unseen)
+        wide = _wide(piece, rows)
+        own = lack[tokens].double()
+        change = _ridge(wide, own.to(wide.dtype), damping).to(lack.dtype)
+        lack[tokens] = (own - wide.double() @ change.double()).to(lack.dtype)
+        _take(kept, piece, change, lack, kept.unseen)
+    return lack[kept.unseen]
+
+
+def _fitted(kept: _Kept, damping: float) -> _Changes:
+    """Ridge regression of all experts together, one after the other; what is added."""
+    lack = kept.lack.clone()
+    changes = _room(kept)
+    for number in range(_ROUNDS):
         for piece in kept.pieces:
-            rows, tokens = kept.of(piece, these)
+            rows, tokens = kept.of(piece)
+            wide = _wide(piece, rows)
             own = lack[tokens].double()
-            wide = rows.double() if piece.shape[1] <= _LARGE else rows
-            old = changes.get(piece)
-            if old is not None:
-                own += wide.double() @ old.double()
-            new = _ridge(wide, own.to(wide.dtype), damping * size)
-            changes[piece] = new.to(lack.dtype)
+            if number:
+                own += wide.double() @ changes[piece].double()
+            changes[piece].copy_(_ridge(wide, own.to(wide.dtype), damping))
             lack[tokens] = (own - wide.double() @ changes[piece].double()).to(lack.dtype)
-    return changes, lack
+    return changes
+
+
+def _room(kept: _Kept) -> _Changes:
+    """For a change of each matrix, at once: as tensors of their own, made between others, they would cut the heap up,
+    and twice as much memory would stay taken."""
+    sizes = [piece.shape[0] * piece.shape[1] for piece in kept.pieces]
+    parts = torch.split(torch.empty(sum(sizes), dtype=kept.lack.dtype, device=kept.lack.device), sizes)
+    return {piece: part.view(piece.shape[1], -1) for piece, part in zip(kept.pieces, parts, strict=True)}
+
+
+def _wide(piece: Piece, rows: Tensor) -> Tensor:
+    return rows.double() if piece.shape[1] <= _LARGE else rows
+
+
+def _take(kept: _Kept, piece: Piece, change: Tensor, lack: Tensor, these: Tensor | None = None) -> None:
+    """From what is lacking what a change of one matrix adds, of ``these`` tokens."""
+    rows, tokens = kept.of(piece, these)
+    lack[tokens] -= (rows.double() @ change.double()).to(lack.dtype)
+
+
+def _squares(lack: Tensor) -> float:
+    return _total(float(lack.double().square().sum()))
 
 
 def _scale(kept: _Kept, these: Tensor | None) -> float:
@@ -266,15 +292,6 @@ def _divided(right: Tensor, gram: Tensor, damping: float) -> Tensor:
         if not bool(wrong):
             return torch.cholesky_solve(right, factor)
         damping *= 9  # to ten times as much
-
-
-def _without(kept: _Kept, changes: Mapping[Piece, Tensor], these: Tensor | None = None) -> Tensor:
-    """What is lacking of ``these`` tokens when so much is added."""
-    lack = kept.lack.clone()
-    for piece, change in changes.items():
-        rows, tokens = kept.of(piece, these)
-        lack[tokens] -= (rows.double() @ change.double()).to(lack.dtype)
-    return lack if these is None else lack[these]
 
 
 # ---- several processes ----------------------------------------------------------------------------------------------

@@ -259,7 +259,8 @@ class Tokens:
     def _longest(self, token: str) -> tuple[int, ...]:
         prefix = self.values["model"].get("continuing_subword_prefix", "##")
         before = prefix if token.startswith(prefix) and token != prefix else ""
-        rest, found = token.removeprefix(before), []
+        rest = token.removeprefix(before)
+        found: list[int] = []
         while rest:
             ends = (end for end in range(len(rest), 0, -1) if before + rest[:end] != token or found)
             end = next((end for end in ends if before + rest[:end] in self.model), 0)
