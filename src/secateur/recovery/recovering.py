@@ -32,7 +32,7 @@ from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers
-from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
 from secateur.shrinking import check_finite
@@ -145,6 +145,7 @@ def _recovered(
     batches = [] if isinstance(asked, Sampled) else repeatable(asked)
     _check_values(model)
     _check_values(teacher)
+    check_vocabularies(model, teacher, request.forward)
     trained = names_to_train(model, request.include, request.exclude)
     removed = removed_of(model, request.masks)
     _check_apart(model, teacher, trained)
