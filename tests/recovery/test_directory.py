@@ -197,3 +197,10 @@ def test_what_is_wrong_is_said(directories, monkeypatch):
         recover_checkpoint(sparse, dense, out, batches("llama"))
     assert not out.exists()
     assert not (directories / "out.unfinished").exists()
+
+
+def test_a_directory_of_fewer_tokens_is_refused_before_anything_is_copied(directories):
+    make("llama", vocab_size=60).save_pretrained(directories / "small")
+    with pytest.raises(ValueError, match="the model knows 60 tokens and the teacher 64"):
+        recover_checkpoint(directories / "small", directories / "dense", directories / "out", batches("llama"))
+    assert not (directories / "out.unfinished").exists()

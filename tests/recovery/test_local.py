@@ -76,6 +76,23 @@ def test_other_stacks_and_widths_are_left_out_and_the_outputs_compared():
     assert "has no repeated blocks" in done.left_out[0]
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_of_a_list_the_batches_are_spread_over_it(listed):
+    teacher = make("llama")
+    model = copy.deepcopy(teacher)
+    sparsify(model, 0.5)
+    tokens = [{"input_ids": torch.randint(3, 64, (2, length))} for length in range(3, 11)]
+    seen = set()
+
+    def forward(each, batch):
+        seen.add(batch["input_ids"].shape[1])
+        return each(**batch)
+
+    loader = torch.utils.data.DataLoader(tokens, batch_size=None)
+    recover(model, teacher, tokens if listed else loader, steps=0, local_batches=4, forward=forward)
+    assert seen == ({3, 5, 7, 9} if listed else {3, 4, 5, 6})
+
+
 def test_a_block_that_runs_twice_is_left_out():
     class Twice(nn.Module):
         def __init__(self):

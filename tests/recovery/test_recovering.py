@@ -245,3 +245,15 @@ def test_several_processes_are_refused(pair, monkeypatch):
     monkeypatch.setattr(recovering, "rank_and_world", lambda: (1, 2))
     with pytest.raises(ValueError, match="recover runs in one process, and there are 2"):
         recover(*pair)
+
+
+def test_a_model_of_fewer_tokens_is_refused_unless_they_are_translated():
+    teacher, model = make("llama"), make("llama", vocab_size=60)
+    tokens = [{"input_ids": torch.randint(3, 60, (2, 6))}]
+    with pytest.raises(ValueError, match="the model knows 60 tokens and the teacher 64"):
+        recover(model, teacher, tokens)
+
+    def forward(each, batch):
+        return each(**batch).logits[..., :60]
+
+    assert recover(model, teacher, tokens, steps=2, local=1, forward=forward).steps == 2

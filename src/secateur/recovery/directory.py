@@ -48,9 +48,9 @@ from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side,
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import moving
 from secateur.recovery.outcome import Recovered, memory_of
-from secateur.recovery.outputs import Steps
+from secateur.recovery.outputs import Steps, spread_over
 from secateur.recovery.recovering import steps_of
-from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, load_text, sampled, save_text
 from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
@@ -201,6 +201,7 @@ class _Place:
                 )
             )
         place = _Place(walks[0], walks[1], request, source)
+        check_vocabularies(walks[0].model, walks[1].model, request.forward)
         for walk in walks:
             walk.check()
         return place
@@ -301,7 +302,7 @@ def _local(
                 walk.activations.mkdir()
                 stack.callback(walk.activations.rmdir)
             replay = stack.enter_context(walk.replaying(dense=False))
-            sides.append(Side(replay, walk.weights(), walk.batches[: request.local_batches]))
+            sides.append(Side(replay, walk.weights(), spread_over(walk.batches, request.local_batches)))
         walk_on = recover_blocks(
             sides[0],
             sides[1],

@@ -6,6 +6,7 @@ run that was stopped after any step goes on as if it had not been.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_b
 from secateur.recovery.moving import widened_batch
 from secateur.support import Forward, device_of, mapped, moved, run_batch, track
 
-__all__ = ["NO_BATCHES", "ROUTERS_FIRST", "Steps", "batches_from", "narrower_routers"]
+__all__ = ["NO_BATCHES", "ROUTERS_FIRST", "Steps", "batches_from", "narrower_routers", "spread_over"]
 
 NO_BATCHES = "there are no batches: recovery is learned from running both models."
 ROUTERS_FIRST = 0.2  # of the steps, where experts have left: the routers alone move
@@ -41,6 +42,18 @@ def batches_from(batches: Iterable[Any], seed: int, start: int) -> Iterator[Any]
         for number in order_of(seed, round_, len(batches))[at:]:
             yield batches[number]
         round_, at = round_ + 1, 0
+
+
+def spread_over(batches: Iterable[Any], count: int) -> list[Any]:
+    """So many of the batches: of a sequence from its beginning to its end, since it may be in the order of lengths;
+    else the first.
+
+    >>> spread_over(range(10), 4), spread_over(iter(range(10)), 4), spread_over(range(3), 4)
+    ([0, 2, 5, 7], [0, 1, 2, 3], [0, 1, 2])
+    """
+    if not isinstance(batches, Sequence) or len(batches) <= count:
+        return list(itertools.islice(batches, count))
+    return [batches[at * len(batches) // count] for at in range(count)]
 
 
 def narrower_routers(model: nn.Module, teacher: nn.Module, routers: Iterable[str]) -> list[str]:

@@ -6,7 +6,6 @@ Law: a call that fails changes nothing; one that ends has changed the parameters
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +30,8 @@ from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side,
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
 from secateur.recovery.outcome import Recovered, memory_of
-from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers
-from secateur.recovery.request import Request, names_to_train
+from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers, spread_over
+from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
 from secateur.shrinking import check_finite
@@ -76,7 +75,8 @@ def recover(
         batches: what a DataLoader yields; of a list each round comes in an order that ``seed`` gives. Or `Sampled`:
             text that the teacher writes, a causal language model of transformers. None: ``Sampled()``.
         steps: by the outputs, each over one batch. 0: none.
-        local: epochs in which each half of a block (attention, and the rest) sees the first ``local_batches``. 0: none.
+        local: epochs in which each half of a block (attention, and the rest) sees ``local_batches``, spread over all of
+            a list. 0: none.
         loss: ``"kl"``, forward, of logits; ``"cosine"`` of embeddings; ``"mse"``; or ``(outputs, wanted, batch) ->
             scalar``. None: chosen by what the teacher returns.
         adapters: a rank: by the outputs, each weight that pruning may touch moves by ``mask ∘ (B A)`` alone, and
@@ -145,6 +145,7 @@ def _recovered(
     batches = [] if isinstance(asked, Sampled) else repeatable(asked)
     _check_values(model)
     _check_values(teacher)
+    check_vocabularies(model, teacher, request.forward)
     trained = names_to_train(model, request.include, request.exclude)
     removed = removed_of(model, request.masks)
     _check_apart(model, teacher, trained)
@@ -207,7 +208,7 @@ def recovered_locally(
     left_out: list[str],
 ) -> list[LocalPart]:
     """The local part of a model in memory, whose parameters are copies already; why not, where it is left out."""
-    held = list(itertools.islice(batches, request.local_batches))
+    held = spread_over(batches, request.local_batches)
     wide = [mapped(batch, widened_batch) for batch in held]  # the model is float32 by now; the teacher is what it is
     if not held:
         raise ValueError(NO_BATCHES)

@@ -15,7 +15,7 @@ from torch import nn
 from secateur.recovery.losses import OutputLoss, parse
 from secateur.support import Forward, described, matched
 
-__all__ = ["Request", "names_to_train"]
+__all__ = ["Request", "check_vocabularies", "names_to_train"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,23 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
     if globs is None:
         return None
     return [globs] if isinstance(globs, str) else list(globs)
+
+
+def check_vocabularies(model: nn.Module, teacher: nn.Module, forward: Forward | None) -> None:
+    """`ValueError` where tokens have left the model: those that stay have other numbers than in the teacher, and both
+    are run on the same. A ``forward`` of one's own may translate them."""
+    sizes = []
+    for each in (model, teacher):
+        find: Any = getattr(each, "get_input_embeddings", None)
+        try:
+            sizes.append(int(find().weight.shape[0]))
+        except (AttributeError, NotImplementedError, TypeError):  # of transformers' models, and of few others
+            return
+    if forward is None and sizes[0] < sizes[1]:
+        raise ValueError(
+            f"the model knows {sizes[0]:,} tokens and the teacher {sizes[1]:,}: one number is not the same token in "
+            "both. Recover first and take tokens away then, or take them from the teacher, too."
+        )
 
 
 def names_to_train(
