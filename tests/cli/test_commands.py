@@ -49,6 +49,7 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
+    "rank": {"vocabulary"},  # of tokens, not of experts
     "include": {
         "shrink",
         "pack",
