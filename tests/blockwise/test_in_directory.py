@@ -127,6 +127,14 @@ def interrupted(source, out):
     return out.with_name(f"{out.name}.unfinished")
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A directory, and what a run left of it that was stopped when the first block was done: to be read, and copied."""
+    folder = tmp_path_factory.mktemp("stopped")
+    make("llama").save_pretrained(folder / "dense", max_shard_size="12KB")
+    return folder / "dense", interrupted(folder / "dense", folder / "out")
+
+
 def test_a_run_does_not_go_on_with_other_weights_of_the_same_shapes(llama, tmp_path):
     from safetensors.torch import load_file, save_file
 
@@ -203,8 +211,9 @@ def test_a_kill_while_the_record_is_written_leaves_nothing(llama, tmp_path):
         (lambda j: j["facts"].update(left_alone={"excluded": "all"}), "facts.left_alone.excluded must be a list"),
     ],
 )
-def test_a_journal_of_what_the_model_has_not_is_refused(llama, tmp_path, damage, message):
-    journal = interrupted(llama, tmp_path / "out") / JOURNAL
+def test_a_journal_of_what_the_model_has_not_is_refused(stopped, tmp_path, damage, message):
+    llama, unfinished = stopped
+    journal = shutil.copytree(unfinished, tmp_path / "out.unfinished") / JOURNAL
     found = json.loads(journal.read_text())
     damage(found)
     found["sha256"] = resumable._digest(found)

@@ -8,7 +8,15 @@ import torch
 from safetensors.torch import save_file
 
 from secateur import shrink_checkpoint, sparsify_checkpoint
-from secateur.checkpoints import RECORD, CheckpointError, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints import (
+    RECORD,
+    CheckpointError,
+    check_arguments,
+    check_places,
+    places,
+    previous_record,
+    record_text,
+)
 
 
 def refused(word):
@@ -75,3 +83,20 @@ def test_places_that_cannot_be(dense, tmp_path):
     ):
         with pytest.raises(CheckpointError, match=message):
             check_places(source, out)
+
+
+def test_places_are_checked_before_anything_is_read(tmp_path):
+    dense = tmp_path / "dense"
+    dense.mkdir()
+    assert places(str(dense), str(tmp_path / "out"), {"seed": 1}) == (dense, tmp_path / "out", {"seed": 1})
+    assert places(dense, None, None) == (dense, None, {})
+    (tmp_path / "taken").mkdir()
+    for source, out, arguments, message in (
+        (tmp_path / "gone", None, None, "gone: no such directory"),
+        (dense, dense / "out", None, "inside the input"),
+        (dense, tmp_path / "taken", None, "taken: already exists; nothing is overwritten"),
+        (dense, tmp_path / "no/such", None, "no: no such directory; create it first"),
+        (dense, None, {"seed": float("nan")}, "seed cannot be, nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            places(source, out, arguments)

@@ -135,6 +135,21 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(made, tmp
     assert not (tmp_path / "out.unfinished").exists()
 
 
+@pytest.fixture(scope="module")
+def stopped(made):
+    """What a run left that was stopped before the end: to be copied."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    source = made[0] / "dense"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(depth_directory, "_publish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            shrink_depth_checkpoint(source, made[0] / "stopped", 0.5, batches=batches("llama", count=16))
+    return made[0] / "stopped.unfinished"
+
+
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
@@ -144,15 +159,9 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(made, tmp
         ({"more": 1}, "more is not known"),
     ],
 )
-def test_a_journal_of_what_the_model_has_not_is_refused(made, tmp_path, facts, message, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(depth_directory, "_publish", stop)
+def test_a_journal_of_what_the_model_has_not_is_refused(made, stopped, tmp_path, facts, message):
     asked = {"batches": batches("llama", count=16)}
-    with pytest.raises(KeyboardInterrupt):
-        shrink_depth_checkpoint(made[0] / "dense", tmp_path / "out", 0.5, **asked)
-    journal = tmp_path / "out.unfinished" / JOURNAL
+    journal = shutil.copytree(stopped, tmp_path / "out.unfinished") / JOURNAL
     found = json.loads(journal.read_text())
     found["facts"].update(facts)
     found["sha256"] = resumable._digest(found)

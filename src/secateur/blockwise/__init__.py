@@ -7,7 +7,7 @@ from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
-from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
+from secateur.blockwise.journal import Unfinished, unfinished, unfinished_copy
 from secateur.blockwise.observation import find_next, in_place, prepared, store
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
@@ -22,7 +22,7 @@ from secateur.blockwise.slopes import RunAgain, divergence, slopes, unexplained
 from secateur.blockwise.solving import MatrixJob, Solve
 from secateur.blockwise.targets import block_of, choose_targets, full_name
 from secateur.blockwise.walk import Weights, run_through, with_all_outputs
-from secateur.checkpoints import blaming_config, family_of, parameters_counted
+from secateur.checkpoints import blaming_config, check_new, family_of, parameters_counted
 
 __all__ = [
     "AllMetError",

@@ -21,7 +21,7 @@ from secateur.blockwise.dense_scores import share_out
 from secateur.blockwise.directory import BlockFiles, Written
 from secateur.blockwise.finding import find_blocks
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
-from secateur.blockwise.journal import Unfinished, check_new, unfinished, unfinished_copy
+from secateur.blockwise.journal import Unfinished, unfinished, unfinished_copy
 from secateur.blockwise.observation import find_next, prepared
 from secateur.blockwise.outcome import OneShot, Tally
 from secateur.blockwise.processes import barrier, rank_and_world
@@ -37,6 +37,7 @@ from secateur.checkpoints import (
     Checkpoint,
     blaming_config,
     check_arguments,
+    check_new,
     check_places,
     open_checkpoint,
     previous_record,
@@ -140,10 +141,11 @@ class DirectoryWalk:
         batches: Sequence[Any],
         *,
         forward: Forward | None = None,
-        activations: Path | None = None,
+        activations: Path | str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        self.source, self.batches, self.activations = source, batches, activations
+        self.source, self.batches = source, batches
+        self.activations = None if activations is None else Path(activations)
         self.device = torch.device("cpu" if device is None else device)
         self.model = build_on_meta(source)
         for buffers in [private.buffers_of(module) for module in self.model.modules()]:

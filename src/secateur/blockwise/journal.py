@@ -24,10 +24,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints import Checkpoint, CheckpointError, copy_tree, files_below
+from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, files_below
 from secateur.support import Fields, naming, printable, track, write_whole
 
-__all__ = ["Unfinished", "check_new", "unfinished", "unfinished_copy"]
+__all__ = ["Unfinished", "unfinished", "unfinished_copy"]
 
 FORMAT = 2
 RESULT = "result"
@@ -312,14 +312,6 @@ def unfinished_folder(out: Path) -> Path:
 def unfinished_copy(out: Path) -> Path:
     """What becomes the directory, in there."""
     return unfinished_folder(out) / RESULT
-
-
-def check_new(out: Path) -> None:
-    """`CheckpointError` unless a directory of this name can be made."""
-    if os.path.lexists(out):
-        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
-    if not out.parent.is_dir():
-        raise CheckpointError(f"{out.parent}: no such directory; create it first.")
 
 
 @contextlib.contextmanager

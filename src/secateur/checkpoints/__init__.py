@@ -18,7 +18,15 @@ from secateur.checkpoints.headers import (
 from secateur.checkpoints.inspection import Inspection, TensorInspection, inspect_checkpoint
 from secateur.checkpoints.pruning import CheckpointSparsification, sparsify_checkpoint
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
-from secateur.checkpoints.record import RECORD, check_arguments, check_places, previous_record, record_text
+from secateur.checkpoints.record import (
+    RECORD,
+    check_arguments,
+    check_new,
+    check_places,
+    places,
+    previous_record,
+    record_text,
+)
 from secateur.checkpoints.sheets import inspected_sheets, patterns_text, pruned_sheets, shape_text, verified_sheets
 from secateur.checkpoints.slicing import (
     Compared,
@@ -66,6 +74,7 @@ __all__ = [
     "about_parameters",
     "blaming_config",
     "check_arguments",
+    "check_new",
     "check_places",
     "claims_of",
     "copy_others",
@@ -89,6 +98,7 @@ __all__ = [
     "parse_json",
     "patterns_text",
     "pieces_of_cut",
+    "places",
     "previous_record",
     "pruned_rows",
     "pruned_sheets",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from secateur.checkpoints.headers import CheckpointError
 from secateur.support import printable, records
 from secateur.version import __version__
 
-__all__ = ["RECORD", "check_arguments", "check_places", "previous_record", "record_text"]
+__all__ = ["RECORD", "check_arguments", "check_new", "check_places", "places", "previous_record", "record_text"]
 
 RECORD = "secateur.json"
 
@@ -93,6 +94,31 @@ def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     return [_finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def places(
+    source: Path | str, out: Path | str | None, arguments: Mapping[str, Any] | None
+) -> tuple[Path, Path | None, dict[str, Any]]:
+    """What is read, what is written if anything is, and how that was called: each of them can be.
+
+    Raises:
+        CheckpointError: as `check_places` and `check_new`.
+        ValueError: as `check_arguments`.
+    """
+    root, out = Path(source), None if out is None else Path(out)
+    said = check_arguments(arguments)
+    check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
+    if out is not None:
+        check_new(out)
+    return root, out, said
+
+
+def check_new(out: Path) -> None:
+    """`CheckpointError` unless a directory of this name can be made."""
+    if os.path.lexists(out):
+        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
+    if not out.parent.is_dir():
+        raise CheckpointError(f"{out.parent}: no such directory; create it first.")
 
 
 def check_places(source: Path, out: Path) -> None:

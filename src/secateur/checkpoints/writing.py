@@ -13,6 +13,7 @@ from torch import Tensor
 
 from secateur.checkpoints.headers import CheckpointError, TensorEntry
 from secateur.checkpoints.reading import Checkpoint
+from secateur.checkpoints.record import check_new
 from secateur.support import naming, open_regular, track
 
 __all__ = [
@@ -107,10 +108,7 @@ def new_directory(path: Path) -> Iterator[Path]:
     leaves only ``<name>.unfinished-<random>``. ``path`` must not exist, not even as an empty directory; the directory
     above it must.
     """
-    if os.path.lexists(path):
-        raise CheckpointError(f"{path}: already exists; nothing is overwritten. Choose another name, or remove it.")
-    if not path.parent.is_dir():
-        raise CheckpointError(f"{path.parent}: no such directory; create it first.")
+    check_new(path)
     temporary = path.with_name(f"{path.name}.unfinished-{secrets.token_hex(4)}")
     temporary.mkdir()
     try:

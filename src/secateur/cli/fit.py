@@ -83,7 +83,7 @@ def fit(
     that was stopped goes on if the same command is given again; OUT appears complete or not at all.
     """
     with clear_errors(), terminable(), resumable():
-        from secateur.blockwise import check_new
+        from secateur.checkpoints import check_new
         from secateur.cli.measuring import model_in
         from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
 

@@ -19,7 +19,8 @@ from typing import Any
 from torch import nn
 
 from secateur import solvers
-from secateur.blockwise import OneShot, Solve, check_new, oneshot
+from secateur.blockwise import OneShot, Solve, oneshot
+from secateur.checkpoints import check_new
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text

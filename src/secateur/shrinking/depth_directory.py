@@ -19,7 +19,6 @@ import torch
 from secateur.blockwise import (
     DirectoryWalk,
     Unfinished,
-    check_new,
     digest,
     held_batches,
     rank_and_world,
@@ -28,12 +27,11 @@ from secateur.blockwise import (
 from secateur.checkpoints import (
     RECORD,
     Checkpoint,
-    check_arguments,
-    check_places,
     copy_others,
     meta_model_of,
     open_checkpoint,
     other_weights,
+    places,
     previous_record,
     record_text,
 )
@@ -179,11 +177,7 @@ def shrink_depth_checkpoint(
         raise ValueError("say how many of the blocks leave: branches is 0.")
     if rank_and_world()[1] > 1:
         raise ValueError("blocks of a directory are chosen by one process: start it without torchrun.")
-    root, out = Path(source), None if out is None else Path(out)
-    said = check_arguments(arguments)
-    check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
-    if out is not None:
-        check_new(out)
+    root, out, said = places(source, out, arguments)
     every, held = held_batches(batches)
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
@@ -198,7 +192,7 @@ def shrink_depth_checkpoint(
             root if out is None else unfinished_copy(out),
             held,
             forward=forward,
-            activations=None if activations is None else Path(activations),
+            activations=activations,
             device=device,
         ),
         described,

@@ -22,7 +22,6 @@ from secateur.allocation import Allocation
 from secateur.blockwise import (
     DirectoryWalk,
     barrier,
-    check_new,
     digest,
     find_blocks,
     held_batches,
@@ -36,8 +35,6 @@ from secateur.checkpoints import (
     Cuts,
     Hashed,
     TensorEntry,
-    check_arguments,
-    check_places,
     copy_others,
     index_text,
     meta_model_of,
@@ -46,6 +43,7 @@ from secateur.checkpoints import (
     open_checkpoint,
     other_weights,
     pieces_of_cut,
+    places,
     previous_record,
     record_text,
     rows_of,
@@ -217,11 +215,9 @@ def shrink_checkpoint(
         uniform=True,
         verify=verify,
     )
-    source, out = Path(source), None if out is None else Path(out)
-    said = check_arguments(arguments)
-    check_places(source, source.parent / f"{source.name}.smaller" if out is None else out)
-    checkpoint = open_checkpoint(source)
-    previous = previous_record(source)
+    root, out, said = places(source, out, arguments)
+    checkpoint = open_checkpoint(root)
+    previous = previous_record(root)
     if batches is not None and model is not None:
         raise ValueError("batches= runs the model that config.json says; leave out model=, or load it and use shrink.")
     model = meta_model_of(checkpoint) if model is None else model
@@ -279,8 +275,6 @@ def _to_walk(
     device: torch.device | str | None,
 ) -> DirectoryWalk:
     """A walk through a directory whose model is of blocks, and runs; else an error before anything is written."""
-    if out is not None:
-        check_new(out)
     try:
         find_blocks(model)
     except ValueError:
@@ -293,7 +287,7 @@ def _to_walk(
         checkpoint.root if out is None else unfinished_copy(out),
         batches,
         forward=forward,
-        activations=None if activations is None else Path(activations),
+        activations=activations,
         device=device,
     )
     place.check()

@@ -25,7 +25,6 @@ from secateur.blockwise import (
     RunAlong,
     Unfinished,
     barrier,
-    check_new,
     digest,
     held_batches,
     of_the_first,
@@ -36,12 +35,11 @@ from secateur.checkpoints import (
     RECORD,
     Checkpoint,
     CheckpointError,
-    check_arguments,
-    check_places,
     copy_others,
     nbytes_of_cut,
     open_checkpoint,
     other_weights,
+    places,
     previous_record,
     record_text,
     sha256_of,
@@ -213,11 +211,7 @@ def shrink_experts_checkpoint(
         raise ValueError('how="merge" runs the model on a text: pass batches.')
     if profile is not None and batches is None:
         raise ValueError("a profile is of batches; pass them.")
-    root, out = Path(source), None if out is None else Path(out)
-    said = check_arguments(arguments)
-    check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
-    if out is not None:
-        check_new(out)
+    root, out, said = places(source, out, arguments)
     if out is not None and not remove:
         raise ValueError("say how many experts leave: remove is 0.")
     checkpoint = open_checkpoint(root)

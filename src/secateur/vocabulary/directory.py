@@ -24,8 +24,6 @@ from secateur.checkpoints import (
     CheckpointError,
     Cuts,
     TensorEntry,
-    check_arguments,
-    check_places,
     copy_others,
     family_of,
     index_text,
@@ -35,6 +33,7 @@ from secateur.checkpoints import (
     open_checkpoint,
     other_weights,
     pieces_of_cut,
+    places,
     previous_record,
     record_text,
     shape_of_cut,
@@ -181,15 +180,10 @@ def shrink_vocabulary_checkpoint(
     """
     started = time.monotonic()
     wanted = asked(keep, cover, script, multiple, rank, with_text=texts is not None)
-    root, out = Path(source), None if out is None else Path(out)
-    said = check_arguments(arguments)
-    check_places(root, root.parent / f"{root.name}.smaller" if out is None else out)
+    root, out, said = places(source, out, arguments)
     dense = source_of(root)
     previous = previous_record(root)
-    if out is not None and out.exists():
-        raise CheckpointError(f"{out}: already exists; nothing is overwritten. Choose another name, or remove it.")
-    where = str(dense.checkpoint.root)
-    plan = planned(dense.tokens, texts, wanted, dense.needed(), dense.axes.rows, where, dense.rows)
+    plan = planned(dense.tokens, texts, wanted, dense.needed(), dense.axes.rows, str(dense.checkpoint.root), dense.rows)
     done = _outcome(dense, plan, out, started)
     if out is None:
         return done
