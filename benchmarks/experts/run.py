@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     three.add_argument("--json", type=Path, help="write the rows there")
     five = commands.add_parser("sparse", help=(sparse.__doc__ or "").split("\n")[0])
     five.add_argument(
-        "--experts", type=int, default=EXPERTS, help="of a layer; fewer for a smaller trial (%(default)s)"
+        "--experts", type=int, default=EXPERTS, help="of a layer, more than 8; fewer for a smaller trial (%(default)s)"
     )
     five.add_argument("--layers", type=int, default=8, help="that are sliced: each takes 0.9 GB of disk")
     five.add_argument("--samples", type=int, default=4, help="that are run through two layers")

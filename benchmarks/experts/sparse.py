@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 EXPERTS, LAYERS, WIDTH, INNER, HEADS, GROUPS, HEAD, WORDS = 128, 48, 2048, 768, 32, 4, 128, 151_936
+_PIECE = 1 << 22  # values that are drawn at a time
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -86,8 +88,10 @@ def make(folder: Path, layers: int, experts: int, *, values: bool = False) -> in
                 count = int(np.prod(shape))
                 # words differ more than what is in front of them, so that what is repaired on some is on others, too
                 scale = np.float32(1.0 if len(shape) == 1 or name == "model.embed_tokens.weight" else 0.02)
-                drawn = np.ones(count, np.float32) if len(shape) == 1 else draw.standard_normal(count, np.float32)
-                opened.write(((drawn * scale).view(np.uint32) >> 16).astype(np.uint16).tobytes())
+                for begin in range(0, count, _PIECE):
+                    few = min(_PIECE, count - begin)
+                    drawn = np.ones(few, np.float32) if len(shape) == 1 else draw.standard_normal(few, np.float32)
+                    opened.write(((drawn * scale).view(np.uint32) >> 16).astype(np.uint16).tobytes())
             opened.truncate(8 + len(text) + at)
         places.update(dict.fromkeys(tensors, file))
         total += at
@@ -109,12 +113,18 @@ def plan_for(path: Path, layers: int, experts: int) -> None:
 
 
 def measured(command: Sequence[str]) -> tuple[float, float]:
-    """Seconds, and the most bytes of memory."""
+    """Seconds, and the most bytes of memory.
+
+    The system counts with a process what the one that began it had taken at most before, so that this one may not take
+    much; it says so if it did.
+    """
     started = time.monotonic()
     child = os.posix_spawn(sys.executable, [sys.executable, *command], dict(os.environ))
     _, status, usage = os.wait4(child, 0)
     if status:
         raise RuntimeError(f"{' '.join(command)}: exit status {status}.")
+    if usage.ru_maxrss <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss:
+        raise RuntimeError(f"{' '.join(command)}: took less memory than the benchmark itself, so that it is not known.")
     return time.monotonic() - started, usage.ru_maxrss * 1024
 
 

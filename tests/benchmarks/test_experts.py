@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.experts import choosing, coverage, quality, training
+from benchmarks.experts import choosing, coverage, quality, sparse, training
 from benchmarks.support.models import zoo
 
 NAME = "mixture_granite"
@@ -113,3 +113,8 @@ def test_rows_that_the_file_has_are_not_measured_again(mixture, monkeypatch, tmp
     assert [row["method"] for row in first] == ["dense", "reap", quality.OURS, "reap", quality.OURS]
     assert first[1]["parameters"] < first[0]["parameters"]
     assert "| 25% | reap |" in quality.table(first)
+
+
+def test_memory_that_the_benchmark_itself_hides_is_not_told():
+    with pytest.raises(RuntimeError, match="took less memory than the benchmark itself"):
+        sparse.measured(["-c", ""])
