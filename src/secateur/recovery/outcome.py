@@ -73,8 +73,8 @@ class Recovered(Shown):
             yield Rows(("Block", "Up to", ">Lost before", ">After"), rows)
             yield ""
         if self.losses:
-            rows = [(f"{a}-{b}" if a < b else f"{a}", f"{loss:.5f}") for a, b, loss in self.curve()]
-            yield Rows((">Steps", f">Loss ({self.loss})"), rows)
+            points = [(f"{a}-{b}" if a < b else f"{a}", f"{loss:.5f}") for a, b, loss in self.curve()]
+            yield Rows((">Steps", f">Loss ({self.loss})"), points)
             yield ""
         yield from self.lines()
 
