@@ -257,7 +257,7 @@ def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[d
     said = {"seed": seed, **asdict(asked)}
     start = None
     if begun.sampled.exists():
-        vocabulary = int(place.theirs.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator,union-attr]
+        vocabulary = int(place.theirs.model.get_input_embeddings().weight.shape[0])  # type: ignore[operator]
         start = load_text(begun.sampled, asked, said, vocabulary, begun.hint)
     if start is None or len(start) < asked.samples:
         teacher = _loaded(place.theirs.source.root, place.theirs)

@@ -79,8 +79,8 @@ class Recovered(Reported):
             yield Rows(("Block", "Up to", ">Lost before", ">After"), rows)
             yield ""
         if self.losses:
-            steps = [(f"{a}-{b}" if a < b else f"{a}", f"{loss:.5f}") for a, b, loss in self.curve()]
-            yield Rows((">Steps", f">Loss ({self.loss})"), steps)
+            points = [(f"{a}-{b}" if a < b else f"{a}", f"{loss:.5f}") for a, b, loss in self.curve()]
+            yield Rows((">Steps", f">Loss ({self.loss})"), points)
             yield ""
         yield from self.lines()
 

@@ -223,7 +223,7 @@ def recovered_locally(
     except ValueError as error:
         left_out.append(f"the local part, since {str(error).rstrip('.')}")
         return []
-    sketches = [lambda name, blocks=blocks: sketch_of(blocks[name]) for blocks in stacks]  # type: ignore[misc]
+    sketches = [lambda name, blocks=blocks: sketch_of(blocks[name]) for blocks in stacks]
     follows = followed(list(stacks[0]), list(stacks[1]), *sketches)
     if isinstance(follows, str):
         left_out.append(f"the local part, since {follows}")

@@ -68,7 +68,7 @@ class Sampled:
 
     def batches(self, rows: Tensor) -> list[dict[str, Tensor]]:
         """The rows as token batches."""
-        return [{"input_ids": each} for each in rows.split(self.size)]
+        return [{"input_ids": rows[at : at + self.size]} for at in range(0, len(rows), self.size)]
 
 
 def sampled(
@@ -106,9 +106,8 @@ def _drawn(teacher: Any, count: int, length: int, seed: int) -> Tensor:
         torch.manual_seed(seed % (1 << 63))
         first = _first(teacher, count).to(device)
         # what a directory says of chats, such as a lower temperature or words that are never said, is left out
-        teacher.generation_config = GenerationConfig(
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=length - 1
-        )
+        kind: Any = GenerationConfig
+        teacher.generation_config = kind(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=length - 1)
         try:
             found: Tensor = teacher.generate(first, attention_mask=torch.ones_like(first))
         finally:
