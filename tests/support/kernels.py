@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from secateur.native import available, loading, operators
+from secateur.native import available, convolutions, loading, operators
 
 FOLDER = Path(loading.__file__).parent
 
@@ -22,13 +22,13 @@ def libraries():
 @contextlib.contextmanager
 def at_level(name):
     """Within, the operators call this shared object, or none."""
-    before = operators.library
+    before = operators.library, convolutions.library
     found = None if name is None else loading._opened(FOLDER / name)
-    operators.library = lambda: found
+    operators.library = convolutions.library = lambda: found
     try:
         yield
     finally:
-        operators.library = before
+        operators.library, convolutions.library = before
 
 
 def with_threads(threads, own, body):

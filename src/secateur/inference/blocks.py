@@ -125,8 +125,8 @@ def fused_block(block: nn.Module) -> nn.Module | None:
             changed = True
     if not changed:
         return None
-    for convolution in rectified:
-        convolution.rectified = True
+    for layer in rectified:
+        layer.rectified = True
     for node in list(graph.nodes):
         if node.op == "call_module" and isinstance(modules[node.target], Absorbed):
             node.replace_all_uses_with(node.args[0])

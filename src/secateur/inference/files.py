@@ -179,7 +179,7 @@ def _module_of(name: str, form: Fields, tensors: Mapping[str, Tensor]) -> nn.Mod
 
 def _check_fits(name: str, dense: nn.Module, packed: nn.Module) -> None:
     if isinstance(packed, SparseConv2d):
-        if not private.is_convolution(dense) or cast("Tensor", dense.weight).dim() != packed.weight.dim():
+        if not private.is_convolution(dense) or dense.weight.dim() != packed.weight.dim():
             raise ValueError(f"{name} is a convolution in the file, and a {type(dense).__name__} here.")
         here, there = packed.described(dense), packed.described()
         if here != there:

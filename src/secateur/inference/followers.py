@@ -80,11 +80,11 @@ def run_and_follow(
     return found
 
 
-class _Readers(private.DispatchMode):
+class _Readers(private.DispatchMode):  # type: ignore[no-untyped-call]
     """Which watched module's operations read which watched module's output; "" is any other reader."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.inside: list[str] = []
         self.calls: Counter[str] = Counter()
         self.made: dict[int, tuple[str, Tensor]] = {}  # by the id of the tensor, which is held to keep it

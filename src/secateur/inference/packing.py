@@ -462,7 +462,12 @@ def _other_convolutions(module: Any, x: Tensor) -> Iterator[Callable[[Tensor], A
         yield lambda _: turned.forward(inputs[1])
     for each in inputs:
         if x.dim() == len(module.kernel_size) + 2 and (made := private.frozen_convolution(module, each)) is not None:
-            yield lambda _, made=made, each=each: made(each)
+            yield functools.partial(_of_another, made, each)
+
+
+def _of_another(convolved: Callable[[Tensor], Any], given: Tensor, _: Tensor) -> Any:
+    """Of the same numbers in their own memory format."""
+    return convolved(given)
 
 
 def _check_same(name: str, packed: Tensor, expected: Tensor) -> None:

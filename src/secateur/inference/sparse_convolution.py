@@ -134,10 +134,11 @@ class SparseConv2d(KernelLayer):
         share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
         below = (kernel[0] - 1) * dilation[0] // stride[0] * size[1]
         together = together or together_for(channels, kernel, size[0] * size[1], below, share)
-        blocks = weight.flatten(1).split(together * area, 1) if rows and channels else ()
+        flat, columns_together = weight.flatten(1), together * area
+        blocks = [flat[:, left : left + columns_together] for left in range(0, channels * area, columns_together)]
         entries = [block.nonzero(as_tuple=True) for block in blocks]
         none = torch.zeros(0, device=weight.device)
-        columns = [column + n * together * area for n, (_, column) in enumerate(entries)]
+        columns = [column + n * columns_together for n, (_, column) in enumerate(entries)]
         values = [block[at] for block, at in zip(blocks, entries, strict=True)]
         lengths = [none.long(), *(block.ne(0).sum(1) for block in blocks)]
         stored = torch.cat([none.to(weight.dtype), *values])
@@ -246,7 +247,9 @@ class SparseConv2d(KernelLayer):
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> Self:
         numbers = dict(layout)
-        lists = {name: [numbers.pop(f"{name}_{n}") for n in range(4 if name == "padding" else 2)] for name in _LAYOUT}
+        lists: dict[str, Any] = {
+            name: [numbers.pop(f"{name}_{n}") for n in range(4 if name == "padding" else 2)] for name in _LAYOUT
+        }
         given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
         return cls(**given, bias=tensors.get("bias"), **lists, **numbers)
 

@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.grad import conv2d_input
 
 from secateur.native import operators
+from secateur.native.loading import library
 from secateur.native.operators import check_entries, define, dense_csr, is_plain
 
 __all__ = ["dense_convolution", "sparse_convolution", "together_for"]
@@ -163,7 +165,7 @@ def _convolution(
     shape = (images, rows, out_height, out_width)
     if addend is not None and (addend.shape != shape or addend.device != x.device):
         raise ValueError(f"what is added is of shape {shape} on {x.device}, not {tuple(addend.shape)}.")
-    compiled = operators.library()
+    compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_convolution(indices, pointers, values, rows, of_group, kernel, together)
         return _dense(x, weight, bias, addend, stride, padding, dilation, groups, rectified)
@@ -247,9 +249,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     above, below, left, right = padding
     padded = (images, channels, height + above + below, width + left + right)
     wide = torch.promote_types(grad.dtype, torch.float32)
-    to_padded = torch.nn.grad.conv2d_input(
-        padded, weight.to(wide), grad.to(wide), tuple(stride), 0, tuple(dilation), groups
-    )
+    to_padded = conv2d_input(padded, weight.to(wide), grad.to(wide), tuple(stride), 0, tuple(dilation), groups)
     to_x = to_padded[:, :, above : above + height, left : left + width].to(grad.dtype)
     return to_x, None, None, None, None, grad if ctx.has_addend else None, *[None] * 7
 
