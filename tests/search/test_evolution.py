@@ -131,3 +131,21 @@ def test_where_nothing_can_be_switched_it_ends():
 def test_what_is_no_beginning_is_refused(starts, batches, message):
     with pytest.raises(ValueError, match=message):
         evolved([3, 3], starts, lambda *_: 0.0, lambda choice: sum(choice) > 1, batches=batches)
+
+
+def test_a_level_that_costs_more_than_the_one_before_it_does_not_break_the_budget():
+    """As milliseconds do: fewer units may be slower."""
+    cost = [5.0, 4.0, 6.0, 2.0]
+
+    def fits(choice):
+        return sum(cost[at] for at in choice) <= 8.0
+
+    asked = []
+
+    def loss(choice, _):
+        asked.append(choice)
+        return float(sum((at - 2) ** 2 for at in choice))
+
+    found = evolved([4, 4], {"start": (1, 1)}, loss, fits, batches=2, passes=20)
+    assert all(map(fits, asked))
+    assert found.choice == (1, 1)

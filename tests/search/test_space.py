@@ -1,6 +1,7 @@
 """All choices that there are: what fits is what the model costs, and the choices that are made fit."""
 
 import itertools
+import math
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,6 @@ from hypothesis import strategies as st
 
 from secateur.search import make_levels
 from secateur.search.budgets import holds
-from secateur.search.fitted import KINDS
 from secateur.search.space import Class, Predicted, Space, classes_of
 from support.fitting import blocks, inputs
 
@@ -28,8 +28,8 @@ def space_of(levels):
 
 
 def names_of(levels):
-    """Without branches, which no verb is told by their names."""
-    return [name for name in levels if levels.kind[name] in KINDS]
+    """Without branches."""
+    return [name for name in levels if levels.kind[name] in ("width", "heads", "layer")]
 
 
 SHARE = st.floats(0.2, 1.0)
@@ -127,3 +127,26 @@ def test_what_no_configuration_says_is_not_chosen(units):
     choice = space.least({"params": 0.8 * space.cost(space.dense, "params")})
     assert choice is not None
     assert 1 not in choice
+
+
+def test_errors_that_are_given_are_those_that_count_and_an_infinite_one_is_not_looked_at(units):
+    space = space_of(units)
+    errors = [[*each] for each in space.errors()]
+    limits = {"params": 0.6 * space.cost(space.dense, "params")}
+    choice = space.least(limits)
+    at = max(range(len(choice)), key=lambda here: choice[here])
+    errors[at] = [math.inf if level >= choice[at] else each for level, each in enumerate(errors[at])]
+    found = space.least(limits, errors)
+    assert found is None or (found[at] < choice[at] and space.fits(found, limits))
+    space.curves = [[float(level) for level in range(size)] for size in space.sizes]
+    assert space.errors() == space.curves
+
+
+def test_the_levels_nearest_to_counts_fit(units):
+    space = space_of(units)
+    limits = {"params": 0.7 * space.cost(space.dense, "params")}
+    name = next(name for name in units if units.kind[name] == "width")
+    near = space.nearest({name: units[name][1].kept}, limits)
+    assert near is not None
+    assert space.fits(near, limits)
+    assert space.nearest({name: units[name][1].kept}, {"params": 1.0}) is None

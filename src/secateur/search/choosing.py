@@ -390,10 +390,10 @@ class Choosing:
         curves = weighed(curves, weights_of(curves, found.known, spread=_SPREAD, noise=_LEVELS_NOISE))
         draw = np.random.default_rng(self.seed)
         for number in track(range(1, finals - len(named) + 1), "finishing others"):
-            choice = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
-            if choice is None:
+            step = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
+            if step is None:
                 break
-            named[f"step {number}"] = judged[choice] = self._judged(choice, finishing)
+            named[f"step {number}"] = judged[step] = self._judged(step, finishing)
         best = min(judged, key=lambda choice: judged[choice])
         if self.default is not None and self.default.loss < judged[best]:
             best = (

@@ -172,7 +172,7 @@ def _children(
     seen = {parent}
     for _ in range(4 * most):
         child = _child(parent, sizes, fits, draw, largest)
-        if child in seen or child in known:
+        if child in seen or child in known or not fits(child):  # a level may be slower than the one before it
             continue
         seen.add(child)
         yield child
