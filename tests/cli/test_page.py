@@ -141,6 +141,8 @@ def test_shrink_has_a_page(zoo, tmp_path):
     assert [word for word in words_of(result.stdout) if word not in text] == []
     for said in ("criterion lamp", "Group by group", "What stays whole", "Nothing was written."):
         assert said in text, said
+    assert re.search(r"Measured: the example took [\d.]+ ms and takes [\d.]+ ms, [\d.]+ times as fast", text)
+    assert "Measured:" not in result.stdout  # time that only a page is worth
 
 
 def test_the_machine_is_on_it(pruned, tmp_path):

@@ -180,6 +180,6 @@ def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> N
     driver = "document.title = String(document.documentElement.scrollWidth > innerWidth);"
     driven = tmp_path / "driven.html"
     driven.write_text(text.replace("</body>", f"<script>{driver}</script></body>"), encoding="utf-8")
-    for width in (390, 500, 1200):
+    for width in (390, 500, 1280):
         dom = chromium(tmp_path / "profile", driven.as_uri(), "--dump-dom", f"--window-size={width},900")
         assert re.findall("<title>(.*?)</title>", dom) == ["false"], width

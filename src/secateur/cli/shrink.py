@@ -4,10 +4,12 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 """
 
 import contextlib
+import copy
+import functools
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,6 +31,9 @@ from secateur.cli.options import (
 from secateur.cli.page import page_at
 from secateur.cli.prune import without_evidence
 from secateur.cli.terminal import clear_errors, command_line, show, terminable, waiting
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["shrink"]
 
@@ -257,6 +262,7 @@ def shrink(
                 inputs = inputs_of(example)
                 if weights is not None:
                     load_weights(model, weights)
+            dense = copy.deepcopy(model) if page.path is not None else None
             started = time.monotonic()
             ran = blamed(f"{factory}, run on {example},")
             with waiting("Watching the model run"), ran, torch.no_grad(), in_mode(model, training=False):
@@ -279,14 +285,24 @@ def shrink(
         show(model_parts(shrunk, written, seconds, verbose=verbose))
         if written is not None:
             print_loading(written, factory, expression)
-        page.write(
-            f"{factory}, shrunk",
-            "shrink",
-            [factory],
-            asked,
-            model_parts(shrunk, written, seconds),
-            lambda: model_sheets(shrunk),
-        )
+        if dense is not None:
+            got = [*model_parts(shrunk, written, seconds), "", _times(dense, model, inputs)]
+            page.write(f"{factory}, shrunk", "shrink", [factory], asked, got, lambda: model_sheets(shrunk))
+
+
+def _times(dense: "nn.Module", model: "nn.Module", inputs: Any) -> str:
+    """What the example takes before and after, in evaluation mode, measured in turns."""
+    import statistics
+
+    import torch
+
+    from secateur.support import alternating, in_mode, ratio, run_example
+
+    with torch.no_grad(), in_mode(dense, training=False), in_mode(model, training=False):
+        calls = {each: functools.partial(run_example, each, inputs) for each in (dense, model)}
+        before, after = alternating(calls, 9, seconds=0.5, told="Timing it before and after").values()
+    was, now = (f"{1000 * statistics.median(times):.3g} ms" for times in (before, after))
+    return f"Measured: the example took {was} and takes {now}, {ratio(after, before):.2f} times as fast."
 
 
 def _check_blocks(
