@@ -249,7 +249,8 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     above, below, left, right = padding
     padded = (images, channels, height + above + below, width + left + right)
     wide = torch.promote_types(grad.dtype, torch.float32)
-    to_padded = conv2d_input(padded, weight.to(wide), grad.to(wide), tuple(stride), 0, tuple(dilation), groups)
+    geometry = tuple(stride), 0, tuple(dilation), groups
+    to_padded = conv2d_input(padded, weight.to(wide), grad.to(wide), *geometry)  # type: ignore[no-untyped-call]
     to_x = to_padded[:, :, above : above + height, left : left + width].to(grad.dtype)
     return to_x, None, None, None, None, grad if ctx.has_addend else None, *[None] * 7
 
