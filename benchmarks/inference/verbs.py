@@ -72,10 +72,10 @@ def _label(share: float, what: str) -> str:
 
 
 MACS, ZEROS = "of the multiply-adds", "of the weights, 16×1"
-SHARES = (0.5, 0.3, 0.65)
+SHARES = (0.5, 0.3)
 MAKERS: dict[tuple[str, str], Make] = {("`shrink`", _label(share, MACS)): _shrunken(share) for share in SHARES}
-MAKERS |= {("`oneshot`, `pack`", _label(share, ZEROS)): _zeros(share) for share in (0.5, 0.7, 0.8)}
-MAKERS |= {("`shrink(branches=)`", f"{count} of 12 branches"): _shallower(count) for count in (1, 2, 3)}
+MAKERS |= {("`oneshot`, `pack`", _label(share, ZEROS)): _zeros(share) for share in (0.5, 0.8)}
+MAKERS |= {("`shrink(branches=)`", f"{count} of 12 branches"): _shallower(count) for count in (1, 3)}
 MAKERS |= {
     ("`shrink`, `recover`", _label(share, MACS)): _recovered(f"`shrink`, {_label(share, MACS)}") for share in SHARES
 }
