@@ -17,7 +17,7 @@ from secateur.vocabulary.distances import Distance
 from secateur.vocabulary.scripts import check_scripts, is_of
 from secateur.vocabulary.tokens import Ids, Tokens
 
-__all__ = ["RANKS", "Asked", "asked", "choose"]
+__all__ = ["Asked", "RANKS", "asked", "choose"]
 
 RANKS = ("count", "distance")
 
