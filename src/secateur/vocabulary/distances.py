@@ -14,7 +14,7 @@ from torch import Tensor
 from secateur.checkpoints import Checkpoint
 from secateur.vocabulary.tokens import Tokens
 
-__all__ = ["Distance", "distances", "rows_in_files", "rows_of_tensor"]
+__all__ = ["Distance", "Rows", "distances", "rows_in_files", "rows_of_tensor"]
 
 _LEAST = 1e-6  # more than nothing, so that what the text has leaves behind what it does not have
 Distance = Callable[[int], float]
