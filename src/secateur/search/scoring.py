@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Tokens, divergence
 from secateur.shrinking import check_finite, running
-from secateur.support import Forward, device_of, mapped, moved, name_of, run_batch, tensors_in, unwrapped
+from secateur.support import Forward, device_of, moved, name_of, run_batch, share_of, tensors_in, unwrapped
 
 __all__ = ["COMPARISONS", "ROWS", "SCORES", "Score", "Scorer", "compared", "real_tensors", "scorer", "word_for"]
 
@@ -97,7 +97,7 @@ def scorer(
             outputs = run_batch(inner, batch, forward)
             word = word or word_for(outputs)
             its = _rows_of(outputs)
-            if its > rows - count and (less := _first(batch, (rows - count) / its)) is not batch:
+            if its > rows - count and (less := share_of(batch, (rows - count) / its)) is not batch:
                 size *= _entries(less) / max(1, _entries(batch))
                 batch, outputs = less, run_batch(inner, less, forward)
                 its = _rows_of(outputs)
@@ -187,14 +187,3 @@ COMPARISONS: dict[str, Callable[[Any, Any, Tensor | None], tuple[float, int]]] =
 
 def _entries(batch: Any) -> float:
     return float(max((each.numel() for each in tensors_in(batch)), default=0))
-
-
-def _first(batch: Any, share: float) -> Any:
-    """So much of a batch, where all tensors in it have as many examples; else the batch."""
-    if not isinstance(batch, Tensor | Mapping | tuple | list):
-        return batch
-    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
-    if len(sizes) != 1 or min(sizes) < 2:
-        return batch
-    count = max(1, -int(-share * min(sizes) // 1))
-    return batch if count >= min(sizes) else mapped(batch, lambda tensor: tensor[:count])

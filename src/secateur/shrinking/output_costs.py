@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from secateur.blockwise import Tokens, divergence, prepared, unexplained
 from secateur.coupling import Branch
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.measuring import check_finite
 from secateur.shrinking.plan import plan_without
-from secateur.support import Forward, device_of, mapped, moved, run_batch, seeded, tensors_in, track, unchanged
+from secateur.support import Forward, device_of, moved, run_batch, seeded, share_of, tensors_in, track, unchanged
 
 __all__ = ["OutputCosts", "few_batches", "gone_with", "running"]
 
@@ -65,7 +65,7 @@ class OutputCosts:
                 outputs = self._run(batch)
                 count = divergence(outputs, outputs, Tokens.of(batch).own)[1]
                 if count > enough - rows:
-                    less = _first(batch, (enough - rows) / count)
+                    less = share_of(batch, (enough - rows) / count)
                     batch, outputs = (batch, outputs) if less is batch else (less, self._run(less))
                 if not _is_finite(outputs):
                     check_finite(model)  # else the model itself overflows, and costs are infinite
@@ -144,7 +144,7 @@ def few_batches(batches: Sequence[Any]) -> list[Any]:
         tensors = [each for each in tensors_in(batch) if each.dim()]
         ids = [each.numel() for each in tensors if each.dim() > 1 and not each.is_floating_point()]
         count = max(ids or [each.shape[0] for each in tensors], default=0)
-        held.append(_first(batch, (_ROWS - rows) / count) if count > _ROWS - rows else batch)
+        held.append(share_of(batch, (_ROWS - rows) / count) if count > _ROWS - rows else batch)
         rows += count
         if rows >= _ROWS:
             break
@@ -155,17 +155,6 @@ def gone_with(chosen: Sequence[Branch], every: Sequence[Branch]) -> list[Branch]
     """The branches that have nothing left when these leave: they, and those within them."""
     plan = plan_without(chosen)
     return [branch for branch in every if plan.takes(branch)]
-
-
-def _first(batch: Any, share: float) -> Any:
-    """So much of a batch, where all tensors in it have as many entries; else the batch."""
-    if not isinstance(batch, Tensor | Mapping | tuple | list):
-        return batch
-    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
-    if len(sizes) != 1 or min(sizes) < 2:
-        return batch
-    count = math.ceil(share * min(sizes))
-    return batch if count >= min(sizes) else mapped(batch, lambda tensor: tensor[:count])
 
 
 def _is_finite(outputs: Any) -> bool:

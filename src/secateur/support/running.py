@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import random
 import sys
 from collections import OrderedDict
@@ -36,6 +37,7 @@ __all__ = [
     "run_example",
     "seed_torch",
     "seeded",
+    "share_of",
     "tensors_in",
     "tensors_of",
     "unchanged",
@@ -156,6 +158,21 @@ def mapped(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
             return batch
         return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
     return batch
+
+
+def share_of(batch: Any, share: float) -> Any:
+    """The first examples of a batch, so much of it, where all tensors in it have as many; else the batch.
+
+    >>> share_of((torch.arange(4), torch.ones(4, 2)), 0.5)[0]
+    tensor([0, 1])
+    """
+    if not isinstance(batch, Tensor | Mapping | tuple | list):
+        return batch
+    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(batch)}
+    if len(sizes) != 1 or min(sizes) < 2:
+        return batch
+    count = max(1, math.ceil(share * min(sizes)))
+    return batch if count >= min(sizes) else mapped(batch, lambda tensor: tensor[:count])
 
 
 def device_of(model: nn.Module) -> torch.device | None:
