@@ -299,7 +299,7 @@ def a_row(case):
 def test_a_run_goes_on_where_it_was_interrupted(monkeypatch, tmp_path, capsys):
     called = []
 
-    def one(case, directory, keep_in):
+    def one(case, directory, keep_in, threads):
         called.append(case)
         if len(called) == 4:
             raise KeyboardInterrupt
@@ -321,7 +321,7 @@ def test_a_run_goes_on_where_it_was_interrupted(monkeypatch, tmp_path, capsys):
 
 
 def test_a_rival_that_fails_is_said_and_left_out(monkeypatch, tmp_path, capsys):
-    def one(case, directory, keep_in):
+    def one(case, directory, keep_in, threads):
         if case.rival == "wanda":
             raise RuntimeError("wanda at 0.1 failed:\nno such thing")
         return a_row(case)
@@ -357,7 +357,7 @@ def test_rows_and_models_that_are_not_there_are_said(tmp_path):
 
 def test_a_package_that_is_missing_is_said(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in: a_row(case))
+    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in, threads: a_row(case))
     real.real(options(tmp_path, tmp_path, rows=("optipfair", "wanda"), seeds=1, cache=None))
     out = capsys.readouterr().out
     assert "pip install --no-deps optipfair==0.4.2" in out
@@ -377,7 +377,7 @@ def test_a_row_is_what_the_command_of_its_process_prints(directory, short, monke
 
 
 def test_the_command_prints_the_table(monkeypatch, directory, tmp_path, capsys):
-    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in: a_row(case))
+    monkeypatch.setattr(real, "apart", lambda case, directory, keep_in, threads: a_row(case))
     cache = tmp_path / "rows.jsonl"
     run.main(["real", "--smollm2", str(directory), "--rows", "wanda", "--seeds", "1", "--cache", str(cache)])
     assert "| Wanda by columns | −30% |" in capsys.readouterr().out
