@@ -230,7 +230,8 @@ def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, prof
     found = read_profile(path).beyond
     assert list(found) == [0.125, 0.25, 0.5]
     lost, tokens = divergence(one, two)
-    assert (found[0.25].lost, found[0.25].tokens) == (pytest.approx(lost, rel=1e-3), tokens)
+    # so small a divergence is a difference of logarithms that nearly cancel, which float32 rounds
+    assert (found[0.25].lost, found[0.25].tokens) == (pytest.approx(lost, rel=1e-2), tokens)
     assert 0 < found[0.125].lost < found[0.5].lost
     for at, (whole, less) in enumerate(zip(before, after, strict=True)):
         error = float((less - whole).norm() / whole.norm())
