@@ -5,6 +5,7 @@
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
     python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
+    python benchmarks/inference/run.py verbs --minilm DIR [--rounds 9] [--clock wall|cpu] [--cache DIR]
 
 Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. On a
 busy machine ``--clock cpu`` with one thread is steadier.
@@ -21,6 +22,7 @@ if not __package__:  # run as a script
 from benchmarks.inference.convolutions import bench_convolutions
 from benchmarks.inference.onnx_layers import bench_onnx
 from benchmarks.inference.products import bench_kernels, bench_threads
+from benchmarks.inference.verbs import bench_verbs
 from benchmarks.inference.whole_models import bench_models
 
 
@@ -53,6 +55,7 @@ COMMANDS = {
     "convolutions": bench_convolutions,
     "models": bench_models,
     "onnx": bench_onnx,
+    "verbs": bench_verbs,
 }
 
 if __name__ == "__main__":
