@@ -1,6 +1,9 @@
-"""Draw the README's picture, SmolLM2's perplexity as parameters leave: ``python docs/make_readme_figure.py``.
+"""Draw two pictures: ``python docs/make_readme_figure.py``.
 
-Law: every number is read from the tables of benchmarks/shrinking/RESULTS.md; none stands here.
+The README's: MiniLM after every verb, its cosine against measured milliseconds. And SmolLM2's perplexity as parameters
+leave, for the guide of `shrink`.
+
+Law: every number is read from the tables of benchmarks/inference and benchmarks/shrinking; none stands here.
 """
 
 import re
@@ -11,6 +14,19 @@ from matplotlib.figure import Figure
 
 FILE = Path(__file__).with_name("perplexity.svg")
 RESULTS = Path(__file__).parent.parent / "benchmarks/shrinking/RESULTS.md"
+VERBS_FILE = Path(__file__).with_name("verbs.svg")
+VERBS_RESULTS = Path(__file__).parent.parent / "benchmarks/inference/RESULTS.md"
+DOTS = {  # where the word beside it stands, in points
+    "dense": (8, -5),
+    "int8, torch": (8, -5),
+    "int8, ONNX Runtime": (8, -5),
+}
+LINES = {  # color, dashes, which end its name stands at, and where, in points
+    "`shrink`": ("#d55e00", "solid", -1, (-10, -4)),
+    "`shrink`, `recover`": ("#d55e00", (0, (3, 1)), -1, (10, -10)),
+    "`shrink`, int8, ONNX Runtime": ("#009e73", "solid", -1, (9, -6)),
+    "`oneshot` 16×1, `pack`": ("#0072b2", "solid", -1, (8, -4)),
+}
 METHODS = {
     "Wanda by columns": "#7f7f7f",
     "FLAP, each layer alike": "#0072b2",
@@ -47,6 +63,56 @@ def described(text: str) -> str:
         lines.append(f"{method.strip('*')}: {points}")
     times = ", ".join(f"{which}: {eager} and {runtime}" for which, (eager, runtime) in milliseconds(text).items())
     return "; ".join([*lines, f"ms in torch and in ONNX Runtime: {times}"]).replace("`", "")
+
+
+def verbs(text: str) -> dict[str, list[tuple[str, float, float]]]:
+    """``{verbs: [(what was asked, milliseconds, cosine)]}`` of the table of every verb."""
+    section = text.split("## Every verb on MiniLM\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for row in rows[2:]:
+        found.setdefault(row[0], []).append((row[1], float(row[2]), float(row[4])))
+    return found
+
+
+def told(text: str) -> str:
+    """What the picture of every verb shows, as it says of itself."""
+    lines = []
+    for name, points in verbs(text).items():
+        values = ", ".join(f"{asked} {spent} ms {cosine}".strip() for asked, spent, cosine in points)
+        lines.append(f"{name}: {values}".replace("`", ""))
+    return "; ".join(lines)
+
+
+def draw_verbs(target: Path) -> None:
+    text = VERBS_RESULTS.read_text(encoding="utf-8")
+    found = verbs(text)
+    with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
+        figure = Figure(figsize=(9.6, 4.4), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        for name, (color, dashes, end, offset) in LINES.items():
+            _asked, spent, cosines = zip(*found[name], strict=True)
+            ours = name.startswith("`shrink`")
+            axes.plot(
+                spent, cosines, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.8, linestyle=dashes
+            )
+            axes.annotate(
+                name.replace("`", "").replace(", ", " + "), (spent[end], cosines[end]), textcoords="offset points",
+                xytext=offset, color=color, ha="left" if offset[0] > 0 else "right",
+                weight="bold" if ours else "normal",
+            )  # fmt: skip
+        for name, offset in DOTS.items():
+            [(_, spent, cosine)] = found[name]
+            color = "#222222" if name == "dense" else "#009e73"
+            axes.plot([spent], [cosine], color=color, marker="o", markersize=8, zorder=3)
+            axes.annotate(
+                name, (spent, cosine), textcoords="offset points", xytext=offset, color=color, weight="bold",
+            )  # fmt: skip
+        axes.set_xlabel("milliseconds for one sentence of 32 tokens, one thread, measured")
+        axes.set_ylabel("cosine to the dense embeddings")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        figure.savefig(target, format="svg", metadata={"Date": None, "Description": told(text)})
 
 
 def draw(target: Path) -> None:
@@ -95,3 +161,4 @@ def draw(target: Path) -> None:
 
 if __name__ == "__main__":
     draw(FILE)
+    draw_verbs(VERBS_FILE)

@@ -107,7 +107,7 @@ def test_figures_of_the_readme_were_measured():
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", results), f"{figure} is not in RESULTS.md"
 
 
-def test_the_picture_of_the_readme_is_drawn_from_the_results():
+def test_the_picture_of_the_guide_is_drawn_from_the_results():
     from docs import make_readme_figure as figure
 
     text = figure.RESULTS.read_text(encoding="utf-8")
@@ -125,3 +125,15 @@ def test_the_picture_is_drawn_of_what_the_results_say_now():
 
     drawn = figure.described(figure.RESULTS.read_text(encoding="utf-8"))
     assert drawn in figure.FILE.read_text(encoding="utf-8"), "run python docs/make_readme_figure.py"
+
+
+def test_the_picture_of_the_readme_shows_every_row_that_was_measured():
+    from docs import make_readme_figure as figure
+
+    text = figure.VERBS_RESULTS.read_text(encoding="utf-8")
+    found = figure.verbs(text)
+    assert set(found) == {*figure.DOTS, *figure.LINES}
+    assert all(len(found[dot]) == 1 for dot in figure.DOTS)
+    assert all(len(found[line]) >= 2 for line in figure.LINES)
+    assert figure.told(text) in figure.VERBS_FILE.read_text(encoding="utf-8"), "run python docs/make_readme_figure.py"
+    assert f"docs/{figure.VERBS_FILE.name}" in (ROOT / "README.md").read_text(encoding="utf-8")

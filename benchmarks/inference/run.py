@@ -3,9 +3,9 @@
     python benchmarks/inference/run.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
-    python benchmarks/inference/run.py verbs --minilm DIR [--threads 1] [--cache DIR]
     python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
+    python benchmarks/inference/run.py verbs --minilm DIR [--rounds 9] [--clock wall|cpu] [--cache DIR]
 
 Law: everything that is compared runs in one process, alternating, and a ratio is the median of the rounds' ratios. On a
 busy machine ``--clock cpu`` with one thread is steadier.

@@ -1,131 +1,178 @@
-"""Every verb on one real model: how near all-MiniLM-L6-v2's embeddings stay, against milliseconds that were measured.
+"""The README's picture: what each verb leaves of MiniLM, by its cosine and by measured milliseconds.
 
-Law: all models take turns in one process, on the example of `subjects.Encoder`, and a ratio is the median of the
-rounds' ratios. What was made stays in ``--cache``: a second run only measures time.
+Law: everything that is timed takes turns in one process, in one thread, on one sentence of 32 tokens. A cosine is to
+the dense model's embeddings of 1000 sentences that neither calibration nor recovery saw. What is packed was made sure
+to give the outputs of the model that was judged.
+
+What was made, and its cosines, stay in ``--cache``: a second run only measures time.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import random
 import statistics
-from argparse import Namespace
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
-from benchmarks.inference.exported import int8, slug
-from benchmarks.inference.subjects import Encoder
+from benchmarks.inference.exported import int8, onnx_file, session
+from benchmarks.inference.products import in_milliseconds
+from benchmarks.inference.subjects import cached
+from benchmarks.inference.whole_models import Accuracies
+from benchmarks.recovery.ways import trained
+from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head, row
-from benchmarks.support.timing import alternating, ratio
-from secateur import oneshot, pack, recover, shrink
+from benchmarks.support.timing import ratio
+from secateur import oneshot, shrink
+from secateur.inference import pack
+from secateur.shrinking import load_shrunken, save_shrunken
 
-SENTENCES = 256  # to calibrate
-STEPS = 24  # of `recover`, 32 sentences each
-COLUMNS = ["verb", "what leaves", "ms", "than dense", "cosine"]
-Make = Callable[[Encoder, Callable[[str], nn.Module]], nn.Module]
-
-
-def _shrunken(share: float) -> Make:
-    def make(encoder: Encoder, _made: Callable[[str], nn.Module]) -> nn.Module:
-        model, batches = copy.deepcopy(encoder.model), encoder.subject.batches(0, SENTENCES)
-        shrink(model, dict(batches[0]), share, target="macs", batches=batches)
-        return model
-
-    return make
+TOKENS = 32
+SHARES = {False: (0.25, 0.4, 0.5, 0.6), True: (0.25, 0.5, 0.6)}  # of the multiply-adds, that leave; recovered or not
+PATTERN, ZEROS = "16x1", (0.7, 0.8)
+CALIBRATED, RECOVERED = 512, 768  # sentences
 
 
-def _shallower(count: int) -> Make:
-    def make(encoder: Encoder, _made: Callable[[str], nn.Module]) -> nn.Module:
-        model, batches = copy.deepcopy(encoder.model), encoder.subject.batches(0, SENTENCES)
-        example = {name: tensor[:1, :64] for name, tensor in batches[0].items()}
-        shrink(model, example, branches=count / 12, modes=[False], batches=batches)
-        return model
+class Embeddings(nn.Module):
+    """The hidden states of all tokens, from tensors in a fixed order, as an exporter asks for them."""
 
-    return make
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
 
-
-def _zeros(sparsity: float) -> Make:
-    def make(encoder: Encoder, _made: Callable[[str], nn.Module]) -> nn.Module:
-        model = copy.deepcopy(encoder.model)
-        oneshot(model, encoder.subject.batches(0, SENTENCES), sparsity, pattern="16x1")
-        return model
-
-    return make
-
-
-def _recovered(of: str) -> Make:
-    def make(encoder: Encoder, made: Callable[[str], nn.Module]) -> nn.Module:
-        model, batches = copy.deepcopy(made(of)), encoder.subject.batches(100, 32 * STEPS, 32)
-        random.Random(0).shuffle(batches)  # they come by length
-        recover(model, encoder.model, batches, steps=STEPS, local=0, exclude="*embeddings*")
-        return model.eval()
-
-    return make
-
-
-def _label(share: float, what: str) -> str:
-    return f"{100 * share:.0f} % {what}"
-
-
-MACS, ZEROS = "of the multiply-adds", "of the weights, 16×1"
-SHARES = (0.5, 0.3)
-MAKERS: dict[tuple[str, str], Make] = {("`shrink`", _label(share, MACS)): _shrunken(share) for share in SHARES}
-MAKERS |= {("`oneshot`, `pack`", _label(share, ZEROS)): _zeros(share) for share in (0.5, 0.8)}
-MAKERS |= {("`shrink(branches=)`", f"{count} of 12 branches"): _shallower(count) for count in (1, 3)}
-MAKERS |= {
-    ("`shrink`, `recover`", _label(share, MACS)): _recovered(f"`shrink`, {_label(share, MACS)}") for share in SHARES
-}
-
-
-def bench_verbs(options: Namespace) -> None:
-    """The table; a row that is not made yet is made first."""
-    if options.minilm is None:
-        raise SystemExit("Give --minilm DIR.")
-    torch.set_num_threads(options.threads[0])
-    encoder, cache = Encoder(options.minilm, 0), options.cache / "verbs"
-    cache.mkdir(parents=True, exist_ok=True)
-    known = json.loads((cache / "cosines.json").read_text()) if (cache / "cosines.json").exists() else {}
-
-    def kept(name: str) -> Path:
-        return cache / f"{slug(name)}.pt"
-
-    def made(name: str) -> nn.Module:
-        found: nn.Module = torch.load(kept(name), weights_only=False)  # this command wrote it
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        found: Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         return found
 
-    def judged(name: str, model: nn.Module) -> None:
-        if name not in known:
-            known[name] = encoder.subject.measure(model)[0]
-            (cache / "cosines.json").write_text(json.dumps(known, indent=1))
 
-    for (verb, what), make in MAKERS.items():
-        name = f"{verb}, {what}"
-        if not kept(name).exists():
-            print(f"  making {name}", flush=True)
-            torch.save(make(encoder, made).eval(), kept(name))
-        judged(name, made(name))
-    models: dict[tuple[str, str], nn.Module] = {("dense", ""): encoder.model, ("int8", ""): int8(encoder.model)}
-    judged("int8, ", models["int8", ""])
-    for verb, what in MAKERS:
-        model = made(f"{verb}, {what}")
-        models[verb, what] = model
-        if verb == "`shrink`":
-            models["`shrink`, int8", what] = int8(model)
-            judged(f"`shrink`, int8, {what}", models["`shrink`, int8", what])
-    served = {key: encoder.serve(model) for key, model in models.items()}
+class Exported(nn.Module):
+    """A model in int8 of ONNX Runtime, judged as a model is; batches are padded to the shape of its export."""
+
+    def __init__(self, subject: MiniLM, model: nn.Module, folder: Path) -> None:
+        super().__init__()
+        tokens = subject.tokenizer(subject.held_out, truncation=True, max_length=128).input_ids
+        self.shape = (100, max(map(len, tokens)))
+        shapes = torch.zeros(self.shape, dtype=torch.long), torch.ones(self.shape, dtype=torch.long)
+        self.run = session(onnx_file(folder / "judged.onnx", Embeddings(model).eval(), shapes, True), 1)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        size, length = input_ids.shape
+        missing = (0, self.shape[1] - length, 0, self.shape[0] - size)
+        found = self.run(*(functional.pad(tensor, missing) for tensor in (input_ids, attention_mask)))
+        return BaseModelOutput(last_hidden_state=torch.as_tensor(found)[:size, :length])
+
+
+def one_sentence(subject: MiniLM) -> tuple[Tensor, Tensor]:
+    """Of 32 tokens, none of them padding."""
+    text = " ".join(subject.held_out[:4])
+    found = subject.tokenizer(text, truncation=True, max_length=TOKENS, return_tensors="pt")
+    return found["input_ids"], found["attention_mask"]
+
+
+def recovered(subject: MiniLM, model: nn.Module) -> None:
+    """By sentences that are not the calibration's, each of which is run once block by block or by the outputs."""
+    batches = subject.batches(100, RECOVERED, 16)
+    random.Random(0).shuffle(batches)  # they come by length
+    trained(model, subject.model, batches, "both", len(batches), seed=0)
+
+
+def shrunken(subject: MiniLM, share: float, cache: Path, recover: bool) -> nn.Module:
+    """Without a share of the multiply-adds; from the cache, where it is there."""
+    folder = cache / f"shrink-{share:g}{'-recovered' if recover else ''}"
+    model = copy.deepcopy(subject.model)
+    if folder.exists():
+        load_shrunken(model, folder)
+        return model.eval()
+    print(f"  making {folder.name}", flush=True)
+    if recover:
+        model = shrunken(subject, share, cache, False)
+        recovered(subject, model)
+    else:
+        batches = subject.batches(0, CALIBRATED)
+        shrink(model, batches[0], share, target="macs", batches=batches)
+    save_shrunken(model, folder)
+    return model.eval()
+
+
+def sparse(subject: MiniLM, zeros: float, cache: Path) -> nn.Module:
+    """With zeros in blocks, in dense tensors; from the cache, where it is there."""
+
+    def make(model: nn.Module) -> None:
+        oneshot(model, subject.batches(0, CALIBRATED), zeros, pattern=PATTERN)
+
+    return cached(cache / f"{PATTERN}-{zeros:g}.safetensors", copy.deepcopy(subject.model), make)
+
+
+def variants(subject: MiniLM, cache: Path) -> Iterator[tuple[str, str, nn.Module, bool]]:
+    """``(verbs, what was asked, the model, whether it is to be packed)`` of everything that verbs make."""
+    for recover, shares in SHARES.items():
+        for share in shares:
+            verbs = "`shrink`, `recover`" if recover else "`shrink`"
+            yield verbs, f"−{share:.0%}", shrunken(subject, share, cache, recover), False
+    for zeros in ZEROS:
+        yield (
+            f"`oneshot` {PATTERN.replace('x', '×')}, `pack`",
+            f"{zeros:.0%} zeros",
+            sparse(subject, zeros, cache),
+            True,
+        )
+
+
+def packed(model: nn.Module, example: tuple[Tensor, ...]) -> tuple[nn.Module, str]:
+    """A packed copy that gives the model's outputs, and how many layers were packed."""
+    served = Embeddings(copy.deepcopy(model)).eval()
     with torch.no_grad():
-        for key, module in served.items():
-            if "pack" in key[0]:
-                pack(module, encoder.example)
-        calls = {key: (lambda module=module: module(*encoder.example)) for key, module in served.items()}
-        times = alternating(calls, options.rounds, told="milliseconds")
-    print(head(COLUMNS))
-    for verb, what in sorted(models, key=lambda key: (key[0] != "dense", key)):
-        seconds = times[verb, what]
-        cosine = known[f"{verb}, {what}"] if verb != "dense" else 1.0
-        faster = ratio(seconds, times["dense", ""])
-        print(row([verb, what, f"{1000 * statistics.median(seconds):.1f}", f"{faster:.2f}", f"{cosine:.4f}"]))
+        expected = served(*example)
+        packing = pack(served, example)
+        torch.testing.assert_close(served(*example), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
+    return served, f"{len(packing.packed)} of {len(packing.layers)} layers packed"
+
+
+def bench_verbs(options: Any) -> None:
+    if options.minilm is None:
+        raise SystemExit("Give --minilm DIR, the folder of all-MiniLM-L6-v2.")
+    torch.set_num_threads(1)
+    subject, cache = MiniLM(options.minilm), options.cache / "verbs"
+    example = one_sentence(subject)
+    known = Accuracies(cache / "cosines.json")
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
+    facts: dict[tuple[str, str], tuple[float, str]] = {}
+
+    def add(verbs: str, asked: str, served: Callable[..., Any], judged: nn.Module, note: str = "") -> None:
+        cosine = known.of(f"{verbs} {asked}".strip(), lambda: subject.measure(judged)[0])
+        calls[verbs, asked], facts[verbs, asked] = partial(served, *example), (cosine, note)
+        print(f"  {verbs} {asked}: {cosine:.4f} {note}", flush=True)
+
+    dense = subject.model
+    quantized = int8(dense)
+    add("dense", "", Embeddings(dense).eval(), dense)
+    add("int8, torch", "", Embeddings(quantized).eval(), quantized)
+    with tempfile.TemporaryDirectory() as folder:
+        for verbs, asked, model, to_pack in variants(subject, cache):
+            served, note = packed(model, example) if to_pack else (Embeddings(model).eval(), "")
+            add(verbs, asked, served, model, note)
+        exported = {("int8, ONNX Runtime", ""): dense} | {
+            ("`shrink`, int8, ONNX Runtime", f"−{share:.0%}"): shrunken(subject, share, cache, False)
+            for share in SHARES[False]
+        }
+        for number, ((verbs, asked), model) in enumerate(exported.items()):
+            place = Path(folder) / str(number)
+            place.mkdir()
+            run = session(onnx_file(place / "timed.onnx", Embeddings(model).eval(), example, True), 1)
+            add(verbs, asked, run, Exported(subject, model, place))
+        times = in_milliseconds(calls, options.rounds, options.clock)
+    print(f"\nall-MiniLM-L6-v2, one sentence of {TOKENS} tokens, one thread, {options.clock} clock\n")
+    print(head(["verbs", "asked", "ms", "times faster than dense", "cosine", ""]))
+    whole = times["dense", ""]
+    for key, (cosine, note) in facts.items():
+        faster, spent = ratio(times[key], whole), statistics.median(times[key])
+        print(row([*key, f"{spent:.2f}", f"{faster:.2f}", f"{cosine:.4f}", note]), flush=True)
