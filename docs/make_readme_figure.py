@@ -22,7 +22,7 @@ DOTS = {  # where the word beside it stands, in points
     "int8, ONNX Runtime": (8, -5),
 }
 LINES = {  # color, dashes, which end its name stands at, and where, in points
-    "`shrink`": ("#d55e00", "solid", -1, (-10, -4)),
+    "`shrink`": ("#d55e00", "solid", -1, (-9, 7)),
     "`shrink`, `recover`": ("#d55e00", (0, (3, 1)), -1, (10, -10)),
     "`shrink`, int8, ONNX Runtime": ("#009e73", "solid", -1, (9, -6)),
     "`oneshot` 16×1, `pack`": ("#0072b2", "solid", -1, (8, -4)),
