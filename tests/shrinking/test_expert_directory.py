@@ -14,7 +14,6 @@ from secateur import shrink
 from secateur.blockwise import divergence
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.shrinking import (
-    expert_directory,
     has_fewer_experts,
     is_shrunken,
     shrink_experts_checkpoint,
@@ -26,7 +25,7 @@ from secateur.shrinking.request import Request
 from secateur.shrinking.routing import mixture_of
 from support.commands import run
 from support.damaged import changed
-from support.mixtures import SMALL, found_once
+from support.mixtures import SMALL
 
 
 def made(folder, kind="mixtral", **how):
@@ -55,17 +54,6 @@ def dense(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "dense"
     made(folder)
     return folder
-
-
-@pytest.fixture(scope="module")
-def known_mixtures(dense):
-    return found_once(dense)
-
-
-@pytest.fixture
-def known(known_mixtures, monkeypatch):
-    """The mixtures of `dense` are found once, for calls that are refused."""
-    monkeypatch.setattr(expert_directory, "mixtures_of", known_mixtures)
 
 
 @pytest.fixture(scope="module")

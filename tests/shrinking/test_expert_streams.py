@@ -23,7 +23,7 @@ from secateur.shrinking import expert_directory, expert_repair, origins, shrink_
 from secateur.shrinking.expert_streams import Beside, of_model, runs_again
 from secateur.shrinking.mixtures import Mixtures
 from support.forks import forked, killing, on_ranks
-from support.mixtures import SMALL, batches, found_once
+from support.mixtures import SMALL, batches
 from support.stacks import contents
 
 SIZES = {**SMALL, "intermediate_size": 48}
@@ -41,17 +41,6 @@ def saved(folder):
 def dense(tmp_path_factory):
     """A directory that no test changes."""
     return saved(tmp_path_factory.mktemp("mixtral") / "dense")
-
-
-@pytest.fixture(scope="module")
-def known_mixtures(dense):
-    return found_once(dense)
-
-
-@pytest.fixture
-def known(known_mixtures, monkeypatch):
-    """The mixtures of `dense` are found once, for processes that are forked, and calls that are refused."""
-    monkeypatch.setattr(expert_directory, "mixtures_of", known_mixtures)
 
 
 def shrunk(source, out, **how):

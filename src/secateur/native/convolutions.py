@@ -213,22 +213,9 @@ def _around(padding: Sequence[int]) -> list[int]:
     return [*padding[2:], *padding[:2]]
 
 
-def _fake(
-    x: Tensor,
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    addend: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    together: int,
-    rectified: bool,
-) -> Tensor:
-    del indices, values, bias, addend, rectified
+def _fake(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    del indices, values
+    *_, kernel, stride, padding, dilation, groups, together, _ = rest
     rows = _rows_of(x, pointers, groups, together)
     return x.new_empty(x.shape[0], rows, *_out_of(x, kernel, stride, padding, dilation))
 

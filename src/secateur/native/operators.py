@@ -396,7 +396,7 @@ def define(
     backward: Callable[..., tuple[Tensor | None, ...]],
     keep: Callable[..., None] = _keep,
 ) -> None:
-    # torch reads the schema from the annotations: each of the three functions of an operator spells what it takes
+    # torch reads the schema from the annotations of the function, which therefore spells all that it takes
     operator = torch.library.custom_op(f"secateur::{name}", function, mutates_args=())
     operator.register_fake(fake)
     operator.register_autograd(backward, setup_context=keep)

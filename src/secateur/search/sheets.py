@@ -81,8 +81,9 @@ def _groups(done: Fitted) -> Sheet:
         Cells("share left", left, [percent(each) for each in left], left),
         Cells("error", [each.error for each in levels.values()], [f"{each.error:.4f}" for each in levels.values()]),
     ]
-    told = "The share that each group keeps; a line joins groups that differ in numbers alone."
-    return Sheet("What was chosen", cells, [Chart("What is left of each group", told, names, left, "left", share=True)])
+    caption = "The share that each group keeps; a line joins groups that differ in numbers alone."
+    chart = Chart("What is left of each group", caption, names, left, "left", share=True)
+    return Sheet("What was chosen", cells, [chart])
 
 
 def _curve(done: Fitted) -> Sheet:
