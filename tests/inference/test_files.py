@@ -1,10 +1,7 @@
 """Packed models come back from their files, and a file that does not fit changes nothing."""
 
-import json
-
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import nn
 
 from secateur import Unstructured, sparsify
@@ -16,7 +13,7 @@ from secateur.inference import (
 )
 from secateur.native import available
 from secateur.patterns import GroupedColumns
-from support.packed import weight_of
+from support.packed import rewritten, weight_of
 
 
 def packed_file(clock, folder):
@@ -43,19 +40,6 @@ def test_saved_and_loaded(clock, tmp_path):
     x = torch.randn(4, 48)
     assert torch.equal(other(x), model(x))
     assert [type(m) for m in other] == [type(m) for m in model]
-
-
-def rewritten(path, change_tensors=None, change_header=None):
-    from safetensors import safe_open
-
-    tensors = load_file(path)
-    with safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()["secateur"])
-    if change_tensors:
-        change_tensors(tensors)
-    if change_header:
-        change_header(header)
-    save_file(tensors, path, metadata={"secateur": json.dumps(header)})
 
 
 def drop(tensors):

@@ -25,7 +25,7 @@ def found(model, x=None):
     convolutions = {name: each for name, each in model.named_modules() if isinstance(each, nn.Conv2d)}
     x = torch.randn(1, 3, 8, 8) if x is None else x
     with torch.no_grad():
-        return run_and_follow(convolutions, may_follow(model), lambda: model(x))["conv"]
+        return run_and_follow(convolutions, may_follow(model), lambda: model(x))[0]["conv"]
 
 
 def twice(self, x):

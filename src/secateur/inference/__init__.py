@@ -2,6 +2,7 @@
 
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import FusedBlock
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d
 from secateur.inference.files import PackedFile, load_packed, save_packed
 from secateur.inference.followers import Absorbed
 from secateur.inference.grouped_linear import GroupedLinear
@@ -16,6 +17,8 @@ from secateur.inference.window_linear import WindowLinear
 __all__ = [
     "Absorbed",
     "BlockLinear",
+    "ChannelsLastMaxPool2d",
+    "FoldedConv2d",
     "FusedBlock",
     "GroupedLinear",
     "PackedFile",

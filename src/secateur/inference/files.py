@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.inference.blocks import FusedBlock, fused_block, twin_of
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
 from secateur.inference.packing import is_conv1d, put
@@ -68,7 +69,17 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     for name, block in blocks.items():
         for inner in block.rectified:  # by the block, which is made anew when it is read
             forms[f"{name}.{inner}"]["rectified"] = 0
-    header = {"kind": "packed", "version": 1, "layers": forms, "same": same, "absorbed": absorbed, "blocks": [*blocks]}
+    modules = dict(model.named_modules())
+    header = {
+        "kind": "packed",
+        "version": 1,
+        "layers": forms,
+        "same": same,
+        "absorbed": absorbed,
+        "blocks": [*blocks],
+        "folded": {name: int(m.channels_last) for name, m in modules.items() if isinstance(m, FoldedConv2d)},
+        "poolings": {name: int(m.rectified) for name, m in modules.items() if isinstance(m, ChannelsLastMaxPool2d)},
+    }
     content = to_bytes(tensors, metadata={"secateur": json.dumps(header)})
     return PackedFile(write_whole(path, content), {name: form["kind"] for name, form in forms.items()}, len(content))
 
@@ -110,6 +121,12 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
             if not may_be_absorbed(model.get_submodule(name)):
                 raise header.wrong("absorbed", f"names {name}, a {type(model.get_submodule(name)).__name__} here")
             replacements[name] = Absorbed()
+        for name, is_turned in _named(header, "folded").items():
+            replacements[name] = _folded(name, model.get_submodule(name), bool(is_turned), tensors, header)
+        for name, is_rectified in _named(header, "poolings").items():
+            if not may_be_turned(pooling := model.get_submodule(name)):
+                raise header.wrong("poolings", f"names {name}, a {type(pooling).__name__} here")
+            replacements[name] = ChannelsLastMaxPool2d(cast("nn.MaxPool2d", pooling), bool(is_rectified))
         blocks = {name: _block(model, name, replacements, header) for name in _listed(header, "blocks")}
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
@@ -138,6 +155,22 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
 def _listed(header: Fields, key: str) -> list[str]:
     """Names that files of before do not have."""
     return header.each(key, str) if key in header.values else []
+
+
+def _named(header: Fields, key: str) -> Mapping[str, int]:
+    """The same with a number for each."""
+    return header.each_named(key, int) if key in header.values else {}
+
+
+def _folded(
+    name: str, dense: nn.Module, is_turned: bool, tensors: Mapping[str, Tensor], header: Fields
+) -> FoldedConv2d:
+    """The convolution that has taken in its batch normalization, in place of a dense one."""
+    if not may_fold(dense):
+        raise header.wrong("folded", f"names {name}, a {type(dense).__name__} here")
+    made = FoldedConv2d.from_module(dense)
+    made.load_state_dict({key: tensors[f"{name}.{key}"] for key in ("weight", "bias")})
+    return made.to(memory_format=torch.channels_last) if is_turned else made
 
 
 def _block(model: nn.Module, name: str, replacements: Mapping[str, nn.Module], header: Fields) -> nn.Module:

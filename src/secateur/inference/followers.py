@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -38,22 +39,27 @@ def may_be_absorbed(module: nn.Module) -> bool:
     return type(module) is nn.ReLU
 
 
-def may_follow(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that may be absorbed and have one name only: another name would go on calling what was replaced."""
+def may_follow(model: nn.Module, which: Callable[[nn.Module], bool] = may_be_absorbed) -> dict[str, nn.Module]:
+    """The modules that may be replaced and have one name only: another name would go on calling what was replaced."""
     names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
-    return {name: each for name, each in model.named_modules() if names[id(each)] == 1 and may_be_absorbed(each)}
+    return {name: each for name, each in model.named_modules() if names[id(each)] == 1 and which(each)}
 
 
 def run_and_follow(
-    convolutions: Mapping[str, nn.Module], followers: Mapping[str, nn.Module], run: Callable[[], Any]
-) -> dict[str, list[str]]:
-    """The names of what may be absorbed after each convolution, in the order of their work; from one run of the model.
+    convolutions: Mapping[str, nn.Module],
+    followers: Mapping[str, nn.Module],
+    run: Callable[[], Any],
+    poolings: Mapping[str, nn.Module] = MappingProxyType({}),
+) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """What follows what, from one run of the model: the names of what may be absorbed after each convolution, in the
+    order of their work; and for each convolution and follower that a pooling alone reads, that pooling.
 
     Args:
         followers: see `may_follow`.
         run: calls the model and returns its outputs.
+        poolings: max-poolings, by their names.
     """
-    watched = {**convolutions, **followers}
+    watched = {**convolutions, **followers, **poolings}
     with _Readers() as readers:
         handles: list[Any] = []
         try:
@@ -77,7 +83,8 @@ def run_and_follow(
             if rectifies:
                 break
         found[name] = chain
-    return found
+    pooled = {name: readers.only_reader(name) for name in (*convolutions, *followers)}
+    return found, {name: reader for name, reader in pooled.items() if reader in poolings}
 
 
 class _Readers(private.DispatchMode):  # type: ignore[no-untyped-call]

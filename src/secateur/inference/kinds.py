@@ -9,6 +9,7 @@ from typing import Any
 
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import FusedBlock
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d
 from secateur.inference.followers import Absorbed
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
@@ -32,5 +33,5 @@ KINDS: dict[str, Any] = {
     )
 }
 
-for _layer in (*KINDS.values(), Pointwise, Absorbed, FusedBlock):
+for _layer in (*KINDS.values(), Pointwise, Absorbed, FusedBlock, FoldedConv2d, ChannelsLastMaxPool2d):
     _layer.__module__ = "secateur.inference"

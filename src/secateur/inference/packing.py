@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import fused_blocks
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_follow, run_and_follow
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
@@ -93,11 +94,13 @@ class PackedLayer:
 class Packing(Reported):
     """What `pack` did; ``str()`` of it is a table.
 
-    ``blocks`` are the names of modules that add a shortcut in the store of a packed convolution.
+    ``blocks`` are the names of modules that add a shortcut in the store of a packed convolution, ``poolings`` those of
+    max-poolings that are computed with the channels of a place side by side.
     """
 
     layers: tuple[PackedLayer, ...]
     blocks: tuple[str, ...] = ()
+    poolings: tuple[str, ...] = ()
 
     @property
     def packed(self) -> tuple[PackedLayer, ...]:
@@ -112,6 +115,8 @@ class Packing(Reported):
         said = f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}."
         if self.blocks:
             said += f" Blocks that add and rectify in the store of a convolution: {len(self.blocks)}."
+        if self.poolings:
+            said += f" Max-poolings with channels side by side: {len(self.poolings)}."
         return Rows(heads, [*map(_row, self.layers)]), said
 
     def _parts(self) -> Iterable[Part]:
@@ -131,11 +136,13 @@ def _row(layer: PackedLayer) -> tuple[str | None, ...]:
         "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
         "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
         "" if layer.speedup is None else f"{layer.speedup:.2f}",
-        f"{layer.kind}, {layer.why.replace('dense is', 'which is')}"
-        if layer.why
-        else f"{layer.kind}, with {' and '.join(layer.fused)}"
-        if layer.fused
-        else layer.kind,
+        ", ".join(
+            [
+                layer.kind,
+                *[layer.why.replace("dense is", "which is")] * bool(layer.why),
+                *[f"with {' and '.join(layer.fused)}"] * bool(layer.fused),
+            ]
+        ),
     )
 
 
@@ -163,7 +170,9 @@ def pack(
     pay. A batch normalization in evaluation mode and a ReLU that alone read a convolution's output on the example
     become part of it (``fused``), and an `Absorbed` is left where they were: call ``model.eval()`` before. A block that
     only calls layers, adds and rectifies, as those of residual networks do, becomes a `FusedBlock` that adds in the
-    convolution's store (``blocks``).
+    convolution's store (``blocks``). Beside packed convolutions, one that stays dense takes in its batch normalization
+    (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by side, where that is measured to be
+    faster (`ChannelsLastMaxPool2d`).
 
     Args:
         model: changed in place, unless an error is raised.
@@ -173,7 +182,7 @@ def pack(
         kernels_too: False for plain torch operations only: what is packed trains, and exports to ONNX.
         semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
-        fuse: False to leave what follows packed convolutions where it is.
+        fuse: False to leave everything that is no packed layer as it is.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -200,25 +209,72 @@ def pack(
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
     chosen = _layers(model, include, exclude)
-    inputs, followers = _inputs_of(model, chosen, example_inputs, forward or run_example)
-    layers: list[PackedLayer] = []
+    seen = _seen(model, chosen, example_inputs, forward or run_example)
+    layers: dict[str, PackedLayer] = {}
     replacements: dict[str, nn.Module] = {}
     for name, module in track(chosen.items(), "timing layers"):
-        found, replacement = _consider(model, name, module, inputs.get(name), at_least, kernels_too, semi_structured)
-        if isinstance(replacement, SparseConv2d) and fuse and followers.get(name):
-            found = dataclasses.replace(found, fused=tuple(followers[name]))
-            replacement = _fused(replacement, module, [model.get_submodule(each) for each in followers[name]])
-        layers.append(found)
+        x = seen.inputs.get(name)
+        found, replacement = _consider(model, name, module, x, at_least, kernels_too, semi_structured)
+        if isinstance(replacement, SparseConv2d) and fuse and (after := seen.followers.get(name)):
+            found = dataclasses.replace(found, fused=tuple(after))
+            replacement = _fused(replacement, module, [model.get_submodule(each) for each in after])
+        layers[name] = found
         if replacement is not None:
             replacements[name] = replacement.train(module.training)
-    for layer in layers:
-        replacements.update({name: Absorbed().train(model.get_submodule(name).training) for name in layer.fused})
-    for name, replacement in replacements.items():
+    poolings: dict[str, nn.Module] = {}
+    if fuse and any(isinstance(each, SparseConv2d) for each in replacements.values()):
+        poolings = _poolings(model, seen, at_least)
+        for name, (layer, replacement) in _folded(model, layers, seen, poolings).items():
+            layers[name], replacements[name] = layer, replacement
+    absorbed = {name for layer in layers.values() for name in layer.fused}
+    for name, pooling in seen.pooled.items():
+        if pooling in poolings and name not in absorbed and type(model.get_submodule(name)) is nn.ReLU:
+            poolings[pooling] = ChannelsLastMaxPool2d(cast("nn.MaxPool2d", poolings[pooling]), rectified=True)
+            absorbed.add(name)
+    for name in absorbed:
+        replacements[name] = Absorbed().train(model.get_submodule(name).training)
+    for name, replacement in {**replacements, **poolings}.items():
         put(model, name, replacement)
     blocks = fused_blocks(model) if fuse else {}
     for name, block in blocks.items():
         put(model, name, block)
-    return Packing(tuple(layers), tuple(blocks))
+    return Packing(tuple(layers.values()), tuple(blocks), tuple(poolings))
+
+
+def _poolings(model: nn.Module, seen: _Seen, at_least: float) -> dict[str, nn.Module]:
+    """The max-poolings that are faster of images whose channels lie side by side, each timed on its input."""
+    found: dict[str, nn.Module] = {}
+    for name in seen.poolings:
+        module, x = model.get_submodule(name), seen.inputs.get(name)
+        if x is None or x.dim() != 4:
+            continue
+        turned = ChannelsLastMaxPool2d(cast("nn.MaxPool2d", module))
+        with torch.no_grad():
+            as_it_is, faster = _timed([module.forward, turned], x)
+        if as_it_is >= at_least * faster:
+            found[name] = turned
+    return found
+
+
+def _folded(
+    model: nn.Module, layers: Mapping[str, PackedLayer], seen: _Seen, poolings: Mapping[str, nn.Module]
+) -> dict[str, tuple[PackedLayer, nn.Module]]:
+    """The convolutions that stay dense and take in the batch normalization that alone reads their outputs."""
+    found: dict[str, tuple[PackedLayer, nn.Module]] = {}
+    for name, layer in layers.items():
+        after = seen.followers.get(name, [])
+        module, x = model.get_submodule(name), seen.inputs.get(name)
+        if layer.kind != "dense" or not after or x is None or not may_fold(module):
+            continue
+        norm = model.get_submodule(after[0])
+        if not private.is_batchnorm(norm) or _is_shared(model, module):
+            continue
+        turned = seen.pooled.get(after[-1], "") in poolings
+        made = FoldedConv2d.from_module(module, norm, channels_last=turned)
+        with torch.no_grad():
+            _check_same(name, made(x), norm(module(x)))
+        found[name] = dataclasses.replace(layer, fused=(after[0],)), made
+    return found
 
 
 def _fused(packed: SparseConv2d, module: nn.Module, after: list[nn.Module]) -> SparseConv2d:
@@ -256,10 +312,18 @@ def is_conv1d(module: nn.Module) -> bool:
     return hasattr(module, "nf") and any(cls.__name__ == "Conv1D" for cls in type(module).__mro__)
 
 
-def _inputs_of(
-    model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any, forward: Forward
-) -> tuple[dict[str, Tensor], dict[str, list[str]]]:
-    """The first input that each layer is called with, and what alone reads each convolution's output."""
+@dataclass(frozen=True)
+class _Seen:
+    """What a run of the model showed."""
+
+    inputs: Mapping[str, Tensor]  # the first that each layer and pooling was called with
+    followers: Mapping[str, list[str]]  # what alone reads each convolution's output, and can be part of it
+    pooled: Mapping[str, str]  # the pooling that alone reads an output of those
+    poolings: Collection[str]
+
+
+def _seen(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any, forward: Forward) -> _Seen:
+    """One run on the example, in evaluation mode."""
     inputs: dict[str, Tensor] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -267,22 +331,23 @@ def _inputs_of(
             del module
             given = args[0] if args else next(iter(kwargs.values()), None)
             if isinstance(given, Tensor):
-                inputs.setdefault(name, given.detach())
+                inputs.setdefault(name, given)  # detached afterwards: that would be a reader
 
         return see
 
     convolutions = {name: module for name, module in layers.items() if private.is_convolution(module)}
-    followers = may_follow(model)
+    followers, poolings = may_follow(model), may_follow(model, may_be_turned)
     with unchanged(model), torch.no_grad():
-        handles = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in layers.items()]
+        watched = {**layers, **poolings}
+        handles = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in watched.items()]
         try:
             model.eval()
             example = moved(example_inputs, device_of(model))
-            found = run_and_follow(convolutions, followers, lambda: forward(model, example))
+            found, pooled = run_and_follow(convolutions, followers, lambda: forward(model, example), poolings)
         finally:
             for handle in handles:
                 handle.remove()
-    return inputs, found
+    return _Seen({name: x.detach() for name, x in inputs.items()}, found, pooled, poolings)
 
 
 def _consider(
@@ -363,13 +428,18 @@ def _why_not(model: nn.Module, module: nn.Module, zeros: float, x: Tensor | None
         return f"{type(module).__name__} computes in its own way"
     if any(not hasattr(hook, "_tensor_name") for hook in private.hooks_of(module)):
         return "it has hooks, which would be lost"
-    own = {id(parameter) for parameter in module.parameters(recurse=False)}
-    holders = sum(id(p) in own for m in model.modules() for p in private.parameters_of(m).values() if p is not None)
-    if holders > len(own):
+    if _is_shared(model, module):
         return "its weight is shared with another module"
     if cast("Tensor", module.weight).dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
         return f"its weight is {cast('Tensor', module.weight).dtype}"
     return ""
+
+
+def _is_shared(model: nn.Module, module: nn.Module) -> bool:
+    """Whether another module has a parameter of this one, too."""
+    own = {id(parameter) for parameter in module.parameters(recurse=False)}
+    holders = sum(id(p) in own for m in model.modules() for p in private.parameters_of(m).values() if p is not None)
+    return holders > len(own)
 
 
 def _is_pointwise(module: Any) -> bool:
