@@ -21,6 +21,8 @@ __all__ = ["ChannelsLastMaxPool2d", "FoldedConv2d", "may_be_turned", "may_fold"]
 class FoldedConv2d(nn.Conv2d):
     """A dense convolution with the batch normalization that followed it in its weight and bias.
 
+    >>> import torch
+    >>> from torch import nn
     >>> convolution, norm = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4).eval()
     >>> x = torch.randn(2, 3, 8, 8)
     >>> torch.allclose(FoldedConv2d.from_module(convolution, norm)(x), norm(convolution(x)), atol=1e-5)
@@ -60,6 +62,8 @@ class ChannelsLastMaxPool2d(nn.MaxPool2d):
         pooling: a `torch.nn.MaxPool2d` that returns no indices.
         rectified: whether a ReLU is part of it.
 
+    >>> import torch
+    >>> from torch import nn
     >>> pooling, x = nn.MaxPool2d(3, stride=2, padding=1), torch.randn(2, 4, 9, 9)
     >>> torch.equal(ChannelsLastMaxPool2d(pooling)(x), pooling(x))
     True
