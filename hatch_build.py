@@ -47,16 +47,17 @@ def levels() -> dict[str, list[str]]:
 
 def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
     """Compiles all levels into the folder, or raises OSError or CalledProcessError and writes nothing."""
-    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+    # all that CC says, such as ccache's; of Python's own compiler its name: its flags are of the machine it was built on
+    compiler = shlex.split(os.environ.get("CC", "")) or shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
     done = []
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for name, march in levels().items():
             out = Path(temporary, name)
             command = [*FLAGS, *march, *(extra or []), str(SOURCE), *map(str, MORE), "-o", str(out)]
             try:
-                _call([*compiler[:1], *TUNING, *command])
+                _call([*compiler, *TUNING, *command])
             except subprocess.CalledProcessError:
-                _call([*compiler[:1], *command])
+                _call([*compiler, *command])
             done.append(out)
         return [Path(out.replace(folder / out.name)) for out in done]
 

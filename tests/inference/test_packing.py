@@ -72,6 +72,25 @@ def test_slower_forms_are_not_taken(clock):
     assert pack(model_of(GroupedColumns(16)), x).layers[0].why == "dense is faster"
 
 
+def test_a_layer_of_two_names_is_packed_under_both(clock, tmp_path):
+    clock(2.0)
+
+    def twins():
+        model = model_of(GroupedColumns(16))
+        return nn.Sequential(model, model[2], model)
+
+    model, x = twins(), torch.randn(4, 48)
+    packing = pack(model, x, kernels_too=False, forward=lambda model, x: model[0](x))
+    assert [layer.name for layer in packing.packed] == ["0.0", "0.2", "0.4"][: len(packing.packed)]
+    assert model[1] is model[0][2] is model[2][2]
+    assert type(model[1]).__name__ == "GroupedLinear"
+    save_packed(model, tmp_path / "packed.safetensors")
+    again = twins()
+    load_packed(again, tmp_path / "packed.safetensors")
+    assert again[1] is again[0][2]
+    assert torch.equal(again[0](x), model[0](x))
+
+
 def test_plain_operations_only(clock):
     clock(2.0)
     x = torch.randn(4, 48)

@@ -121,6 +121,24 @@ def test_a_machine_without_levels_says_its_name(tmp_path, monkeypatch):
     assert FIND() == (other, "compiled for aarch64")
 
 
+def test_all_words_of_the_compiler_are_used(tmp_path, monkeypatch):
+    """Those of CC, as ``ccache gcc``; of Python's own compiler only its name."""
+    build, calls = hook(), []
+
+    def call(command):
+        calls.append(command)
+        Path(command[-1]).write_bytes(b"")
+
+    monkeypatch.setattr(build, "_call", call)
+    monkeypatch.setenv("CC", "ccache 'my cc' -m64")
+    build.compile_kernels(tmp_path)
+    assert calls[0][:4] == ["ccache", "my cc", "-m64", *build.TUNING]
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(build.sysconfig, "get_config_var", lambda name: "cc -pthread")
+    build.compile_kernels(tmp_path)
+    assert calls[-1][:2] == ["cc", *build.TUNING]
+
+
 def test_a_failed_compilation_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "false")
     with pytest.raises(subprocess.CalledProcessError):

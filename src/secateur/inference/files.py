@@ -130,7 +130,8 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         blocks = {name: _block(model, name, replacements, header) for name in _listed(header, "blocks")}
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
-    inside = tuple(f"{name}." for name in replacements)
+    gone = {id(model.get_submodule(name)) for name in replacements}
+    inside = tuple(f"{name}." for name, each in model.named_modules(remove_duplicate=False) if id(each) in gone)
     rest = {name: tensor for name, tensor in tensors.items() if not name.startswith(inside)}
     own = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith(inside)}
     if rest.keys() != own.keys():

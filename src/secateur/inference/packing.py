@@ -569,5 +569,8 @@ def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, key = name.rpartition(".")
-    private.submodules_of(model.get_submodule(parent))[key] = module
+    """Where a module is, under each of its names."""
+    old = model.get_submodule(name)
+    for each in [other for other, found in model.named_modules(remove_duplicate=False) if found is old]:
+        parent, _, key = each.rpartition(".")
+        private.submodules_of(model.get_submodule(parent))[key] = module
