@@ -47,7 +47,7 @@ def levels() -> dict[str, list[str]]:
 
 def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
     """Compiles all levels into the folder, or raises OSError or CalledProcessError and writes nothing."""
-    # all that CC says, such as ccache's; of Python's own compiler its name: its flags are of the machine it was built on
+    # all that CC says, such as ccache's; of Python's own compiler its name: its flags are of where that was built
     compiler = shlex.split(os.environ.get("CC", "")) or shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
     done = []
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
