@@ -24,6 +24,7 @@ class Columns:
     words: tuple[str, ...] = ("gram",)
     in_stages: bool = True
     around: bool = False
+    changes: bool = True
     beside_dense: bool = True
     seen: list[tuple[str, list[str], bool]] = field(default_factory=list)
 
@@ -94,6 +95,25 @@ def test_at_once_a_job_is_given_all_of_a_block(beside):
                                                            ({}, Pruned(block)))[1]  # fmt: skip
     walked(model, job)
     assert [names for names, _ in job.seen] == [["up.weight", "down.weight"]] * 3
+
+
+@pytest.mark.parametrize("around", [False, True])
+def test_where_nothing_changes_a_block_is_run_once_and_shows_the_same(around):
+    runs, sums = {}, {}
+    for changes in (True, False):
+        model = stack().eval()
+        job = job_for(model, 0, in_stages=False, beside_dense=False, around=around, changes=changes)
+        job.solve_stage = lambda block, module, stage, found, changes=changes: (
+            sums.update({(changes, block, piece.name): met.sums.gram for piece, met in found.items()}),
+            ({}, Pruned(block)),
+        )[1]
+        counted = runs.setdefault(changes, [])
+        model.layers[1].down.register_forward_hook(lambda *_, counted=counted: counted.append(1))
+        walked(model, job)
+    assert len(runs[False]) < len(runs[True])
+    assert len(runs[False]) == len(data())
+    for (changes, *where), gram in sums.items():
+        assert torch.equal(gram, sums[(not changes, *where)])
 
 
 @torch.no_grad()

@@ -428,8 +428,8 @@ def test_no_batches(batches):
     assert is_unchanged(model, state)
 
 
-def test_repair_takes_two_passes_of_the_calibration_beyond_the_walk(monkeypatch):
-    """One is watched, and one gives what the next block needs; beside them slopes are of a few batches."""
+def test_repair_takes_one_pass_of_the_calibration_beyond_the_walk(monkeypatch):
+    """It is watched, and gives what the next block needs; beside it slopes are of a few batches."""
     monkeypatch.setattr(measuring, "_TOKENS", 1)
     batches, run = text(count=12), Counter()
     forward = Attending.forward
@@ -446,7 +446,7 @@ def test_repair_takes_two_passes_of_the_calibration_beyond_the_walk(monkeypatch)
     shrink(less, batches[0][:1], 0.2, batches=batches)
     slopes, once = 4, 2
     for block, count in zip(less.blocks, walk, strict=True):
-        assert run[id(block)] <= count + 2 * len(batches) + slopes + once
+        assert run[id(block)] <= count + len(batches) + slopes + once
 
 
 def test_a_model_without_blocks_is_walked_layer_by_layer():

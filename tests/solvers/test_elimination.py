@@ -321,3 +321,16 @@ def test_what_others_can_give_they_give_to_rounding_whatever_the_damping():
     assert (found.settled(60)[:, [4, 5]] == 0).all()
     whole = Elimination(weight, x.T @ x)
     assert torch.equal(whole.settled(60), weight)
+
+
+def test_a_layer_that_is_finished_says_what_it_lost_and_loses_no_more():
+    weight, gram = exact(3, 6)
+    found = Elimination(weight, gram)
+    found.remove([1])
+    loss, settled = found.loss, found.settled(100)
+    found.finish()
+    assert found.loss == loss
+    assert torch.equal(found.settled(100), settled)
+    for more in (lambda: found.remove([2]), lambda: found.costs([[2]]), found.copy):
+        with pytest.raises(ValueError, match="no column leaves after `finish`"):
+            more()

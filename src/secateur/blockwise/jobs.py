@@ -88,6 +88,10 @@ class Job(Protocol):
     def around(self) -> bool:
         """Whether each `Met` has sums of what its outputs are added up to, such as the residual stream."""
 
+    @property
+    def changes(self) -> bool:
+        """Whether new values may be given; where all that is done is to measure, all at once, a block is run once."""
+
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:

@@ -91,6 +91,7 @@ def observe(
     repeated: bool = False,
     beside_dense: bool = False,
     around: bool = False,
+    keep: bool = False,
     keep_dense: bool = False,
 ) -> dict[Piece, Met]:
     """The sums of what meets the block's weights when the batches are run up to it and through it, over all processes;
@@ -102,7 +103,8 @@ def observe(
         repeated: with ``new``, whether a weight of the block is used twice.
         beside_dense: each batch is run through the dense block first, which gives what each product lacks.
         around: what the products' outputs are added up to is summed, too.
-        keep_dense: what the dense block returns is stored, as by `store`: it is run to its end.
+        keep: what the block returns is stored, as by `store`: it is run to its end.
+        keep_dense: the same of the dense block.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
@@ -118,6 +120,7 @@ def observe(
         nonlocal first
         if reached != name:
             return
+        kept = keep_dense if dense else keep
         masks = tokens.for_block(block, args, kwargs, batch)
         states = encoder_states(block, args, kwargs)
         # what a block returns is asked for once; the last product of the other passes need not be computed
@@ -127,13 +130,14 @@ def observe(
             if isinstance(batches, RunAlong):
                 pass  # to keep step with the other processes
             elif pairs is None:
-                stack.enter_context(products.watching(masks, states, stops=number > 0 or new is not None))
+                stops = not kept and (number > 0 or new is not None)
+                stack.enter_context(products.watching(masks, states, stops=stops))
             else:
                 count = None if whole and not owners else _tokens_in(args, kwargs)
-                stack.enter_context(pairs.beside(masks, states, count, dense=dense, to_the_end=dense and keep_dense))
+                stack.enter_context(pairs.beside(masks, states, count, dense=dense, to_the_end=kept))
                 stack.enter_context(pairs.learning())
             output = call()
-            if dense and keep_dense:
+            if kept:
                 replay.keep(name, output)
             if number == 0 and new is None:
                 first = mapped(output, lambda tensor: tensor.detach().clone())
@@ -153,6 +157,8 @@ def observe(
             raise ValueError(
                 f"batch {number} does not run {name}, which the first batch runs; pass batches of one kind."
             )
+        if keep:
+            replay.drop_unneeded(name, number, batch)
         if pairs is not None and not isinstance(batches, RunAlong):
             pairs.end_batch()
     if new is None and replay.is_run_again(name, batches[0], first):

@@ -48,6 +48,7 @@ class MatrixJob:
     in_stages: bool = False
     aim: float = 0.0
     around: bool = False
+    changes: bool = True
 
     @property
     def targets(self) -> Collection[str]:

@@ -51,17 +51,16 @@ def walk(
     for name in track(already, "running finished blocks"):
         _pass_through(replay, weights, batches, name)
     for _ in track(range(len(replay.blocks) - len(already)), "pruning blocks"):
-        pruned = with_all_outputs(
-            replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job)
-        )
-        if pruned is None:
+        step = with_all_outputs(replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job))
+        if step is None:
             return
+        pruned, kept = step
         yield pruned
         name = pruned.block
-        if len(replay.done) + 1 < len(replay.blocks):
-            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
+        if kept or len(replay.done) + 1 == len(replay.blocks):
+            replay.done.append(name)  # or no block is left to run on what this one returns
         else:
-            replay.done.append(name)  # no block is left to run on what this one returns
+            with_all_outputs(replay, weights, batches, functools.partial(store, replay, batches, name))
         weights.unload(name)
 
 
@@ -151,20 +150,27 @@ def _store_dense(replay: Replay, batches: Sequence[Any], name: str) -> None:
         store(replay, batches, name)
 
 
-def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job) -> Pruned | None:
-    """The block that the model runs next, with its new weights; None where there is none."""
+def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job) -> tuple[Pruned, bool] | None:
+    """The block that the model runs next, with its new weights, and whether what it returns is stored already; None
+    where there is none."""
     name = find_next(replay, batches)
     if name is None:
         return None
     block = replay.blocks[name]
     weights.load(name, finished=False)
     wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
-    goes_on = replay.dense is not None and len(replay.done) + 1 < len(replay.blocks)
+    goes_on = len(replay.done) + 1 < len(replay.blocks)
+    if goes_on and wanted and not (job.changes or job.in_stages or job.beside_dense):
+        found = observe(replay, batches, name, wanted, job.words, around=job.around, keep=True)
+        new, pruned = job.solve_stage(name, block, wanted, found)
+        weights.commit(pruned, new)
+        return pruned, True
+    goes_on = goes_on and replay.dense is not None
     kept, new, pruned = _solved(replay, batches, job, name, wanted, keep_dense=goes_on)
     if goes_on and not kept:
         _store_dense(replay, batches, name)  # as long as it has its dense weights
     weights.commit(pruned, new)
-    return pruned
+    return pruned, False
 
 
 def _solved(

@@ -457,6 +457,7 @@ class _Both:
     in_stages: bool = False
     beside_dense: bool = False
     around: bool = True
+    changes: bool = False
 
     @property
     def targets(self) -> Collection[str]:

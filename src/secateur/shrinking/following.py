@@ -38,6 +38,7 @@ class Following:
     in_stages: bool = True
     beside_dense: bool = True
     around: bool = False
+    changes: bool = True
     words: tuple[str, ...] = ("gram",)
     _done: set[str] = field(default_factory=set)
 

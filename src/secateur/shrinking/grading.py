@@ -170,6 +170,7 @@ class Grading:
     in_stages: bool = False
     beside_dense: bool = False
     around: bool = True
+    changes: bool = False
     words: tuple[str, ...] = WORDS
     ungraded: dict[str, str] = field(default_factory=dict)
 

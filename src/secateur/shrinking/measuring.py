@@ -110,6 +110,7 @@ class Measuring:
     in_stages: bool = False
     beside_dense: bool = False
     around: bool = True
+    changes: bool = False
     words: tuple[str, ...] = WORDS
     shared: frozenset[str] = frozenset()  # parameters that several blocks hold
     unsloped: bool = False  # whether of a consumer no slopes are known: its losses compare with no others then

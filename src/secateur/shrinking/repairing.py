@@ -60,6 +60,7 @@ class Repairing:
     damping: float = DAMPING
     in_stages: bool = True
     around: bool = True
+    changes: bool = True
     kept: dict[Axis, npt.NDArray[np.bool_]] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     biases: set[str] = field(default_factory=set)
@@ -106,6 +107,8 @@ class Repairing:
             behind = [(layer, columns[at][group.axis]) for at, layer in layers.items() if group.axis in columns[at]]
             if behind:
                 self._remove(group, behind, anew=self.measured.consumers[group.axis] <= here)
+        for layer in layers.values():
+            layer.finish()
         new: dict[str, Solved] = {}
         for piece, layer in layers.items():
             parameter = stage[piece.name]
@@ -179,14 +182,13 @@ def repaired(
     if bias is not None and given.constant is not None:
         moved = (bias.double() + given.constant * wide[:, -1]).to(bias.dtype)
         found[:, -1] = (moved.double() - bias.double()) / given.constant
-    gram = given.gram.double()
-    towards = given.matrix.double() @ gram
+    towards = given.matrix.double() @ layer.gram
     if given.lacking is not None:
-        towards += aim * given.lacking.double()
+        towards += given.lacking.double() * (aim / layer.scale)
 
-    def distance(values: Tensor) -> float:  # but for what does not depend on the values
+    def distance(values: Tensor) -> float:  # over the scale, and but for what does not depend on the values
         wide = values.double()
-        return float((wide @ gram * wide).sum() - 2 * (wide * towards).sum())
+        return float((wide @ layer.gram * wide).sum() - 2 * (wide * towards).sum())
 
     return (found, moved) if distance(found) <= distance(plain) else (plain, None)
 

@@ -269,6 +269,10 @@ class _OfTheFirst:
     def around(self) -> bool:
         return self.job.around
 
+    @property
+    def changes(self) -> bool:
+        return self.job.changes
+
     def solve_stage(
         self, block: str, module: nn.Module, stage: Mapping[str, Tensor], found: Mapping[Piece, Met]
     ) -> tuple[Mapping[str, Solved], Pruned]:

@@ -55,6 +55,7 @@ class Trying:
     in_stages: bool = False
     beside_dense: bool = False
     around: bool = True
+    changes: bool = False
     ties: dict[Tied, list[int]] = field(default_factory=dict)  # and of how many parts each is tried
     _grades: dict[Axis, Sequence[Grade]] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from secateur.solvers.gram import checked, not_a_gram, once_for, over_scale, scale_of
+from secateur.solvers.gram import checked, cholesky_in_place, not_a_gram, once_for, over_scale, scale_of
 
 __all__ = ["aimed"]
 
@@ -54,9 +54,8 @@ def _damped_factor(gram: Tensor, damping: float, dtype: torch.dtype) -> Tensor:
     while damping <= 1:
         moved = over_scale(gram, dtype)
         moved.diagonal().add_(damping)
-        found = torch.linalg.cholesky_ex(moved)
-        lower: Tensor = found.L
-        if not bool(found.info):
+        lower, failed = cholesky_in_place(moved)
+        if not bool(failed):
             return lower
         damping = max(damping * 10, 1e-4)
     raise not_a_gram(gram)

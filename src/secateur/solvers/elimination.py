@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from secateur.solvers.aiming import aimed
-from secateur.solvers.gram import checked, is_finite, not_a_gram, scale_of
+from secateur.solvers.gram import checked, cholesky_in_place, is_finite, not_a_gram, scale_of
 
 __all__ = ["Elimination", "eliminated"]
 
@@ -72,26 +72,47 @@ class Elimination:
             _check_counts(weight, counts)
         if not 0 < damping <= 1:
             raise ValueError(f"damping is a fraction of the mean diagonal entry, in (0, 1]; got {damping}.")
+        self.weight = dense.to(torch.float64, copy=True)
         wide = gram.detach().double().contiguous()
+        if lacking is not None and aim:
+            self.weight = aimed(self.weight, lacking.double(), gram=wide, aim=aim, damping=damping)
         self._scale = scale_of(wide)
         self._gram, self._damping = wide / self._scale, damping
+        del wide  # and with it the factor that `aimed` remembers for it
         self._least = max(10 * torch.finfo(gram.dtype).eps, 1e-12)  # less than this is rounding
         self._light = (_LIGHT * self._gram.diagonal()).clamp_min(self._least)
-        lower, failed = torch.linalg.cholesky_ex(_damped(self._gram, self._light))
+        lower, failed = cholesky_in_place(_damped(self._gram, self._light))
         while bool(failed):
             self._light = 10 * self._light
             if float(self._light.mean()) > 1:
                 raise not_a_gram(gram)
-            lower, failed = torch.linalg.cholesky_ex(_damped(self._gram, self._light))
-        self._inverse = torch.cholesky_inverse(lower)
-        self.weight = dense.to(torch.float64, copy=True)
-        if lacking is not None and aim:
-            self.weight = aimed(self.weight, lacking.double(), gram=wide, aim=aim, damping=damping)
+            lower, failed = cholesky_in_place(_damped(self._gram, self._light))
+        self._held: Tensor | None = torch.cholesky_inverse(lower, out=lower)
         self._aim = self.weight.clone()
         self._counts = None if counts is None else counts.double().sqrt()[:, None]
         self._constant = constant
         self._gone: set[int] = set()
         self._lost = 0.0  # damping counted
+
+    @property
+    def gram(self) -> Tensor:
+        """``XᵀX`` over the mean of its diagonal, ``scale``; float64."""
+        return self._gram
+
+    @property
+    def scale(self) -> Tensor:
+        """A scalar tensor."""
+        return self._scale
+
+    @property
+    def _inverse(self) -> Tensor:
+        if self._held is None:
+            raise ValueError("no column leaves after `finish`; take a `copy` before.")
+        return self._held
+
+    def finish(self) -> None:
+        """No column leaves any more; what only that needs, a matrix of (inputs, inputs), is let go."""
+        self._held = None
 
     @property
     def loss(self) -> float:
@@ -113,7 +134,7 @@ class Elimination:
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
         found = copy.copy(self)
-        found.weight, found._inverse, found._gone = self.weight.clone(), self._inverse.clone(), set(self._gone)
+        found.weight, found._held, found._gone = self.weight.clone(), self._inverse.clone(), set(self._gone)
         return found
 
     def costs(self, units: Sequence[Sequence[int]]) -> Tensor:
@@ -154,23 +175,23 @@ class Elimination:
 
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""
-        columns = self._there(columns)
+        columns, inverse = self._there(columns), self._inverse
         self._gone.update(columns)
         if not columns:
             return
         at = torch.as_tensor(columns, device=self.weight.device)
-        lower = torch.linalg.cholesky(self._inverse[at[:, None], at])
+        lower = torch.linalg.cholesky(inverse[at[:, None], at])
         gone = self.weight[:, at]
         self._lost += float(
             self._scale * torch.linalg.solve_triangular(lower, self._counted(gone).T, upper=False).square().sum()
         )
-        rows = self._inverse[at]
+        rows = inverse[at]
         share = torch.cholesky_solve(rows, lower)
         self.weight -= gone @ share
-        self._inverse -= rows.T @ share
+        inverse.addmm_(rows.T, share, alpha=-1)
         self.weight[:, at] = 0
-        self._inverse[at] = 0
-        self._inverse[:, at] = 0
+        inverse[at] = 0
+        inverse[:, at] = 0
 
     def settled(self, tokens: int) -> Tensor:
         """The weight, damped no more than what is lost asks for; (outputs, inputs), float64.
@@ -193,17 +214,17 @@ class Elimination:
         gram, left = self._gram[stay[:, None], stay], self._aim[:, gone]
         crossed = left @ self._gram[gone[:, None], stay]
         damping = self._damping
-        lower, failed = torch.linalg.cholesky_ex(_damped(gram, self._least))
+        lower, failed = cholesky_in_place(_damped(gram, self._least))
         if tokens > len(stay) and not bool(failed):
             moved = torch.cholesky_solve(crossed.T, lower).T
             gave = (self._counted(left) @ self._gram[gone[:, None], gone] * self._counted(left)).sum()
             lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
             share = float(lacks / gave) if float(gave) > 0 else 0.0
             damping = min(damping, max(share * tokens / (tokens - len(stay)), self._least))
-        lower, failed = torch.linalg.cholesky_ex(_damped(gram, damping))
+        lower, failed = cholesky_in_place(_damped(gram, damping))
         while bool(failed):
             damping *= 10  # to rounding the matrix is positive definite, as the whole one was
-            lower, failed = torch.linalg.cholesky_ex(_damped(gram, damping))
+            lower, failed = cholesky_in_place(_damped(gram, damping))
         found = torch.zeros_like(self.weight)
         found[:, stay] = self._aim[:, stay] + torch.cholesky_solve(crossed.T, lower).T
         return found

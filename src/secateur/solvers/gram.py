@@ -19,6 +19,7 @@ from secateur.support import private
 __all__ = [
     "SolverWarning",
     "checked",
+    "cholesky_in_place",
     "correlation",
     "factor",
     "inverse_of_triangle",
@@ -164,6 +165,21 @@ def _upper_factor(gram: Tensor, diagonal: Tensor) -> Tensor | None:
             if start:
                 R[:start, start:end] = part[:start] @ inverse_of_triangle(corner).T
     return R
+
+
+def cholesky_in_place(symmetric: Tensor) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.cholesky_ex` in the memory of a matrix that nobody needs any more: half of what it takes otherwise.
+
+    >>> matrix = torch.tensor([[4.0, 2.0], [2.0, 2.0]])
+    >>> cholesky_in_place(matrix)[0], matrix
+    (tensor([[2., 0.],
+            [1., 1.]]), tensor([[2., 1.],
+            [0., 1.]]))
+    """
+    lower = symmetric.mT  # in the order of LAPACK, which would have it copied else
+    failed = torch.empty((), dtype=torch.int32, device=symmetric.device)
+    torch.linalg.cholesky_ex(lower, out=(lower, failed))
+    return lower, failed
 
 
 def inverse_of_triangle(upper: Tensor) -> Tensor:
