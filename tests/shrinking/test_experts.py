@@ -47,7 +47,7 @@ def test_channels_make_up_what_is_missing():
 def test_as_many_stay_as_are_chosen_and_more_cannot_be_asked_for():
     model, inputs = zoo.ZOO["mixture_in_turn"]()
     state = state_of(model)
-    with pytest.raises(ValueError, match=r"at most 66\.66% of the units can leave, not 83\.3%"):
+    with pytest.raises(ValueError, match=r"at most 66\.66% of the experts can leave, not 83\.3%: as many stay as"):
         shrink(model, inputs, experts=5)
     assert is_unchanged(model, state)
     shrink(model, inputs, experts=4)
@@ -57,7 +57,7 @@ def test_as_many_stay_as_are_chosen_and_more_cannot_be_asked_for():
 def test_what_is_said_of_how_many_can_leave_is_so_whatever_was_asked():
     model = MixtureInTurn(experts=6, k=5)
     for asked in (2, 4):
-        with pytest.raises(ValueError, match=r"at most 16\.66% of the units can leave"):
+        with pytest.raises(ValueError, match=r"at most 16\.66% of the experts can leave"):
             shrink(model, torch.randn(4, 16), experts=asked)
     shrink(model, torch.randn(4, 16), experts=1)
     assert model.held.experts == model.k == 5
