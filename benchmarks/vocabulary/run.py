@@ -14,6 +14,7 @@ The models are those of benchmarks/README.md. FOLDER keeps the sentences, whose 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import shutil
@@ -23,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -67,12 +69,18 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
 
 
 @torch.no_grad()
-def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str) -> Tensor:
-    """Means over tokens, of length one."""
+def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str, file: Path | None = None) -> Tensor:
+    """Means over tokens, of length one; with a file, those that it has are not made again."""
     order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
-    found = torch.empty(len(texts), model.config.hidden_size)  # type: ignore[union-attr]
+    found = torch.full((len(texts), model.config.hidden_size), math.nan)  # type: ignore[union-attr]
+    if file is not None:
+        if not file.exists():
+            numpy.save(file, found.numpy())
+        found = torch.from_numpy(numpy.load(file, mmap_mode="r+"))  # written as they come
     for begin in track(range(0, len(texts), 128), what):
         some = order[begin : begin + 128]
+        if bool(found[some].isfinite().all()):
+            continue
         batch = tokenizer(
             [texts[at] for at in some], padding=True, truncation=True, max_length=128, return_tensors="pt"
         )
@@ -81,7 +89,13 @@ def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str) ->
     return nn.functional.normalize(found)
 
 
-def overlap(first: Tensor, second: Tensor, size: int = 1000) -> float:
+def kept_in(scratch: Path, source: Path, texts: list[str]) -> Path:
+    """Where the vectors of these texts are kept."""
+    told = hashlib.sha256(json.dumps([str(source), texts]).encode()).hexdigest()
+    return scratch / f"vectors-{told[:16]}.npy"
+
+
+def overlap(first: Tensor, second: Tensor, size: int = 500) -> float:
     """The share of the nearest neighbours that are the same."""
     same = 0
     for begin in track(range(0, len(first), size), "finding neighbours"):
@@ -105,7 +119,8 @@ def minilm(options: argparse.Namespace) -> None:
         return
     judged = held_out[: options.embedded]
     tokenizer = AutoTokenizer.from_pretrained(options.minilm)
-    dense = embeddings(AutoModel.from_pretrained(options.minilm).eval(), tokenizer, judged, "embedding")
+    file = kept_in(options.scratch, options.minilm, judged)
+    dense = embeddings(AutoModel.from_pretrained(options.minilm).eval(), tokenizer, judged, "embedding", file)
     old = tokenizer(held_out, truncation=True, max_length=128)["input_ids"]
     print(f"counted on {len(counted):,} sentences, read {len(held_out):,} others, embedded {len(judged):,} of these\n")
     columns = [

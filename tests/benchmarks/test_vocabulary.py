@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,17 @@ def test_a_string_that_is_padded_has_the_same_vector():
     several = embeddings(model, tokenizer, ["a rose", "a rose and a hedge, and much more of both"], "it")
     alone = embeddings(model, tokenizer, ["a rose"], "it")
     torch.testing.assert_close(several[0], alone[0])
+
+
+def test_vectors_that_are_kept_are_not_made_again(tmp_path):
+    tokenizer = wrapped("byte level")
+    model, texts, file = model_of("encoder", len(tokenizer)), ["a rose", "a hedge, too"], tmp_path / "kept.npy"
+    found = embeddings(model, tokenizer, texts, "it", file)
+    half = np.load(file, mmap_mode="r+")
+    half[1] = math.nan  # as where a run was stopped
+    torch.testing.assert_close(embeddings(model, tokenizer, texts, "it", file), found)
+    torch.nn.init.zeros_(model.get_input_embeddings().weight)
+    assert torch.equal(embeddings(model, tokenizer, texts, "it", file), found)
 
 
 def test_the_perplexity_of_a_character_counts_characters():

@@ -249,7 +249,7 @@ def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
         ({"batches": batches(), "plan": "p.json"}, "pass batches, or plan"),
         ({"profile": "p.json"}, "a profile is of batches"),
         ({"remove": 0, "batches": batches()}, "remove is 0"),
-        ({"remove": 7, "batches": batches()}, "at most 75.00% of the units can leave"),
+        ({"remove": 7, "batches": batches()}, "at most 75.00% of the experts can leave"),
         ({"plan": "gone.json"}, "no such file"),
         ({"batches": batches()[:2], "profile": "p.json"}, "give 4 at least, not 2"),
         ({"batches": batches(), "include": "nothing"}, "nothing"),

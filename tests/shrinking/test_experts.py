@@ -10,6 +10,7 @@ import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.shrinking.request import request
 from support.unchanged import is_unchanged, state_of
+from zoo.mixtures import MixtureInTurn
 
 
 def test_a_fraction_or_a_number_of_experts_leaves():
@@ -46,11 +47,34 @@ def test_channels_make_up_what_is_missing():
 def test_as_many_stay_as_are_chosen_and_more_cannot_be_asked_for():
     model, inputs = zoo.ZOO["mixture_in_turn"]()
     state = state_of(model)
-    with pytest.raises(ValueError, match=r"at most 66\.66% of the units can leave, not 83\.3%"):
+    with pytest.raises(ValueError, match=r"at most 66\.66% of the experts can leave, not 83\.3%: as many stay as"):
         shrink(model, inputs, experts=5)
     assert is_unchanged(model, state)
     shrink(model, inputs, experts=4)
     assert model.held.experts == model.k == 2
+
+
+def test_what_is_said_of_how_many_can_leave_is_so_whatever_was_asked():
+    model = MixtureInTurn(experts=6, k=5)
+    for asked in (2, 4):
+        with pytest.raises(ValueError, match=r"at most 16\.66% of the experts can leave"):
+            shrink(model, torch.randn(4, 16), experts=asked)
+    shrink(model, torch.randn(4, 16), experts=1)
+    assert model.held.experts == model.k == 5
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_where_all_are_chosen_fewer_are_chosen_afterwards(training):
+    """Of shares, renormalized or not: without a logit of minus infinity the others have them all."""
+    model, inputs = MixtureInTurn(experts=6, k=6).double().train(training), torch.randn(4, 16).double()
+    dense = copy.deepcopy(model)
+    shrink(model, inputs, experts=2)
+    assert model.held.experts == model.k == 4
+    verify_shrunken(dense, model, inputs)
+    gone = ~(dense.router.weight[:, None] == model.router.weight).all(-1).any(-1)
+    assert gone.sum() == 2
+    dense.router.register_forward_hook(lambda *given: given[-1].masked_fill(gone, -torch.inf))
+    torch.testing.assert_close(model(inputs), dense(inputs), rtol=1e-9, atol=1e-9)
 
 
 def test_experts_stay_unless_they_are_asked_for():
@@ -77,6 +101,23 @@ def test_the_configuration_says_how_many_are_left(tmp_path):
     loaded = type(model).from_pretrained(tmp_path)
     with torch.no_grad():
         torch.testing.assert_close(loaded(**inputs).logits, model(**inputs).logits)
+
+
+def test_where_all_are_chosen_the_configuration_says_so_of_fewer(tmp_path):
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    sizes = {"hidden_size": 16, "moe_intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = Qwen3MoeConfig(
+        vocab_size=19, num_hidden_layers=1, num_experts=4, num_experts_per_tok=4, head_dim=8, **sizes
+    )
+    model, words = Qwen3MoeForCausalLM(config).eval(), torch.randint(0, 19, (2, 8))
+    batches = [{"input_ids": words}, {"input_ids": words.flip(0)}]
+    shrink(model, batches[0], experts=1, batches=batches, uniform=True)
+    assert model.config.num_experts == model.config.num_experts_per_tok == 3
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(words).logits, model(words).logits)
 
 
 def test_what_no_pass_used_follows_too(tmp_path):

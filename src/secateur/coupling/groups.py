@@ -179,6 +179,11 @@ class Coupling:
                 axes |= axes_of(each, self._attributes)
         return [group for group in self.groups if representative(group.axis) in axes]
 
+    def least(self, group: Group) -> int:
+        """The fewest units of a group with which, all else whole, no comparison in the code comes out otherwise; of
+        those that are chosen between as many as are chosen at a time."""
+        return next((n for n in range(1, group.size) if not self.contradicted({group.axis: n})), group.size)
+
     def size(self, name: str, counts: Mapping[Axis, int]) -> int:
         """How many entries a tensor has when so many stay of each axis."""
         return math.prod(_count(dim, counts) for dim in self._dims[name])

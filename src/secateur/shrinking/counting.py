@@ -97,7 +97,7 @@ def counted(
     less, more = steps.beside(found)
     missing = steps.missing(found)
     if missing > 0 and more is found and missing > steps.smallest(found) / 2:
-        raise _unattainable(asked, 1 - amount(found) / whole)
+        raise _unattainable(asked, 1 - amount(found) / whole, chosen=all(group.chosen for group in groups))
     if found is less and missing > _COARSE * whole:
         found = more
     return Counted(counts(found), counts(less), counts(more))
@@ -167,8 +167,9 @@ def _measured(subject: Subject, asked: Request, counts_at: Callable[[float], dic
     return Counted(found, found, found)
 
 
-def _unattainable(asked: Request, most: float) -> ValueError:
+def _unattainable(asked: Request, most: float, *, chosen: bool = False) -> ValueError:
     assert asked.sparsity is not None
     attainable = math.floor(1e4 * most + 1e-6) / 1e4  # what is said can be asked for
-    what = f"at most {attainable:.2%} of the {asked.target} can leave, not {asked.sparsity:.1%}"
-    return ValueError(f"{what}: the rest is frozen or kept.")
+    what = f"at most {attainable:.2%} of the {'experts' if chosen else asked.target} can leave"
+    why = f"{'as many stay as are chosen at a time, and ' if chosen else ''}the rest is frozen or kept"
+    return ValueError(f"{what}, not {asked.sparsity:.1%}: {why}.")

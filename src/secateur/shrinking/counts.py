@@ -76,6 +76,8 @@ def choose(
     minimum: dict[Axis, int] = {}  # fewer would turn a comparison in the code
     refused: dict[Any, str] = {}
     groups = groups_in_scope(coupling, asked, chosen=chosen)
+    if chosen:
+        minimum = {group.axis: coupling.least(group) for group in groups}
     scores = None
     if asked.sparsity is not None:
         known_scores = {**(measured.scores if measured else {}), **(given or {})}

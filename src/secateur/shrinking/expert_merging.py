@@ -364,9 +364,7 @@ def _look(
 ) -> _Seen | str:
     path = places_of(model, group)[0]
     module = model.get_submodule(path)
-    chosen = next((n for n in range(1, group.size + 1) if not coupling.contradicted({group.axis: n})), None)
-    if chosen is None:
-        return "no number of experts but all of them runs"
+    chosen = coupling.least(group)
     seen = _Seen()
     counts: list[int] = []
     router = model.get_parameter(group.name)

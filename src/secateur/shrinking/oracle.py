@@ -58,6 +58,15 @@ class Oracle:
             first = without
         return args, kwargs
 
+    def taken(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Any:
+        """The result of a ``topk``. One that takes all only puts them in order, those without a chance last: each has
+        the value that its logit of minus infinity gave it, such as a share of zero, and not minus infinity."""
+        first = next(iter(tensors_of_tree((args, kwargs))))
+        if not self.gone or out.values.shape != first.shape:
+            return out
+        at = args[2] if len(args) > 2 else kwargs.get("dim", -1)
+        return type(out)((first.gather(at, out.indices), out.indices))
+
     def made(self, spot: Spot, out: Any) -> Any:
         """The result of a call."""
         for made, at, stays in self.looks.get(spot, ()):

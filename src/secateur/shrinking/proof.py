@@ -510,8 +510,8 @@ class _Comparable(TorchFunctionMode):
         if self.oracle is None or self.where is None:
             return self._called(func, name, args, kwargs)
         spot = self.where.spot(name)
-        args, kwargs = self.oracle.compares(spot, args, kwargs)
-        return self.oracle.made(spot, self._called(func, name, args, kwargs))
+        out = self._called(func, name, *self.oracle.compares(spot, args, kwargs))
+        return self.oracle.made(spot, self.oracle.taken(args, kwargs, out) if name == "topk" else out)
 
     def _called(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         known = operation(name)
