@@ -30,14 +30,21 @@ from benchmarks.recovery.ways import trained
 from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
-from secateur import oneshot, shrink
+from secateur import Pruner, fit, oneshot, shrink, sparsify
 from secateur.inference import pack
 from secateur.shrinking import load_shrunken, save_shrunken
 
 TOKENS = 32
-SHARES = {False: (0.25, 0.4, 0.5, 0.6), True: (0.25, 0.5, 0.6)}  # of the multiply-adds, that leave; recovered or not
-PATTERN, ZEROS = "16x1", (0.7, 0.8)
+SHARES = (0.25, 0.4, 0.5, 0.6)  # of the multiply-adds, that leave
+LATENCIES = (0.8, 0.6)  # of the dense model's, that are left
+ZEROS = {  # (verb, pattern): shares; all of these are packed
+    ("sparsify", "unstructured"): (0.5, 0.7),
+    ("oneshot", "unstructured"): (0.5, 0.7, 0.8),
+    ("oneshot", "16x1"): (0.7, 0.8),
+    ("Pruner", "16x1"): (0.7, 0.8),
+}
 CALIBRATED, RECOVERED = 512, 768  # sentences
+STEPS, SIZE, RATE = 300, 16, 2e-4  # of the training that a `Pruner` prunes in; sentences a step
 
 
 class Embeddings(nn.Module):
@@ -103,28 +110,72 @@ def shrunken(subject: MiniLM, share: float, cache: Path, recover: bool) -> nn.Mo
     return model.eval()
 
 
-def sparse(subject: MiniLM, zeros: float, cache: Path) -> nn.Module:
-    """With zeros in blocks, in dense tensors; from the cache, where it is there."""
+def fitted(subject: MiniLM, left: float, cache: Path) -> nn.Module:
+    """To a share of the measured milliseconds of one sentence; from the cache, where it is there."""
+    folder = cache / f"fit-{left:g}"
+    model = copy.deepcopy(subject.model)
+    if folder.exists():
+        load_shrunken(model, folder)
+        return model.eval()
+    print(f"  making {folder.name}", flush=True)
+    example = dict(zip(("input_ids", "attention_mask"), one_sentence(subject), strict=True))
+    batches = subject.batches(0, CALIBRATED)
+    done = fit(model, batches, budget={"latency": left}, score="cosine", example_inputs=example, finals=4)
+    print(done, flush=True)
+    save_shrunken(model, folder)
+    return model.eval()
+
+
+def trained_sparse(subject: MiniLM, model: nn.Module, zeros: float, pattern: str) -> None:
+    """By a `Pruner`, in a plain loop that trains the embeddings towards the dense model's."""
+    batches = subject.batches(200, STEPS * SIZE, SIZE)
+    random.Random(0).shuffle(batches)  # they come by length
+    torch.manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=len(batches), pct_start=0.1)
+    pruner = Pruner(
+        model, optimizer, zeros, pattern=pattern, criterion="magnitude", allocate="uniform", total_steps=len(batches),
+        verbose=False,
+    )  # fmt: skip
+    for batch in batches:
+        kept = batch["attention_mask"][..., None].float()
+        with torch.no_grad():
+            wanted = (subject.model(**batch).last_hidden_state * kept).sum(1)
+        optimizer.zero_grad()
+        found = (model(**batch).last_hidden_state * kept).sum(1)
+        (1 - functional.cosine_similarity(found, wanted)).mean().backward()
+        optimizer.step()
+        schedule.step()
+    pruner.finish()
+
+
+def sparse(subject: MiniLM, verb: str, pattern: str, zeros: float, cache: Path) -> nn.Module:
+    """With zeros, in dense tensors; from the cache, where it is there."""
 
     def make(model: nn.Module) -> None:
-        oneshot(model, subject.batches(0, CALIBRATED), zeros, pattern=PATTERN)
+        if verb == "sparsify":
+            sparsify(model, zeros, pattern=pattern)
+        elif verb == "oneshot":
+            oneshot(model, subject.batches(0, CALIBRATED), zeros, pattern=pattern)
+        else:
+            trained_sparse(subject, model, zeros, pattern)
 
-    return cached(cache / f"{PATTERN}-{zeros:g}.safetensors", copy.deepcopy(subject.model), make)
+    name = f"{pattern}-{zeros:g}" if verb == "oneshot" else f"{verb}-{pattern}-{zeros:g}"
+    return cached(cache / f"{name}.safetensors", copy.deepcopy(subject.model), make).eval()
 
 
 def variants(subject: MiniLM, cache: Path) -> Iterator[tuple[str, str, nn.Module, bool]]:
     """``(verbs, what was asked, the model, whether it is to be packed)`` of everything that verbs make."""
-    for recover, shares in SHARES.items():
-        for share in shares:
+    for recover in (False, True):
+        for share in SHARES:
             verbs = "`shrink`, `recover`" if recover else "`shrink`"
             yield verbs, f"−{share:.0%}", shrunken(subject, share, cache, recover), False
-    for zeros in ZEROS:
-        yield (
-            f"`oneshot` {PATTERN.replace('x', '×')}, `pack`",
-            f"{zeros:.0%} zeros",
-            sparse(subject, zeros, cache),
-            True,
-        )
+    for (verb, pattern), shares in ZEROS.items():
+        words = f"`{verb}` 16×1, `pack`" if pattern == "16x1" else f"`{verb}`, `pack`"
+        for zeros in shares:
+            yield words, f"{zeros:.0%} zeros", sparse(subject, verb, pattern, zeros, cache), True
+    for left in LATENCIES:
+        yield "`fit`", f"{left:.0%} of the ms", fitted(subject, left, cache), False
 
 
 def packed(model: nn.Module, example: tuple[Tensor, ...]) -> tuple[nn.Module, str]:
@@ -162,7 +213,7 @@ def bench_verbs(options: Any) -> None:
             add(verbs, asked, served, model, note)
         exported = {("int8, ONNX Runtime", ""): dense} | {
             ("`shrink`, int8, ONNX Runtime", f"−{share:.0%}"): shrunken(subject, share, cache, False)
-            for share in SHARES[False]
+            for share in SHARES
         }
         for number, ((verbs, asked), model) in enumerate(exported.items()):
             place = Path(folder) / str(number)

@@ -525,7 +525,13 @@ def check_sparsity(sparsity: float) -> None:
 
 
 def check_nesting(left: int, kept: int, where: str) -> None:
-    """``ValueError`` if more units are asked for than earlier masks left."""
+    """``ValueError`` if more units are asked for than earlier masks left.
+
+    >>> check_nesting(10, 12, "weight")
+    Traceback (most recent call last):
+    ...
+    ValueError: weight: the earlier masks keep fewer units than the sparsity asks to keep; ask for more sparsity.
+    """
     if left < kept:
         raise ValueError(
             f"{where}: the earlier masks keep fewer units than the sparsity asks to keep; ask for more sparsity."

@@ -22,7 +22,15 @@ __all__ = ["Block", "Channels", "GroupedColumns", "NM", "Pattern", "Rows", "Unst
 
 
 class Pattern(Protocol):
-    """What a pattern of one's own provides."""
+    """What a pattern of one's own provides.
+
+    >>> scores = torch.tensor([[1.0, 4.0, 2.0, 3.0]])
+    >>> pattern = NM(2, 4)
+    >>> pattern.pool(scores).tolist(), pattern.density
+    ([[1.0, 4.0, 2.0, 3.0]], 0.5)
+    >>> pattern.spread(torch.tensor([[False, True, False, True]]), scores.shape).tolist()
+    [[False, True, False, True]]
+    """
 
     @property
     def density(self) -> float | None:

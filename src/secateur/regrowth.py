@@ -60,6 +60,9 @@ class Held:
         straight_through: removed weights are trained too, by the gradients at the masked model.
         decay: SR-STE's λ: removed weights are drawn to zero by ``λ·w`` in the gradient.
         penalty: soft movement's λ: each step lowers the accumulated movement S by ``λ·σ'(S)``.
+
+    >>> sr_ste(decay=0.01)
+    Held(straight_through=True, decay=0.01, penalty=0.0)
     """
 
     straight_through: bool = False

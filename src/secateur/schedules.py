@@ -40,6 +40,10 @@ class Ramp:
     """``initial + (final - initial) · shape(t)``, with t going from 0 at ``begin`` to 1 at ``end``.
 
     Made by `linear`, `cubic`, `cosine`, `exponential` and `constant`; a shape of one's own maps 0 to 0 and 1 to 1.
+
+    >>> ramp = Ramp("square", lambda t: t * t, 0.8, 0.0, 0, 10)
+    >>> [round(ramp(step), 3) for step in (0, 5, 10, 20)]
+    [0.0, 0.2, 0.8, 0.8]
     """
 
     name: str
@@ -85,7 +89,12 @@ class Ramp:
 
 @dataclass(frozen=True)
 class Milestones:
-    """The sparsity of the last milestone that is past; made by `milestones`."""
+    """The sparsity of the last milestone that is past; made by `milestones`.
+
+    >>> steps = milestones({10: 0.5, 20: 0.8})
+    >>> [steps(step) for step in (0, 10, 25)]
+    [0.0, 0.5, 0.8]
+    """
 
     points: tuple[tuple[Moment, float], ...]
     initial: float = 0.0

@@ -45,6 +45,11 @@ class Kind:
         modules: the classes whose parameters it is.
         named: how its parameters are named, parametrized or not.
         beside_embeddings: how they are named in a model that has embeddings.
+
+    >>> from secateur.targets import KINDS
+    >>> head = next(kind for kind in KINDS if kind.reason == "output heads")
+    >>> bool(head.named.search("lm_head.weight"))
+    True
     """
 
     reason: str
@@ -325,7 +330,13 @@ def turned(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Ten
 
 
 def turned_evidence(evidence: Mapping[str, Mapping[str, Tensor]], names: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-    """`turned` for all evidence of the weight's shape, or that broadcasts to it; a Gram matrix stays as it is."""
+    """`turned` for all evidence of the weight's shape, or that broadcasts to it; a Gram matrix stays as it is.
+
+    >>> import torch
+    >>> gathered = {"c_fc.weight": {"grad": torch.zeros(4, 6), "gram": torch.eye(4)}}
+    >>> turned_evidence(gathered, ["c_fc.weight"])["c_fc.weight"]["grad"].shape
+    torch.Size([6, 4])
+    """
     which = set(names)
     return {
         name: {

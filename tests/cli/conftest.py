@@ -6,7 +6,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from secateur.report import timed
 from support.shrunk import ZOO
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    """As few rounds of timing for a page as there may be."""
+    monkeypatch.setattr(timed, "SECONDS", 0.0)
 
 
 @pytest.fixture

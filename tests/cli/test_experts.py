@@ -49,6 +49,7 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     assert record["texts"][0]["data"] == str(text)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "What experts add" in page
+    assert "Measured: 1 × 32 tokens took" in page.replace("\u200b", "")
     assert "What mixtures lose alone" in page
     assert "What streams lose" in page
     assert "What the model loses" in page

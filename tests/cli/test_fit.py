@@ -50,6 +50,7 @@ def test_a_smaller_directory_that_loads_and_a_page(folder):
     assert smaller(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
     page = (folder / "page.html").read_text()
     assert "What was chosen" in page
+    assert "Before and after, measured" in page
     assert "The loss against the budget" in page
     assert run("verify", folder / "out", "--source", folder / "dense").exit_code == 0
     assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "page.html", "text.txt"]

@@ -44,3 +44,38 @@ def test_a_tensor_that_is_shared_counts_once():
     assert measuring.bytes_of(model) == 2 * 8 * 8 * 4
     model[1].weight = model[0].weight
     assert measuring.bytes_of(model) == 8 * 8 * 4
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Directories of a small Llama, and of one that has lost words and half of its units."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    found = []
+    for name, words, width in (("before", 60, 64), ("after", 40, 32)):
+        torch.manual_seed(0)
+        sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 16}
+        folder = tmp_path_factory.mktemp("two") / name
+        LlamaForCausalLM(LlamaConfig(vocab_size=words, intermediate_size=width, **sizes)).save_pretrained(folder)
+        found.append(folder)
+    return found
+
+
+def test_the_models_of_two_directories_are_timed(two):
+    found = measuring.timed_directories(*two)
+    assert found.call == "1 × 16 tokens"  # no more than the positions that there are, of the words that both have
+    assert found.nbytes[1] < found.nbytes[0]
+    assert len(found.before) >= 9
+
+
+def test_what_would_not_fit_is_not_loaded(two, monkeypatch):
+    monkeypatch.setattr(measuring, "MOST_BYTES", 1000)
+    monkeypatch.setattr(measuring, "model_in", None)
+    said = measuring.timed_directories(*two)
+    assert said.startswith("Time was not measured: both models in memory are ")
+    assert said.endswith(" more than 1 kB. secateur bench DIR measures one.")
+
+
+def test_why_nothing_was_timed_is_said(two, tmp_path):
+    said = measuring.timed_directories(two[0], tmp_path)
+    assert said == f"Time was not measured: {tmp_path}: no .safetensors file here."

@@ -142,6 +142,7 @@ def test_shrink_has_a_page(zoo, tmp_path):
     for said in ("criterion lamp", "Group by group", "What stays whole", "Nothing was written."):
         assert said in text, said
     assert re.search(r"Measured: the example took [\d.]+ ms and takes [\d.]+ ms, [\d.]+ times as fast", text)
+    assert "Before and after, measured" in text
     assert "Measured:" not in result.stdout  # time that only a page is worth
 
 

@@ -92,6 +92,7 @@ def test_a_page_has_the_curve_and_the_parts(folder):
     page = (folder / "page.html").read_text()
     for word in (
         "The learning curve",
+        "Before and after, measured",
         "Block by block",
         "zeros before",
         "secateur recover",

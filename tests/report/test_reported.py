@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur import oneshot, pack, recover, save_compressed, sensitivity, shrink, sparsify
+from secateur import Pruner, oneshot, pack, recover, save_compressed, sensitivity, shrink, sparsify
 from secateur.report import Reported
 from support.reports import Page
 
@@ -33,6 +33,9 @@ VERBS = {
         sparsify(model, 0.5),
         recover(model, dense, batches, steps=4, local=1, loss="mse"),
     )[1],
+    "Pruner": lambda model, dense, batches, folder: Pruner(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), lambda step: 0.5, verbose=False
+    ),
     "Packing": lambda model, dense, batches, folder: pack(model, batches[0]),
     "Compression": lambda model, dense, batches, folder: save_compressed(model, folder / "small.safetensors"),
 }
@@ -49,6 +52,7 @@ def test_a_result_is_written_as_a_page(kind, dense, batches, tmp_path):
     missing = [word for word in str(done).split() if word.strip("─") and word not in shown]
     assert missing == []
     assert "Mine <b>" in text
+    assert "Measured:" not in text  # nobody did
     assert "What was asked" not in text  # which only the command knows
     assert "layers.1.linear1" in text.replace("\u200b", "") or kind == "Recovered"
     assert "<table" in done._repr_html_()

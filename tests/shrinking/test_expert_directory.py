@@ -26,6 +26,7 @@ from secateur.shrinking.routing import mixture_of
 from support.commands import run
 from support.damaged import changed
 from support.mixtures import SMALL
+from support.reports import Page
 
 
 def made(folder, kind="mixtral", **how):
@@ -162,6 +163,12 @@ def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path):
         assert list(errors) == [1, 2, 3, 4, 5, 6]
         assert 0 < errors[1] < errors[6]
     assert "without so many experts" in str(first)
+    said = str(first.profile)
+    assert said.startswith("Ranked by reap on 96 tokens of batches, 32 held out.\nMixture")
+    assert "without so many experts" in said
+    page = Page(first.profile.report(tmp_path / "profile.html").read_text(encoding="utf-8"))
+    assert "Expert by expert" in page.text
+    assert "<table" in first.profile._repr_html_()
     with pytest.raises(CheckpointError, match="a text counts once"):
         shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
     other = [{key: value.flip(0, 1) for key, value in batch.items()} for batch in batches()]

@@ -18,7 +18,15 @@ WIDE = 1000  # letters of a line that is not a table's
 
 @dataclass(frozen=True)
 class OneShot(Reported):
-    """What `oneshot` did: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone."""
+    """What `oneshot` did: its layers in the order of the walk, and ``{reason: names}`` of the matrices left alone.
+
+    >>> import torch
+    >>> from secateur import oneshot
+    >>> blocks = (torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4)) for _ in range(2))
+    >>> done = oneshot(torch.nn.Sequential(*blocks), [torch.randn(3, 4)], 0.5)
+    >>> done.sparsity, [layer.name for layer in done.layers][:2]
+    (0.5, ['0.0.weight', '0.1.weight'])
+    """
 
     layers: tuple[Layer, ...]
     left_alone: Mapping[str, tuple[str, ...]]

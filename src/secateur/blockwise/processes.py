@@ -22,7 +22,11 @@ _T = TypeVar("_T")
 
 
 def rank_and_world() -> tuple[int, int]:
-    """(this process, how many there are)."""
+    """(this process, how many there are).
+
+    >>> rank_and_world()  # without torchrun
+    (0, 1)
+    """
     from torch import distributed
 
     if not distributed.is_available() or not distributed.is_initialized():
@@ -56,7 +60,11 @@ def handed_out(said: Any, tensors: Sequence[Tensor], owner: int) -> Any:
 
 
 def of_the_first(compute: Callable[[], _T]) -> _T:
-    """What the first process computes, on all of them; what it raises is raised on all."""
+    """What the first process computes, on all of them; what it raises is raised on all.
+
+    >>> of_the_first(lambda: 7)  # of one process
+    7
+    """
     rank, world = rank_and_world()
     if world == 1:
         return compute()
@@ -71,7 +79,11 @@ def of_the_first(compute: Callable[[], _T]) -> _T:
 
 
 def gathered(said: Any) -> list[Any]:
-    """What each process says, first to last."""
+    """What each process says, first to last.
+
+    >>> gathered("mine")  # of one process
+    ['mine']
+    """
     world = rank_and_world()[1]
     if world == 1:
         return [said]

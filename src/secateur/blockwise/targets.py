@@ -27,6 +27,13 @@ def choose_targets(
 
     Raises:
         ValueError: a glob matches nothing, asks for what lies outside the blocks, or nothing is left.
+
+    >>> from secateur.blockwise import find_blocks
+    >>> blocks = (nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4)) for _ in range(2))
+    >>> model = nn.Sequential(*blocks)
+    >>> chosen, left = choose_targets(model, find_blocks(model), None, "*.1.weight")
+    >>> [*chosen]
+    ['0.0.weight', '1.0.weight']
     """
     names = dict(model.named_parameters(remove_duplicate=False))
     included, excluded = matched(include, names), matched(exclude, names) or set()

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from secateur.cli.options import Activations, Device, Directory, DryRun, NoRepair, Report, Samples, Seed, SequenceLength
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
 
@@ -151,4 +151,5 @@ def experts(
             asked,
             experts_parts(done, profile),
             lambda: experts_sheets(done),
+            timing_of(directory, done.out),
         )

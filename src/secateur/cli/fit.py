@@ -24,7 +24,7 @@ from secateur.cli.options import (
     Store,
     Text,
 )
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.runs import read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
 
@@ -133,4 +133,12 @@ def fit(
             )
         parts = [*done.parts()]
         show(parts)
-        page.write(f"{directory}, fitted to a budget", "fit", [directory], asked, parts, lambda: fitted_sheets(done))
+        page.write(
+            f"{directory}, fitted to a budget",
+            "fit",
+            [directory],
+            asked,
+            parts,
+            lambda: fitted_sheets(done),
+            timing_of(directory, out),
+        )

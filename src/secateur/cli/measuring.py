@@ -25,13 +25,26 @@ from secateur.cli.terminal import waiting
 from secateur.inference import Packing, pack
 from secateur.patterns import Pattern
 from secateur.pipeline import sparsify
+from secateur.report import Timed, before_and_after
 from secateur.shrinking import shrink
-from secateur.support import alternating, printable, run_example, track
+from secateur.support import alternating, bytes_text, printable, run_example, track
 
-__all__ = ["Bench", "Form", "bytes_of", "inputs_for", "measured", "model_and_inputs", "model_in", "packed"]
+__all__ = [
+    "Bench",
+    "Form",
+    "bytes_of",
+    "inputs_for",
+    "measured",
+    "model_and_inputs",
+    "model_in",
+    "packed",
+    "timed_directories",
+]
 
 ROUNDS = 7
 SECONDS_A_TURN = 0.02
+MOST_BYTES = 4 * 10**9  # of two models in memory at once, for the times on a page
+TOKENS = 32  # of the one sequence that they are timed on
 
 
 @dataclass(frozen=True)
@@ -100,6 +113,27 @@ def inputs_for(model: Any, where: str, batch: int, tokens: int) -> tuple[dict[st
         images = torch.randn(batch, channels, height, width, generator=draw)
         return {"pixel_values": images.to(model.dtype)}, f"{batch} × {channels} × {height} × {width} pixels"
     raise CheckpointError(f"{printable(where)}: its config.json does not tell what it is given; say it with --example.")
+
+
+def timed_directories(before: Path, after: Path) -> Timed | str:
+    """What a directory's model took and what the new one takes; or, in words, why that was not measured.
+
+    Both are loaded, so that they have to fit in memory together, and run one random sequence of 32 tokens, or one
+    random image. The work is done and written by now: what goes wrong here is said, and nothing more.
+    """
+    try:
+        total = sum(entry.nbytes for each in (before, after) for entry in open_checkpoint(each).entries.values())
+        if total > MOST_BYTES:
+            return (
+                f"Time was not measured: both models in memory are {bytes_text(total)}, more than "
+                f"{bytes_text(MOST_BYTES)}. secateur bench DIR measures one."
+            )
+        dense, model = model_in(before), model_in(after)
+        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)  # type: ignore[union-attr]
+        inputs, what = inputs_for(model, str(after), 1, min(TOKENS, longest or TOKENS))
+        return before_and_after(dense, model, inputs, call=what)
+    except Exception as error:  # of a directory of any kind, whose tensors alone the verb may have needed
+        return f"Time was not measured: {_line(error)}"
 
 
 def measured(

@@ -30,7 +30,7 @@ from secateur.cli.options import (
     Sparsity,
     Text,
 )
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.runs import join_processes, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import arguments_said, clear_errors, memory, show, terminable
 
@@ -135,6 +135,7 @@ def oneshot(
                 options,
                 pruned_blocks_parts(done),
                 lambda: pruned_blocks_sheets(done),
+                timing_of(directory, out),
             )
 
 

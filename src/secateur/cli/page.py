@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from secateur.cli.terminal import command_line
 
 if TYPE_CHECKING:
-    from secateur.report import Sheet
+    from secateur.report import Sheet, Timed
     from secateur.support import Part
 
-__all__ = ["Page", "page_at"]
+__all__ = ["Page", "page_at", "timing_of"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class Page:
         asked: Mapping[str, Any],
         got: Iterable[Part],
         sheets: Callable[[], Sequence[Sheet]],
+        timed: Callable[[], Timed | str] | None = None,
     ) -> None:
-        """Writes it, and says so on stderr: stdout may be JSON."""
+        """Writes it, and says so on stderr: stdout may be JSON. Only for a page is it ``timed`` what a model takes."""
         if self.path is None:
             return
         from secateur.report import Account, write_account
@@ -46,8 +47,26 @@ class Page:
         command = command_line(verb, *arguments, **asked, report=self.path)
         seconds = time.monotonic() - self.started
         said = {name.replace("_", "-"): value for name, value in asked.items()}
-        write_account(Account(printable(title), command, said, list(got), sheets(), seconds), self.path)
+        parts, drawn = [*got], [*sheets()]
+        if timed is not None:
+            found = timed()
+            parts += ["", found if isinstance(found, str) else found.line()]
+            drawn = drawn if isinstance(found, str) else [found.sheet(), *drawn]
+        write_account(Account(printable(title), command, said, parts, drawn, seconds), self.path)
         print(f"The report is in {printable(str(self.path))}.", file=sys.stderr)
+
+
+def timing_of(before: Path, after: Path | None) -> Callable[[], Timed | str] | None:
+    """How a page learns what a directory's model took and what the one that was written takes; None if none was."""
+    if after is None:
+        return None
+
+    def timed() -> Timed | str:
+        from secateur.cli.measuring import timed_directories
+
+        return timed_directories(before, after)
+
+    return timed
 
 
 def page_at(path: Path | None) -> Page:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from secateur.cli.options import Allocate, Exclude, Include, NewDirectory, Pattern, Report, Sparsity
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.terminal import arguments_said, clear_errors, show, terminable
 
 __all__ = ["prune"]
@@ -72,7 +72,13 @@ def prune(
         )
         show(pruned_parts(done))
         page.write(
-            f"{directory}, pruned", "prune", [directory], options, pruned_parts(done), lambda: pruned_sheets(done)
+            f"{directory}, pruned",
+            "prune",
+            [directory],
+            options,
+            pruned_parts(done),
+            lambda: pruned_sheets(done),
+            timing_of(directory, out),
         )
 
 

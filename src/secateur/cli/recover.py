@@ -24,7 +24,7 @@ from secateur.cli.options import (
     Seed,
     SequenceLength,
 )
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.runs import read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import arguments_said, clear_errors, fail, memory, show, terminable
 
@@ -149,6 +149,7 @@ def recover(
             options,
             recovered_parts(done),
             lambda: recovered_sheets(done),
+            timing_of(directory, out),
         )
 
 

@@ -9,7 +9,7 @@ import functools
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -28,12 +28,9 @@ from secateur.cli.options import (
     SequenceLength,
     Weights,
 )
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.prune import without_evidence
 from secateur.cli.terminal import clear_errors, command_line, show, terminable, waiting
-
-if TYPE_CHECKING:
-    from torch import nn
 
 __all__ = ["shrink"]
 
@@ -216,6 +213,7 @@ def shrink(
                         asked,
                         blocks_parts(short),
                         lambda: blocks_sheets(short),
+                        timing_of(Path(factory), short.out),
                     )
                     return
                 done = shrink_checkpoint(
@@ -238,6 +236,7 @@ def shrink(
                 asked,
                 directory_parts(done),
                 lambda: directory_sheets(done),
+                timing_of(Path(factory), done.out),
             )
             return
         rank_branches = rank_branches or "influence"
@@ -250,6 +249,7 @@ def shrink(
         from secateur.checkpoints import new_directory
         from secateur.cli.factories import blamed, inputs_of, load_weights, model_of
         from secateur.cli.printing.shrunken import model_parts, print_loading
+        from secateur.report import before_and_after
         from secateur.shrinking import model_sheets, save_shrunken
         from secateur.shrinking import shrink as shrink_model
         from secateur.support import in_mode, run_example
@@ -286,23 +286,15 @@ def shrink(
         if written is not None:
             print_loading(written, factory, expression)
         if dense is not None:
-            got = [*model_parts(shrunk, written, seconds), "", _times(dense, model, inputs)]
-            page.write(f"{factory}, shrunk", "shrink", [factory], asked, got, lambda: model_sheets(shrunk))
-
-
-def _times(dense: "nn.Module", model: "nn.Module", inputs: Any) -> str:
-    """What the example takes before and after, in evaluation mode, measured in turns."""
-    import statistics
-
-    import torch
-
-    from secateur.support import alternating, in_mode, ratio, run_example
-
-    with torch.no_grad(), in_mode(dense, training=False), in_mode(model, training=False):
-        calls = {each: functools.partial(run_example, each, inputs) for each in (dense, model)}
-        before, after = alternating(calls, 9, seconds=0.5, told="Timing it before and after").values()
-    was, now = (f"{1000 * statistics.median(times):.3g} ms" for times in (before, after))
-    return f"Measured: the example took {was} and takes {now}, {ratio(after, before):.2f} times as fast."
+            page.write(
+                f"{factory}, shrunk",
+                "shrink",
+                [factory],
+                asked,
+                model_parts(shrunk, written, seconds),
+                lambda: model_sheets(shrunk),
+                functools.partial(before_and_after, dense, model, inputs),
+            )
 
 
 def _check_blocks(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from secateur.cli.options import DryRun, Report
-from secateur.cli.page import page_at
+from secateur.cli.page import page_at, timing_of
 from secateur.cli.terminal import clear_errors, command_line, show, terminable
 
 __all__ = ["vocabulary"]
@@ -101,4 +101,5 @@ def vocabulary(
             asked,
             shrunken_parts(done),
             lambda: shrunken_sheets(done),
+            timing_of(directory, done.out),
         )

@@ -45,7 +45,12 @@ _numbers = itertools.count()
 
 @dataclass(eq=False)
 class Axis:
-    """So many things that may be removed one by one, unless the axis is frozen or was refined."""
+    """So many things that may be removed one by one, unless the axis is frozen or was refined.
+
+    >>> heads = Axis(4)
+    >>> size_of(heads), size_of(multiplied([heads, Axis(8)]))
+    (4, 32)
+    """
 
     size: int
     bound: Expression | None = None
@@ -62,7 +67,11 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Row-major: the last factor runs fastest."""
+    """Row-major: the last factor runs fastest.
+
+    >>> size_of(Product((Axis(4), Axis(8))))
+    32
+    """
 
     factors: tuple[Expression, ...]
 
@@ -110,7 +119,12 @@ def resolved(expression: Expression) -> Expression:
 
 
 def multiplied(factors: Iterable[Expression]) -> Expression:
-    """The product, without factors of size 1 and without products in products."""
+    """The product, without factors of size 1 and without products in products.
+
+    >>> heads = Axis(4)
+    >>> multiplied([heads, Axis(1)]) is heads
+    True
+    """
     flat: list[Expression] = []
     for factor in factors:
         flat += factor.factors if isinstance(factor, Product) else [factor]
@@ -121,7 +135,11 @@ def multiplied(factors: Iterable[Expression]) -> Expression:
 
 
 def concatenated(segments: Iterable[Expression]) -> Expression:
-    """The sum, without empty segments and without sums in sums."""
+    """The sum, without empty segments and without sums in sums.
+
+    >>> size_of(concatenated([Axis(3), Axis(0), Axis(5)]))
+    8
+    """
     flat: list[Expression] = []
     for segment in segments:
         flat += segment.segments if isinstance(segment, Sum) else [segment]
@@ -132,7 +150,11 @@ def concatenated(segments: Iterable[Expression]) -> Expression:
 
 
 def leaves(expression: Expression) -> Iterator[Axis]:
-    """The axes that it consists of, in order; one that occurs twice comes twice."""
+    """The axes that it consists of, in order; one that occurs twice comes twice.
+
+    >>> [axis.size for axis in leaves(concatenated([Axis(3), multiplied([Axis(4), Axis(8)])]))]
+    [3, 4, 8]
+    """
     whole = resolved(expression)
     if isinstance(whole, Axis):
         yield whole
@@ -168,7 +190,13 @@ def tie(first: Expression, second: Expression, reason: str) -> None:
 
 
 def tied_to(axis: Axis) -> Axis:
-    """The axis that stands for all whose counts stay equal."""
+    """The axis that stands for all whose counts stay equal.
+
+    >>> from secateur.coupling import representative
+    >>> axis = Axis(8)
+    >>> representative(axis) is axis
+    True
+    """
     while axis.tied is not None:
         following = axis.tied
         if following.bound is not None:  # refined since
@@ -181,7 +209,12 @@ def tied_to(axis: Axis) -> Axis:
 
 
 def unify(first: Expression, second: Expression, reason: str = "") -> bool:
-    """Make two expressions of one size choose the same positions; False, and both frozen, where that can't be."""
+    """Make two expressions of one size choose the same positions; False, and both frozen, where that can't be.
+
+    >>> first, second = Axis(8), Axis(8)
+    >>> unify(first, second), resolved(first) is resolved(second)
+    (True, True)
+    """
     one, other = resolved(first), resolved(second)
     if one is other:
         return True

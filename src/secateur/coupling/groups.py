@@ -82,6 +82,13 @@ class Coupling:
         unknown: ``{function: calls}`` of the functions that have no rule.
         branches: the residual branches (`Branch`), in the order in which they meet their stream.
         turns: how many other choices had to be made until all that is chosen between was used; see `in_turn`.
+
+    >>> import torch
+    >>> from secateur.coupling import find_coupling
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> found = find_coupling(model, torch.ones(1, 4))
+    >>> [(group.name, group.size) for group in found.groups], found.frozen["2.weight", 0]
+    ([('0.weight', 8)], 'an output of the model')
     """
 
     def __init__(

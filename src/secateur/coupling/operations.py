@@ -150,7 +150,12 @@ def _check(names: tuple[Any, ...]) -> None:
 
 
 def name_of(func: Any) -> str:
-    """The name of a function of torch without underscores around it; of an attribute the attribute's."""
+    """The name of a function of torch without underscores around it; of an attribute the attribute's.
+
+    >>> import torch
+    >>> name_of(torch.Tensor.__add__), name_of(torch.nn.functional.relu)
+    ('add', 'relu')
+    """
     name = str(getattr(func, "__name__", func))
     if name in ("__get__", "__set__"):
         return str(getattr(getattr(func, "__self__", None), "__name__", name)) + ("=" if name == "__set__" else "")

@@ -506,5 +506,9 @@ def _is_dense(tensor: Tensor) -> bool:
 
 
 def tensors_of_tree(tree: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """All tensors in nested tuples, lists and dicts.
+
+    >>> [each.item() for each in tensors_of_tree({"a": (torch.tensor(1), [torch.tensor(2)]), "b": "no"})]
+    [1, 2]
+    """
     return private.tensors_of_tree(tree)

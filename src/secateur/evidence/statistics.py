@@ -170,7 +170,12 @@ def sum_over_ranks(sums: Mapping[Any, Sums], group: Any, device: torch.device) -
 
 
 def add_gram(gram: Tensor | None, x: Tensor) -> Tensor:
-    """Adds the upper half of x'x, in panels: measured 1.5 times as fast as all of it for 4096 inputs."""
+    """Adds the upper half of x'x, in panels: measured 1.5 times as fast as all of it for 4096 inputs.
+
+    >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> add_gram(None, x).triu().tolist()
+    [[10.0, 14.0], [0.0, 20.0]]
+    """
     inputs = x.shape[1]
     if gram is None:
         gram = torch.zeros(inputs, inputs, dtype=x.dtype, device=x.device)

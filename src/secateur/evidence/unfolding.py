@@ -57,7 +57,14 @@ class Patches:
 
 
 def patches_of(func: Any, args: Any, kwargs: Any) -> tuple[Tensor, list[Patches]] | None:
-    """The weight of a convolution that is about to be computed, and of each group what that is multiplied with."""
+    """The weight of a convolution that is about to be computed, and of each group what that is multiplied with.
+
+    >>> convolution = torch.nn.Conv2d(2, 5, 3)
+    >>> arguments = (torch.ones(1, 2, 4, 4), convolution.weight)
+    >>> weight, patches = patches_of(torch.nn.functional.conv2d, arguments, {})
+    >>> weight is convolution.weight, len(patches)
+    (True, 1)
+    """
     spatial = CONVOLUTIONS[func]
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     given: dict[str, Any] = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -49,6 +49,18 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     Raises:
         ValueError: no layer of the model is packed.
         OSError: the file cannot be written.
+
+    >>> import tempfile
+    >>> from secateur import pack, sparsify
+    >>> from secateur.patterns import GroupedColumns
+    >>> model = nn.Sequential(nn.Linear(64, 64))
+    >>> masks = sparsify(model, 0.75, pattern=GroupedColumns(16))
+    >>> packing = pack(model, torch.randn(1, 64), at_least=1e-9)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saved = save_packed(model, Path(folder, "packed.safetensors"))
+    ...     read = load_packed(nn.Sequential(nn.Linear(64, 64)), saved.path)
+    >>> [*saved.layers] == [*read.layers] == ["0"]
+    True
     """
     from safetensors.torch import save as to_bytes
 
@@ -92,6 +104,12 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     Raises:
         ValueError: it is no such file, or of another model.
         OSError: it is not there.
+
+    >>> model = nn.Linear(4, 4)
+    >>> load_packed(model, "nowhere.safetensors")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: nowhere.safetensors is not a file.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -248,7 +248,13 @@ def _choice(method: BasePruningMethod, n_dims: int, mask: Tensor) -> Any:
 
 
 class Identity(BasePruningMethod):
-    """Prunes nothing, but registers the mask of ones."""
+    """Prunes nothing, but registers the mask of ones.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> method = Identity.apply(layer, "weight")
+    >>> layer.weight_mask.tolist()
+    [[1.0, 1.0]]
+    """
 
     PRUNING_TYPE = "unstructured"
 
@@ -287,6 +293,9 @@ class RandomUnstructured(_Unstructured):
 
     Args:
         amount: a fraction in [0, 1], or (an integer) how many.
+
+    >>> int((RandomUnstructured(amount=3).prune(torch.ones(10)) == 0).sum())
+    3
     """
 
     def _scores(self, t: Tensor) -> Tensor:
@@ -304,6 +313,9 @@ class L1Unstructured(_Unstructured):
 
     Args:
         amount: a fraction in [0, 1], or (an integer) how many.
+
+    >>> L1Unstructured(amount=2).prune(torch.tensor([3.0, -1.0, 2.0, -4.0])).tolist()
+    [3.0, -0.0, 0.0, -4.0]
     """
 
     def _scores(self, t: Tensor) -> Tensor:
@@ -323,6 +335,10 @@ class RandomStructured(BasePruningMethod):
     Args:
         amount: a fraction of the channels in [0, 1], or (an integer) how many.
         dim: the axis that counts channels.
+
+    >>> pruned = RandomStructured(amount=0.5, dim=1).prune(torch.ones(3, 4))
+    >>> int((pruned.sum(0) == 0).sum())
+    2
     """
 
     PRUNING_TYPE = "structured"
@@ -360,6 +376,9 @@ class LnStructured(BasePruningMethod):
         amount: a fraction of the channels in [0, 1], or (an integer) how many.
         n: the order of the norm, as in ``torch.norm``: a number, ``inf``, ``-inf``, ``'fro'``, ``'nuc'``; None is 2.
         dim: the axis that counts channels.
+
+    >>> LnStructured(amount=1, n=2, dim=0).prune(torch.tensor([[3.0, 4.0], [1.0, 1.0]])).tolist()
+    [[3.0, 4.0], [0.0, 0.0]]
     """
 
     PRUNING_TYPE = "structured"
@@ -406,6 +425,11 @@ class CustomFromMask(BasePruningMethod):
 
     Args:
         mask: 0 and 1 (or bool) in the shape of the tensor.
+
+    >>> layer = torch.nn.Linear(2, 1)
+    >>> method = CustomFromMask.apply(layer, "weight", torch.tensor([[1, 0]]))
+    >>> layer.weight_mask.tolist()
+    [[1.0, 0.0]]
     """
 
     PRUNING_TYPE = "global"

@@ -7,6 +7,7 @@ from secateur.report.reported import Reported
 from secateur.report.results import Check, History, Network, Results, Run, environment, load_results, save_results
 from secateur.report.summary import Row, missing_baselines, summarize
 from secateur.report.tables import print_summary
+from secateur.report.timed import Timed, before_and_after
 
 __all__ = [
     "Account",
@@ -20,6 +21,8 @@ __all__ = [
     "Row",
     "Run",
     "Sheet",
+    "Timed",
+    "before_and_after",
     "check_page",
     "count_multiply_adds",
     "describe",

@@ -57,6 +57,11 @@ class Chart:
     which things are one series, if their names do not; ``places`` where each is from left to right, and ``along`` what
     that is. Only where neighbours have to do with one another are they ``joined`` by a line. ``grid`` says the row and
     the column that each has in a map of the numbers; by their names, a row is a kind and a column a block.
+
+    >>> Chart("Zeros", "Of each layer.", ["a", "b"], [0.5], "zeros")
+    Traceback (most recent call last):
+    ...
+    ValueError: the chart 'Zeros' has 2 names and 1 values.
     """
 
     title: str
@@ -81,7 +86,11 @@ class Chart:
 
 @dataclasses.dataclass(frozen=True)
 class Sheet:
-    """A table of a page, all of one length, and what is drawn of it."""
+    """A table of a page, all of one length, and what is drawn of it.
+
+    >>> [*Sheet("Layer by layer", [Cells("layer", ["a", "b"]), Cells("zeros", [0.5, 0.9])]).rows]
+    [0, 1]
+    """
 
     title: str
     cells: Sequence[Cells]
@@ -112,6 +121,10 @@ class Account:
         sheets: all of it, tensor by tensor or layer by layer.
         seconds: wall time, None if it was not measured.
         versions: the machine and the software.
+
+    >>> sheet = Sheet("Layer by layer", [Cells("layer", ["a"]), Cells("zeros", [0.5])])
+    >>> Account("mine", "secateur prune mine", {"sparsity": 0.5}, ["Done."], [sheet], 1.0).versions["torch"] != ""
+    True
     """
 
     title: str

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from secateur.report.account import Account, Sheet
 from secateur.report.page import check_page, write_account
+from secateur.report.timed import Timed
 from secateur.support import Part, Shown
 
 __all__ = ["Reported"]
@@ -28,12 +29,13 @@ class Reported(Shown):
     def _sheets(self) -> Sequence[Sheet]:
         """All of it, tensor by tensor or layer by layer, with charts."""
 
-    def report(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
+    def report(self, path: str | os.PathLike[str], *, title: str = "", timed: Timed | None = None) -> Path:
         """Write one self-contained HTML page of what was done, as ``--report`` of the command does; returns its path.
 
         Args:
             path: a name that ends in ``.html``, in a folder that exists.
             title: of the page; the name of the result's class if left out.
+            timed: what `before_and_after` measured, to stand on the page; without it no time does.
 
         Raises:
             ValueError, OSError: no page can be written there.
@@ -48,5 +50,7 @@ class Reported(Shown):
         """
         check_page(path)
         seconds = getattr(self, "seconds", None)
-        told = Account(title or type(self).__name__, "", {}, list(self._parts()), self._sheets(), seconds)
-        return write_account(told, path)
+        got, sheets = [*self._parts()], [*self._sheets()]
+        if timed is not None:
+            got, sheets = [*got, "", timed.line()], [timed.sheet(), *sheets]
+        return write_account(Account(title or type(self).__name__, "", {}, got, sheets, seconds), path)

@@ -109,6 +109,12 @@ class Network:
 
     ``edges`` has one element more than ``kept`` and ``removed``, which count the weights between two edges. Made by
     `describe`. ``method`` is the `Run.method` that it is an example of, if any: it then has the colour of that method.
+
+    >>> from secateur.report import describe
+    >>> weights = {"weight": torch.tensor([1.0, 2.0])}
+    >>> network = describe("mine", weights, {"weight": torch.tensor([True, False])}, method="magnitude")
+    >>> network.layers[0].sparsity, sum(network.kept), sum(network.removed)
+    (0.5, 1, 1)
     """
 
     title: str
@@ -247,12 +253,27 @@ def environment() -> dict[str, str]:
 
 
 def save_results(results: Results, path: str | os.PathLike[str]) -> None:
-    """Write the results as JSON, to a temporary name first. `load_results` reads them back."""
+    """Write the results as JSON, to a temporary name first. `load_results` reads them back.
+
+    >>> import tempfile
+    >>> results = Results("mine", [Run("magnitude", 0.5, before=97.0)])
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_results(results, Path(folder, "results.json"))
+    ...     load_results(Path(folder, "results.json")) == results
+    True
+    """
     write_whole(path, json.dumps(dataclasses.asdict(results), indent=1, allow_nan=False) + "\n")
 
 
 def load_results(path: str | os.PathLike[str]) -> Results:
-    """The `Results` that `save_results` wrote; ``ValueError`` where the file holds anything else."""
+    """The `Results` that `save_results` wrote; ``ValueError`` where the file holds anything else.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_results(Results("mine", [Run("magnitude", 0.5, before=97.0)]), Path(folder, "results.json"))
+    ...     load_results(Path(folder, "results.json")).runs[0].before
+    97.0
+    """
     path = Path(path)
     return _made(Results, Fields.read(path, hint=f" {path.name} does not hold the results of a report."))
 

@@ -19,6 +19,11 @@ class Row:
     """The runs of one method at one sparsity: means over seeds, and sample standard deviations (None with one seed).
 
     ``before_range`` and ``after_range`` are the smallest and the largest over the seeds.
+
+    >>> from secateur.report import Run
+    >>> [row] = summarize([Run("magnitude", 0.5, before=96.0), Run("magnitude", 0.5, before=98.0, seed=1)])
+    >>> row.before, row.before_range, row.seeds
+    (97.0, (96.0, 98.0), 2)
     """
 
     method: str

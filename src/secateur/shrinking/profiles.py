@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from secateur.checkpoints import CheckpointError
+from secateur.report import Reported, Sheet
 from secateur.shrinking.mixtures import Beyond, Curve
 from secateur.shrinking.routing import RANKS, Routed
-from secateur.support import Fields, write_whole
+from secateur.support import Fields, Part, write_whole
 
 __all__ = ["Profile", "Text", "profile_in", "profile_values", "read_profile", "write_profile"]
 
@@ -36,7 +37,7 @@ class Text:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
+class Profile(Reported):
     """Of each mixture, by the name of its router, what data says.
 
     Attributes:
@@ -52,6 +53,16 @@ class Profile:
     routed: Mapping[str, Routed]
     curves: Mapping[str, Curve] = field(default_factory=dict)
     beyond: Mapping[float, Beyond] = field(default_factory=dict)
+
+    def _parts(self) -> Iterator[Part]:
+        from secateur.shrinking.tables import profile_parts
+
+        return profile_parts(self)
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.shrinking.sheets import profile_sheets
+
+        return profile_sheets(self, {})
 
     def plus(self, other: Profile, path: Path) -> Profile:
         """Both texts."""

@@ -5,7 +5,7 @@ Law: what leaves and what stays is named as the library names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from secateur.report import Cells, Chart, Sheet
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from secateur.shrinking.module import Shrunk
     from secateur.shrinking.profiles import Profile
 
-__all__ = ["blocks_sheets", "directory_sheets", "experts_sheets", "model_sheets"]
+__all__ = ["blocks_sheets", "directory_sheets", "experts_sheets", "model_sheets", "profile_sheets"]
 
 
 def model_sheets(done: Shrunk) -> list[Sheet]:
@@ -84,14 +84,17 @@ def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:
 
 
 def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
+    """Of what is known of them, with those that stay."""
+    return [] if done.profile is None else profile_sheets(done.profile, done.kept)
+
+
+def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[Sheet]:
     """A row an expert, with what data says of it; a row a mixture, with what it loses; and what the model does."""
-    if done.profile is None:
-        return []
-    mixtures = {name: at for at, name in enumerate(done.profile.routed)}
+    mixtures = {name: at for at, name in enumerate(profile.routed)}
     names, numbers, tokens, reap, stays = [], [], [], [], []
-    for name, routed in done.profile.routed.items():
+    for name, routed in profile.routed.items():
         scores = routed.scores("reap")
-        kept = done.kept.get(name)
+        kept = stay.get(name)
         for at in range(len(scores)):
             names.append(name)
             numbers.append(at)
@@ -122,7 +125,7 @@ def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
         grid=[(f"expert {at}", mixtures[name]) for name, at in zip(names, numbers, strict=True)],
     )
     sheets = [Sheet("Expert by expert", cells, [chart])]
-    return [*sheets, *_lost_sheets(done.profile)]
+    return [*sheets, *_lost_sheets(profile)]
 
 
 def _lost_sheets(profile: Profile) -> Iterator[Sheet]:

@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from secateur.shrinking.directory import CheckpointShrinking
     from secateur.shrinking.expert_directory import ShrunkExperts
     from secateur.shrinking.module import Shrunk
+    from secateur.shrinking.profiles import Profile
     from secateur.shrinking.request import Request
 
-__all__ = ["checkpoint_parts", "depth_parts", "experts_parts", "proof_words", "shrunk_parts", "unreached_parts"]
+__all__ = [
+    "checkpoint_parts",
+    "depth_parts",
+    "experts_parts",
+    "profile_parts",
+    "proof_words",
+    "shrunk_parts",
+    "unreached_parts",
+]
 
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
@@ -278,14 +287,38 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
     if profile is not None:
         sizes = {name: (len(each.tokens), 0) for name, each in profile.routed.items()}
         yield from unreached_parts(done.unreached, sizes, first=done.unreached_first)
-        for text in profile.texts:
-            held = f", {text.held_out:,} held out" if text.held_out else ""
-            yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
+        yield from _texts_parts(profile)
     else:
         yield f"Ranked by {done.rank}, without data."
     yield from merged_parts(done.merged, done.unmerged)
     yield from mended_parts(done.mended, done.unmended)
-    if profile is not None and profile.curves:
+    if profile is not None:
+        yield from _lost_parts(profile)
+    yield ""
+    numbers = "{:,}".format
+    yield _totals(("parameters", *done.parameters, numbers), ("bytes", *done.nbytes, bytes_text))
+
+
+def profile_parts(profile: Profile) -> Iterator[Part]:
+    """What data says of the experts of each mixture, and what it costs to leave some out."""
+    yield from _texts_parts(profile)
+    rows = []
+    for name, routed in profile.routed.items():
+        met = sorted((int(each) for each in routed.tokens), reverse=True)
+        unreached = sum(not each for each in met)
+        rows.append((printable(name), f"{len(met):,}", f"{met[0]:,}", f"{met[-1]:,}", f"{unreached:,}"))
+    yield Rows(("~Mixture", ">Experts", ">Tokens of the busiest", ">Of the idlest", ">Never reached"), rows)
+    yield from _lost_parts(profile)
+
+
+def _texts_parts(profile: Profile) -> Iterator[Part]:
+    for text in profile.texts:
+        held = f", {text.held_out:,} held out" if text.held_out else ""
+        yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
+
+
+def _lost_parts(profile: Profile) -> Iterator[Part]:
+    if profile.curves:
         counts_of = sorted({count for each in profile.curves.values() for count in each.lost})
         rows = []
         for name, curve in profile.curves.items():
@@ -294,7 +327,7 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
         yield ""
         yield "What the outputs of each mixture lose on held-out tokens without so many experts, as a relative error:"
         yield Rows(("~Experts", *(f">-{count}" for count in counts_of)), rows)
-    if profile is not None and profile.beyond:
+    if profile.beyond:
         yield ""
         yield "And the model's outputs when all mixtures lose a share: divergence from the dense ones, a token."
         shares = [(percent(share), f"{each.lost / max(1, each.tokens):.3g}") for share, each in profile.beyond.items()]
@@ -305,6 +338,3 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
             ("~Experts", *(f">-{percent(share)}" for share in profile.beyond)),
             [(printable(name), *(f"{each.error(name):.1%}" for each in profile.beyond.values())) for name in names],
         )
-    yield ""
-    numbers = "{:,}".format
-    yield _totals(("parameters", *done.parameters, numbers), ("bytes", *done.nbytes, bytes_text))

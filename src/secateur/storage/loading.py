@@ -35,6 +35,18 @@ class CompressedCheckpoint(LazyTensors):
     ``entries`` tells dtype and shape without reading a tensor, ``encodings`` how each is stored, ``masks`` is a lazy
     mapping of the masks that were given when it was written. ``layout`` is ``"secateur"``, ``"compressed-tensors"``, or
     None for a checkpoint that is not compressed, which can be read all the same.
+
+    >>> import tempfile
+    >>> from secateur import sparsify
+    >>> from secateur.checkpoints import open_checkpoint
+    >>> from secateur.storage import save_compressed
+    >>> model = nn.Linear(64, 64)
+    >>> masks = sparsify(model, 0.9)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = save_compressed(model, Path(folder, "small.safetensors"))
+    ...     found = CompressedCheckpoint(open_checkpoint(done.out))
+    ...     found.encodings["weight"], torch.equal(found["weight"], model.weight)
+    ('csr8', True)
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -20,8 +20,9 @@ from secateur.criteria import lamp
 from secateur.patterns import Pattern
 from secateur.pipeline import Masks, apply_
 from secateur.regrowth import DropAndGrow, Regrowth
+from secateur.report import Reported, Sheet
 from secateur.schedules import Moment, Schedule, step_of
-from secateur.support import Forward, Loss, Undo, repeatable, unwrapped
+from secateur.support import Forward, Loss, Part, Undo, percent, repeatable, unwrapped
 from secateur.training.describing import description, is_first_rank
 from secateur.training.gathering import Source
 from secateur.training.optimizers import inner_optimizers, is_skipped, warn_of_other_weights
@@ -36,7 +37,7 @@ from secateur.training.zeros import Zeros
 __all__ = ["Pruner"]
 
 
-class Pruner:
+class Pruner(Reported):
     """Prunes a model while an unchanged training loop trains it.
 
     It counts optimizer steps by a hook on the optimizer, so that gradient accumulation and steps skipped for infinite
@@ -294,6 +295,19 @@ class Pruner:
             "a Pruner can't be pickled or copied: its hooks on the optimizer would not come along. Save state_dict(), "
             "make the Pruner as this one was made, and load_state_dict() there."
         )
+
+    def _parts(self) -> Iterator[Part]:
+        yield from str(self).splitlines()
+        told = self.metrics()
+        yield (
+            f"Step {self.step:,}: {percent(told['sparsity'])} of these weights is removed, "
+            f"{percent(told['target'])} is asked for; the last update changed {percent(told['churn'])} of their masks."
+        )
+        yield ""
+        yield from self.masks._parts()
+
+    def _sheets(self) -> list[Sheet]:
+        return self.masks._sheets()
 
     def __str__(self) -> str:
         return description(self._model, self._zeros.weights, self._zeros.rules, self._timetable, self._penalty)
