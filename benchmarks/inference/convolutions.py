@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.inference.exported import onnx_file, quiet, session
+from benchmarks.inference.exported import (
+    onnx_file,
+    onnx_file_of_convolutions,
+    openvino_session,
+    quiet,
+    session,
+)
 from benchmarks.inference.products import floors, in_milliseconds
 from benchmarks.inference.subjects import Digits, cached
 from benchmarks.support.tables import head, row
@@ -174,33 +180,59 @@ def frozen(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
     return compiled
 
 
+FLOAT = ["eager", "channels last", "torch.compile, frozen", "ONNX Runtime", "OpenVINO"]
+INT8 = ["int8, ONNX Runtime", "int8, OpenVINO"]
+OURS = ["packed", "packed and compiled"]
+
+
+def whole_rivals(model: nn.Module, x: Tensor, folder: Path) -> dict[str, Callable[[], Any]]:
+    """Every dense form that there is here, in float32 and int8."""
+    threads = torch.get_num_threads()
+    turned, last = (
+        copy.deepcopy(model).to(memory_format=torch.channels_last),
+        x.contiguous(memory_format=torch.channels_last),
+    )
+    plain = onnx_file(folder / "model.onnx", model, (x,), False)
+    rounded = onnx_file_of_convolutions(folder / "int8.onnx", model, (x,))
+    calls: dict[str, Callable[[], Any] | None] = {
+        "eager": partial(model, x),
+        "channels last": partial(turned, last),
+        "torch.compile, frozen": partial(frozen(copy.deepcopy(model), x), x),
+        "ONNX Runtime": partial(session(plain, threads), x),
+        "int8, ONNX Runtime": partial(session(rounded, threads), x),
+    }
+    for name, path in (("OpenVINO", plain), ("int8, OpenVINO", rounded)):
+        if (made := openvino_session(path, threads)) is not None:
+            calls[name] = partial(made, x)
+    return calls
+
+
 def bench_whole(options: argparse.Namespace) -> None:
-    print()
-    names = ["eager", "channels last", "torch.compile, frozen", "ONNX Runtime", "packed", "packed and compiled"]
-    print(head(["end to end", "batch", "zeros", *(f"{name}, ms" for name in names), "than the best dense", "goal"]))
+    columns = ["end to end", "threads", "batch", "zeros", *(f"{name}, ms" for name in (*FLOAT, *INT8, *OURS))]
+    print("\n" + head([*columns, "than the best dense", "goal", "than the best int8"]))
     for depth in options.depths:
         for images in options.images:
             for sparsity in options.sparsities:
                 model, x = resnet(depth, sparsity), torch.randn(images, 3, 224, 224)
-                turned = copy.deepcopy(model).to(memory_format=torch.channels_last)
-                last = x.contiguous(memory_format=torch.channels_last)
                 packed = copy.deepcopy(model)
                 packing = pack(packed, x)
                 torch.testing.assert_close(packed(x), model(x), rtol=1e-3, atol=1e-3)
                 with tempfile.TemporaryDirectory() as folder:
-                    served = session(onnx_file(Path(folder, "model.onnx"), model, (x,), False), torch.get_num_threads())
-                calls: list[Callable[[], Any]] = [partial(model, x), partial(turned, last)]
-                calls += [partial(frozen(copy.deepcopy(model), x), x), partial(served, x), partial(packed, x)]
-                calls += [partial(frozen(copy.deepcopy(packed), x), x)]
-                times = in_milliseconds(dict(zip(names, calls, strict=True)), options.rounds, options.clock)
-                best = min(names[:4], key=lambda name: statistics.median(times[name]))
-                ours = min(names[4:], key=lambda name: statistics.median(times[name]))
-                faster = ratio(times[ours], times[best])
+                    calls = whole_rivals(model, x, Path(folder))
+                calls["packed"] = partial(packed, x)
+                calls["packed and compiled"] = partial(frozen(copy.deepcopy(packed), x), x)
+                times = in_milliseconds(calls, options.rounds, options.clock)
+                medians = {name: statistics.median(own) for name, own in times.items()}
+                floats, ints, ours = (
+                    min((n for n in names if n in medians), key=lambda n: medians[n]) for names in (FLOAT, INT8, OURS)
+                )
+                faster = ratio(times[ours], times[floats])
                 goal = GOALS_OF_50.get((images, sparsity)) if depth == 50 else None
                 told = "" if goal is None else f"{goal} {'met' if faster >= goal else 'missed'}"
-                cells = [f"ResNet-{depth}", f"{images}", f"{100 * sparsity:.0f} %"]
-                cells += [f"{statistics.median(times[name]):.1f}" for name in names]
-                print(row([*cells, f"**{faster:.2f}**", told]), flush=True)
+                cells = [f"ResNet-{depth}", f"{torch.get_num_threads()}", f"{images}", f"{100 * sparsity:.0f} %"]
+                cells += [f"{medians[name]:.1f}" if name in medians else "–" for name in (*FLOAT, *INT8, *OURS)]
+                against = f"{ratio(times[ours], times[ints]):.2f} ({ints})"
+                print(row([*cells, f"**{faster:.2f}** ({floats})", told, against]), flush=True)
                 print(f"<!-- {len(packing.packed)} layers packed, {len(packing.blocks)} blocks -->", flush=True)
                 torch.compiler.reset()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import io
 import logging
 import re
@@ -42,6 +43,26 @@ def onnx_file(path: Path, model: nn.Module, example: tuple[Tensor, ...], quantiz
     return unfinished.rename(path)
 
 
+def onnx_file_of_convolutions(path: Path, model: nn.Module, example: tuple[Tensor, ...]) -> Path:
+    """The same with convolutions in int8, too, and activations whose ranges are those of the example: what engines
+    read that have int8 kernels of convolutions (quantize and dequantize between; weights by channel)."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+
+    plain = onnx_file(path.with_suffix(".float"), model, example, False)
+    names = [each.name for each in _session(plain, 1).get_inputs()]
+
+    class Once(CalibrationDataReader):
+        given = iter([{name: tensor.numpy() for name, tensor in zip(names, example, strict=True)}])
+
+        def get_next(self) -> Any:
+            return next(self.given, None)
+
+    with quiet():
+        kinds = {"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8}
+        quantize_static(plain, path, Once(), quant_format=QuantFormat.QDQ, per_channel=True, **kinds)
+    return path
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without the exporter's list of what it skips, the quantizer's advice, and warnings of what will change."""
@@ -59,16 +80,31 @@ def quiet() -> Iterator[None]:
 
 
 def session(path: Path, threads: int) -> Callable[..., Any]:
+    ready = _session(path, threads)
+    names, first = [each.name for each in ready.get_inputs()], [ready.get_outputs()[0].name]
+    return lambda *tensors: ready.run(
+        first, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
+    )[0]
+
+
+def openvino_session(path: Path, threads: int) -> Callable[..., Any] | None:
+    """The same in OpenVINO, where it is installed."""
+    if importlib.util.find_spec("openvino") is None:
+        return None
+    import openvino
+
+    settings = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": threads}
+    ready = openvino.Core().compile_model(str(path), "CPU", settings).create_infer_request()
+    return lambda *tensors: ready.infer([tensor.numpy() for tensor in tensors], share_inputs=True)
+
+
+def _session(path: Path, threads: int) -> Any:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = threads
     settings.log_severity_level = 3
-    ready = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    names, first = [each.name for each in ready.get_inputs()], [ready.get_outputs()[0].name]
-    return lambda *tensors: ready.run(
-        first, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)}
-    )[0]
+    return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
 
 
 def bytes_of(model: nn.Module) -> int:

@@ -209,7 +209,7 @@ def csr(**changes):
         ({"pointers": torch.tensor([0, 2, 4], dtype=torch.int32)}, "do not rise from 0 to 3"),
         ({"pointers": torch.tensor([0, 2, 3])}, "pointers one of int32"),
         ({"values": torch.randn(2)}, r"3 indices for values of shape \(2,\)"),
-        ({"values": torch.randn(3).half()}, "values are float32 or bfloat16, not torch.float16"),
+        ({"values": torch.randn(3).half()}, "values are float32 or bfloat16, or int8 with scales, not torch.float16"),
         ({"bias": torch.randn(3)}, r"the bias is float32 of shape \(2,\), not torch.float32 of shape \(3,\)"),
         ({"columns_together": 0}, "are at least 1"),
         ({"columns_together": 2}, "3 pointers where 1 are needed|3 pointers where 4 are needed"),
@@ -261,7 +261,10 @@ def order(*first):
         ({"moves": torch.zeros(GROUPS, 6, dtype=torch.int8)}, r"not torch.int8 of shape \(2, 6\)"),
         ({"words": torch.zeros(GROUPS, 15, dtype=torch.int32)}, r"words of 2 groups .* are int32 of shape \(2, 16\)"),
         ({"words": torch.tensor(0, dtype=torch.int32)}, "words of 0 groups"),
-        ({"values": torch.zeros(GROUPS, 3, 16, 2)}, r"values of .* are float32 or bfloat16 of shape \(2, 6, 16\)"),
+        (
+            {"values": torch.zeros(GROUPS, 3, 16, 2)},
+            r"values of .* are float32 or bfloat16 or int8 of shape \(2, 6, 16\)",
+        ),
         (
             {"values": torch.zeros(GROUPS, 6, 16).bfloat16()},
             r"values of .* of shape \(2, 3, 16, 2\), not torch.bfloat16",

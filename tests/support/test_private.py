@@ -80,6 +80,13 @@ def test_frozen_linear_is_the_product():
     assert private.frozen_linear(weight, bias, torch.randn(4, 15)) is None
 
 
+def test_int8_linear_is_nearly_the_product():
+    weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(4, 16)
+    if (product := private.int8_linear(weight, bias)) is not None:
+        expected = nn.functional.linear(x, weight, bias)
+        assert (product(x) - expected).norm() < 0.05 * expected.norm()
+
+
 def test_copied_with_other_modules_has_the_same_parameters():
     module = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     twin = private.copied_with(module, {"0": module[0], "1": nn.Tanh()})

@@ -149,15 +149,17 @@ def measured(
         return Bench(forms, _timed(forms, inputs), missing, torch.get_num_threads())
 
 
-def packed(model: nn.Module, inputs: Any, threads: int | None = None, **options: Any) -> tuple[Packing, Bench]:
+def packed(
+    model: nn.Module, example_inputs: Any, threads: int | None = None, /, **options: Any
+) -> tuple[Packing, Bench]:
     """The model packed in place, with the options of `secateur.pack`, and the time of it beside that of a copy of what
     it was; no time where nothing was packed."""
     model.eval().requires_grad_(False)
     with _threads(threads):
         dense = copy.deepcopy(model)
-        packing = pack(model, inputs, **options)
+        packing = pack(model, example_inputs, **options)
         forms = [Form("dense", None, dense), Form("packed", None, model, packing)]
-        times = _timed(forms, inputs) if packing.packed else []
+        times = _timed(forms, example_inputs) if packing.packed else []
         return packing, Bench(forms, times, {}, torch.get_num_threads())
 
 

@@ -38,6 +38,14 @@ def pack(
     no_fuse: Annotated[
         bool, typer.Option("--no-fuse", help="Leave what follows packed convolutions, such as ReLUs, where it is.")
     ] = False,
+    values: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="int8: round the kernels' weights to 8 bits, and say what that changes."),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="int8: also try 16x1 layers that round their inputs as they come."),
+    ] = None,
     semi_structured: Annotated[
         bool, typer.Option("--semi-structured", help="On a CUDA device, also try 2:4 on sparse tensor cores.")
     ] = False,
@@ -67,16 +75,18 @@ def pack(
             _check_new(out)
         if weights is not None and Path(model).is_dir():
             raise ValueError(f"{model} is a directory, with weights of its own: leave out --weights.")
-        built, inputs, what = model_and_inputs(model, example, batch, tokens)
+        built, example_inputs, what = model_and_inputs(model, example, batch, tokens)
         if weights is not None:
             load_weights(built, weights)
         packing, found = packed(
             built,
-            inputs,
+            example_inputs,
             threads,
             at_least=at_least,
             kernels_too=not no_kernels,
             fuse=not no_fuse,
+            values=values,
+            inputs=inputs,
             semi_structured=semi_structured,
             include=include,
             exclude=exclude,
@@ -95,6 +105,8 @@ def pack(
             "at_least": at_least,
             "no_kernels": no_kernels,
             "no_fuse": no_fuse,
+            "values": values,
+            "inputs": inputs,
             "semi_structured": semi_structured,
             "include": include,
             "exclude": exclude,

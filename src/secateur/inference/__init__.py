@@ -13,6 +13,7 @@ from secateur.inference.sheets import layers_sheet
 from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
+from secateur.support import to_int8
 
 __all__ = [
     "Absorbed",
@@ -34,4 +35,5 @@ __all__ = [
     "load_packed",
     "pack",
     "save_packed",
+    "to_int8",
 ]

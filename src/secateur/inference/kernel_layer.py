@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from secateur.native import MOST_COLUMNS
+from secateur.native import MOST_COLUMNS, scaled
 
-__all__ = ["KernelLayer", "expect", "few_columns"]
+__all__ = ["KernelLayer", "as_stored", "expect", "few_columns"]
 
 
 class KernelLayer(nn.Module):
@@ -25,13 +25,17 @@ class KernelLayer(nn.Module):
     pointers: Tensor
     values: Tensor
     bias: Tensor | None
+    scales: Tensor | None
 
-    def __init__(self, stored: Mapping[str, Tensor], bias: Tensor | None, columns: int, rows: int) -> None:
+    def __init__(
+        self, stored: Mapping[str, Tensor], bias: Tensor | None, columns: int, rows: int, scales: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.in_features, self.out_features = columns, rows
         for name, tensor in stored.items():
             self.register_buffer(name, tensor)
         self.register_buffer("bias", None if bias is None else bias.detach().float())
+        self.register_buffer("scales", scales)
         with torch.no_grad():  # the checks of the operator, at the door
             self(self._nothing())
 
@@ -46,16 +50,19 @@ class KernelLayer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._buffers.setdefault("scales", None)  # which a pickle of before does not have
         self._buffers.update({n: _turned(each, torch.int16, torch.uint16) for n, each in self._buffers.items()})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Moves as any module does; the values stay float32 or bfloat16, the bias float32, whatever ``.to(dtype)``."""
-        bias, values = self.bias, self.values
+        """Moves as any module does; the values stay float32, bfloat16 or int8, bias and scales float32, whatever
+        ``.to(dtype)``."""
+        values, others = self.values, {name: getattr(self, name) for name in ("bias", "scales")}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.values.dtype not in (torch.float32, torch.bfloat16):
+        if self.values.dtype not in (torch.float32, torch.bfloat16, torch.int8):
             self.values = values.to(self.values.device)
-        if self.bias is not None and bias is not None and self.bias.dtype != torch.float32:
-            self.bias = bias.to(self.bias.device)
+        for name, before in others.items():
+            if before is not None and (now := getattr(self, name)).dtype != torch.float32:
+                setattr(self, name, before.to(now.device))
         return self
 
     def _layout(self) -> dict[str, Any]:
@@ -66,15 +73,39 @@ class KernelLayer(nn.Module):
     def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> Self:
         """The layer of a file's tensors and layout."""
         given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
-        return cls(**given, bias=tensors.get("bias"), **layout)
+        return cls(**given, bias=tensors.get("bias"), scales=tensors.get("scales"), **layout)
 
     @property
     def weight(self) -> Tensor:
         """The dense weight (outputs, inputs), made anew at each reading; changing it changes nothing."""
         raise NotImplementedError
 
+    def _scaled(self, weight: Tensor) -> Tensor:
+        """A weight as the kernels see it, in the dtype that the layer's values stand for."""
+        return weight.to(self.values.dtype) if self.scales is None else scaled(weight.float(), self.scales)
+
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, kept={self.values.numel()}"
+        sizes = f"in_features={self.in_features}, out_features={self.out_features}"
+        return f"{sizes}, kept={self.values.numel()}{self._in_int8()}"
+
+    def _in_int8(self) -> str:
+        return "" if self.scales is None else ", values=int8"
+
+
+def as_stored(weight: Tensor, scales: Tensor | None) -> Tensor:
+    """A weight in the dtype in which its values are kept: int8 where there are scales, bfloat16, else float32.
+
+    Raises:
+        ValueError: there are scales, and the weight is not int8, or not of so many outputs.
+    """
+    if scales is None:
+        return weight.detach() if weight.dtype == torch.bfloat16 else weight.detach().float()
+    if weight.dtype != torch.int8 or scales.shape != weight.shape[:1]:
+        raise ValueError(
+            f"scales of shape {tuple(scales.shape)} for a weight of {weight.dtype} and shape {tuple(weight.shape)}: "
+            "they go with int8, one for each output, as to_int8 gives them."
+        )
+    return weight.detach()
 
 
 def _turned(tensor: Tensor | None, dtype: torch.dtype, other: torch.dtype) -> Tensor | None:

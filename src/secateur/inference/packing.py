@@ -33,7 +33,7 @@ from secateur.inference.semi_structured import (
 from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d, why_no_sparse_convolution
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
-from secateur.native import LANES, MOST_COLUMNS, available, describe
+from secateur.native import LANES, MOST_COLUMNS, available, describe, scaled
 from secateur.report import Reported, Sheet
 from secateur.support import (
     Forward,
@@ -47,6 +47,7 @@ from secateur.support import (
     percent,
     private,
     run_example,
+    to_int8,
     track,
     unchanged,
 )
@@ -70,6 +71,10 @@ class PackedLayer:
       form, the fastest other form (None: there was nothing to time).
     - ``dense_bytes``, ``bytes``: of its weight and bias, before and now.
     - ``fused``: the names of the modules after it whose work it does, too.
+    - ``error``: what rounding to int8 changes of its output on the example, ``‖change‖ / ‖output‖``; of the fastest
+      packed form, also where the layer stayed dense. None where nothing is rounded.
+    - ``int8``: what is rounded to int8 in the form that it has now: "values", and "inputs" as they come.
+    - ``dense_int8_ms``: torch's own dense layer in int8, which is then one of the dense forms.
     """
 
     name: str
@@ -83,6 +88,9 @@ class PackedLayer:
     dense_bytes: int = 0
     bytes: int = 0
     fused: tuple[str, ...] = ()
+    error: float | None = None
+    int8: tuple[str, ...] = ()
+    dense_int8_ms: float | None = None
 
     @property
     def speedup(self) -> float | None:
@@ -109,15 +117,20 @@ class Packing(Reported):
     @property
     def parts(self) -> tuple[Rows, str]:
         """The table of the layers, and their sum in words."""
-        heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", "~Now")
+        rounded = any(each.error is not None for each in self.layers)
+        error = (">error",) if rounded else ()
+        heads = ("~Layer", "Shape", ">Zeros", ">ms dense", ">packed", ">times faster", *error, "~Now")
         before, after = sum(each.dense_bytes for each in self.layers), sum(each.bytes for each in self.layers)
         counted = f"{len(self.packed)} of {len(self.layers)} layers packed"
         said = f"{counted}; their {bytes_text(before)} are now {bytes_text(after)}."
+        worst = max((each.error for each in self.packed if each.error is not None), default=None)
+        if worst is not None:
+            said += f" Rounding changes a packed layer's output by {percent(worst)} at most."
         if self.blocks:
             said += f" Blocks that add and rectify in the store of a convolution: {len(self.blocks)}."
         if self.poolings:
             said += f" Max-poolings with channels side by side: {len(self.poolings)}."
-        return Rows(heads, [*map(_row, self.layers)]), said
+        return Rows(heads, [_row(each, rounded) for each in self.layers]), said
 
     def _parts(self) -> Iterable[Part]:
         return self.parts
@@ -128,7 +141,8 @@ class Packing(Reported):
         return [layers_sheet("Layer by layer", self)]
 
 
-def _row(layer: PackedLayer) -> tuple[str | None, ...]:
+def _row(layer: PackedLayer, rounded: bool) -> tuple[str | None, ...]:
+    error = "" if layer.error is None else percent(layer.error)
     return (
         layer.name,
         "x".join(map(str, layer.shape)),
@@ -136,14 +150,15 @@ def _row(layer: PackedLayer) -> tuple[str | None, ...]:
         "" if layer.best_dense_ms is None else f"{layer.best_dense_ms:.3g}",
         "" if layer.packed_ms is None else f"{layer.packed_ms:.3g}",
         "" if layer.speedup is None else f"{layer.speedup:.2f}",
-        ", ".join(
-            [
-                layer.kind,
-                *[layer.why.replace("dense is", "which is")] * bool(layer.why),
-                *[f"with {' and '.join(layer.fused)}"] * bool(layer.fused),
-            ]
-        ),
+        *([error] if rounded else []),
+        _now(layer),
     )
+
+
+def _now(layer: PackedLayer) -> str:
+    int8 = [f"{' and '.join(layer.int8)} in int8"] * bool(layer.int8)
+    why = [layer.why.replace("dense is", "which is")] * bool(layer.why)
+    return ", ".join([layer.kind, *int8, *why, *[f"with {' and '.join(layer.fused)}"] * bool(layer.fused)])
 
 
 def pack(
@@ -154,6 +169,8 @@ def pack(
     kernels_too: bool = True,
     semi_structured: bool = False,
     fuse: bool = True,
+    values: str | None = None,
+    inputs: str | None = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
@@ -174,6 +191,11 @@ def pack(
     (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by side, where that is measured to be
     faster (`ChannelsLastMaxPool2d`).
 
+    With ``values="int8"`` the kernels' weights are rounded to 8 bits, with a scale for each output, and zeros stay
+    zeros. That takes a quarter of float32's bytes; with one vector at a time reading them is all the work. What it
+    changes of each layer's output is measured (``error``). Weights that were rounded already, as
+    `secateur.solvers.rounded` leaves them, change nothing. The dense forms to beat are then torch's dense int8, too.
+
     Args:
         model: changed in place, unless an error is raised.
         example_inputs: what the model is called with, as in `torch.export`: a tuple holds positional arguments, a
@@ -183,6 +205,9 @@ def pack(
         semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
         fuse: False to leave everything that is no packed layer as it is.
+        values: "int8" for kernels whose weights are rounded to int8; None for the weights as they are.
+        inputs: "int8" to also try linear layers that round their inputs to 8 bits, each vector as it comes, where 16
+            outputs share their inputs (`BlockLinear`); needs ``values="int8"``.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -190,8 +215,9 @@ def pack(
         What was chosen for each layer, and what was measured.
 
     Raises:
-        ValueError: there is no such layer, ``at_least`` is not positive, ``semi_structured`` without a GPU that can, or
-            a packed layer's output is not that of the dense one.
+        ValueError: there is no such layer, ``at_least`` is not positive, ``values`` or ``inputs`` is another word or
+            goes without what it needs, a weight to be rounded is not finite, ``semi_structured`` without a GPU that
+            can, or a packed layer's output is not that of the dense one.
 
     >>> from secateur import apply_, make_masks
     >>> from secateur.targets import find_targets
@@ -205,6 +231,7 @@ def pack(
     """
     if not at_least > 0:
         raise ValueError(f"at_least says how many times faster, so it is positive; got {at_least}.")
+    _check_words(values, inputs, kernels_too)
     device = device_of(model) or torch.device("cpu")
     if semi_structured and (why := why_no_semi_structured_device(device)):
         raise ValueError(f"{why}; leave semi_structured out.")
@@ -212,9 +239,12 @@ def pack(
     seen = _seen(model, chosen, example_inputs, forward or run_example)
     layers: dict[str, PackedLayer] = {}
     replacements: dict[str, nn.Module] = {}
+    asked = _Asked(at_least, kernels_too, semi_structured, values is not None, inputs is not None)
     for name, module in track(chosen.items(), "timing layers"):
         x = seen.inputs.get(name)
-        found, replacement = _consider(model, name, module, x, at_least, kernels_too, semi_structured)
+        if asked.values and not bool(cast("Tensor", module.weight).isfinite().all()):
+            raise ValueError(f"{name}: its weight holds NaN or infinity, which has no place in int8.")
+        found, replacement = _consider(model, name, module, x, asked)
         if isinstance(replacement, SparseConv2d) and fuse and (after := seen.followers.get(name)):
             found = dataclasses.replace(found, fused=tuple(after))
             replacement = _fused(replacement, module, [model.get_submodule(each) for each in after])
@@ -281,7 +311,9 @@ def _fused(packed: SparseConv2d, module: nn.Module, after: list[nn.Module]) -> S
     """The same layer with the work of what follows it."""
     norm = next((each for each in after if private.is_batchnorm(each)), None)
     if norm is not None:
-        packed = type(packed).from_module(module, norm, together=packed.together).to(packed.values.device)
+        values = None if packed.scales is None else "int8"
+        packed = type(packed).from_module(module, norm, together=packed.together, values=values)
+        packed = packed.to(packed.values.device)
     packed.rectified = any(isinstance(each, nn.ReLU) for each in after)
     return packed
 
@@ -350,14 +382,29 @@ def _seen(model: nn.Module, layers: Mapping[str, nn.Module], example_inputs: Any
     return _Seen({name: x.detach() for name, x in inputs.items()}, found, pooled, poolings)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What `pack` was asked for."""
+
+    at_least: float
+    kernels_too: bool
+    semi_structured: bool
+    values: bool
+    inputs: bool
+
+
+def _check_words(values: str | None, inputs: str | None, kernels_too: bool) -> None:
+    for name, word in (("values", values), ("inputs", inputs)):
+        if word not in (None, "int8"):
+            raise ValueError(f"{name} is 'int8' or None, not {word!r}.")
+    if inputs is not None and values is None:
+        raise ValueError('inputs="int8" goes with values="int8": what rounds its inputs has rounded weights.')
+    if values is not None and not kernels_too:
+        raise ValueError('values="int8" is what kernels read; leave kernels_too=False out.')
+
+
 def _consider(
-    model: nn.Module,
-    name: str,
-    module: nn.Module,
-    x: Tensor | None,
-    at_least: float,
-    kernels_too: bool,
-    semi_structured: bool,
+    model: nn.Module, name: str, module: nn.Module, x: Tensor | None, asked: _Asked
 ) -> tuple[PackedLayer, nn.Module | None]:
     with torch.no_grad():
         weight = cast("Tensor", module.weight).detach()
@@ -370,43 +417,56 @@ def _consider(
             return dataclasses.replace(known, why=why), None
         matrix = weight.t() if is_conv1d(module) else weight.flatten(1)
         batch = x.numel() // max(matrix.shape[1], 1)
-        with_kernels = kernels_too and x.device.type == "cpu"
+        with_kernels = asked.kernels_too and x.device.type == "cpu"
         candidates: list[nn.Module] = []
         if not private.is_convolution(module) or _is_pointwise(module):
-            candidates += _candidates(matrix, bias, batch, with_kernels)
-        no_fours = why_not_semi_structured(matrix) if semi_structured else ""
-        if semi_structured and not no_fours:
+            candidates += _candidates(matrix, bias, batch, with_kernels, asked)
+        no_fours = why_not_semi_structured(matrix) if asked.semi_structured else ""
+        if asked.semi_structured and not no_fours:
             candidates.append(SemiStructuredLinear.from_dense(matrix.contiguous(), bias))
         if private.is_convolution(module):
             candidates = [Pointwise(each, module.stride) for each in candidates]
             if with_kernels and available() and not _why_no_convolution(module, zeros, weight.dtype):
                 form = SparseConv1d if weight.dim() == 3 else SparseConv2d
-                candidates.append(form.from_module(module, size=_size_of_output(module, x)))
+                values = "int8" if asked.values else None
+                candidates.append(form.from_module(module, size=_size_of_output(module, x), values=values))
         if not candidates:
             why = no_fours or _no_form(module, zeros, with_kernels)
             return dataclasses.replace(known, why=why), None
         expected = module(x)
         trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+        of_rounded = _of_rounded(module, x) if any(_rounds(each) for each in candidates) else expected
+        errors = []
         for each in candidates:
             each.to(x.device).requires_grad_(trained).eval()
-            _check_same(name, each(x), expected)
+            made = each(x)
+            if not _rounds(each, inputs=True):  # those see other inputs
+                _check_same(name, made, of_rounded if _rounds(each) else expected)
+            errors.append(_error(made, expected) if _rounds(each) else None)
         was_training = module.training
         module.eval()
         dense: list[Callable[[Tensor], Any]] = [module.forward, *_other_dense(module, matrix, bias, x)]
+        int8 = _dense_int8(module, matrix, bias, x) if asked.values else None
+        dense += [int8] * (int8 is not None)
         try:
             times = _timed([*dense, *candidates], x)
         finally:
             module.train(was_training)
-    best_dense = min(times[: len(dense)])
-    packed, replacement = min(zip(times[len(dense) :], candidates, strict=True), key=lambda pair: pair[0])
-    found = dataclasses.replace(known, dense_ms=times[0], best_dense_ms=best_dense, packed_ms=packed)
-    if best_dense < at_least * packed:
-        return dataclasses.replace(
-            found, why=f"dense is {'faster' if best_dense <= packed else 'nearly as fast'}"
-        ), None
+    best_dense, dense_int8 = min(times[: len(dense)]), times[len(dense) - 1] if int8 is not None else None
+    packed, replacement, error = min(
+        zip(times[len(dense) :], candidates, errors, strict=True), key=lambda each: each[0]
+    )
+    found = dataclasses.replace(
+        known, dense_ms=times[0], best_dense_ms=best_dense, packed_ms=packed, error=error, dense_int8_ms=dense_int8
+    )
+    if best_dense < asked.at_least * packed:
+        form = "dense, in int8, is" if best_dense == dense_int8 else "dense is"
+        why = f"{form} {'faster' if best_dense <= packed else 'nearly as fast'}"
+        return dataclasses.replace(found, why=why), None
     kind = type(replacement.linear if isinstance(replacement, Pointwise) else replacement).__name__
+    int8 = ("values",) * _rounds(replacement) + ("inputs",) * _rounds(replacement, inputs=True)
     return dataclasses.replace(
-        found, kind=kind, bytes=sum(tensor.nbytes for tensor in replacement.state_dict().values())
+        found, kind=kind, int8=int8, bytes=sum(tensor.nbytes for tensor in replacement.state_dict().values())
     ), replacement
 
 
@@ -479,7 +539,9 @@ def _no_form(module: nn.Module, zeros: float, kernels_too: bool) -> str:
     return f"{zeros:.0%} zeros in no pattern that can be skipped"
 
 
-def _candidates(weight: Tensor, bias: Tensor | None, batch: int, with_kernels: bool) -> Iterator[nn.Module]:
+def _candidates(
+    weight: Tensor, bias: Tensor | None, batch: int, with_kernels: bool, asked: _Asked
+) -> Iterator[nn.Module]:
     """The forms that leave at least a fifth of the products out."""
     rows, columns = weight.shape
     alive = weight.ne(0)
@@ -490,15 +552,52 @@ def _candidates(weight: Tensor, bias: Tensor | None, batch: int, with_kernels: b
         yield GroupedLinear.from_dense(weight, bias, outputs=outputs)
     if not with_kernels or not available() or weight.dtype == torch.float64:
         return
+    scales = None
+    if asked.values:
+        weight, scales = to_int8(weight)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns and batch <= _FEW_VECTORS:
-        yield WindowLinear.from_dense(weight, bias)
+        yield WindowLinear.from_dense(weight, bias, scales=scales)
     if columns > MOST_COLUMNS:
         return
     blocks = functional.pad(alive, (0, 0, 0, -rows % LANES)).view(-1, LANES, columns).any(1)
     if int(blocks.sum()) * LANES <= _WORTH_TRYING * rows * columns:
-        yield BlockLinear.from_dense(weight, bias)
+        yield BlockLinear.from_dense(weight, bias, scales=scales)
+        if asked.inputs:
+            yield BlockLinear.from_dense(weight, bias, scales=scales, round_inputs=True)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns:
-        yield SparseLinear.from_dense(weight, bias, batch=batch)
+        yield SparseLinear.from_dense(weight, bias, batch=batch, scales=scales)
+
+
+def _rounds(candidate: nn.Module, inputs: bool = False) -> bool:
+    """Whether a form has rounded weights, or rounds its inputs, too."""
+    form = candidate.linear if isinstance(candidate, Pointwise) else candidate
+    return isinstance(form, BlockLinear) and form.rounds_inputs if inputs else getattr(form, "scales", None) is not None
+
+
+def _of_rounded(module: nn.Module, x: Tensor) -> Tensor:
+    """What a layer makes of x with its weights rounded to int8."""
+    layer: Any = module
+    weight = layer.weight.detach()
+    numbers, scales = to_int8(weight.t() if is_conv1d(module) else weight)
+    rounded = scaled(numbers.float(), scales).to(weight.dtype)
+    if not private.is_convolution(module):
+        return functional.linear(x, rounded, layer.bias)
+    convolve = getattr(functional, f"conv{weight.dim() - 2}d")
+    padded = functional.pad(x, private.padding_of(layer))
+    made: Tensor = convolve(padded, rounded, layer.bias, layer.stride, 0, layer.dilation, layer.groups)
+    return made
+
+
+def _error(made: Tensor, expected: Tensor) -> float:
+    norm = float(expected.double().norm()) if expected.numel() else 0.0
+    return float((made.double() - expected.double()).norm()) / norm if norm else 0.0
+
+
+def _dense_int8(module: nn.Module, matrix: Tensor, bias: Tensor | None, x: Tensor) -> Callable[[Tensor], Any] | None:
+    """The dense layer in int8 that torch has for linear layers on CPUs."""
+    if private.is_convolution(module) or x.device.type != "cpu" or not x.numel():
+        return None
+    return private.int8_linear(matrix, bias)
 
 
 def _grouped_products(alive: Tensor, outputs: int) -> int:

@@ -11,7 +11,7 @@ from secateur.report import Cells, Chart, Sheet
 from secateur.support import bytes_text, percent, printable
 
 if TYPE_CHECKING:
-    from secateur.inference.packing import Packing
+    from secateur.inference.packing import PackedLayer, Packing
 
 __all__ = ["layers_sheet"]
 
@@ -27,6 +27,7 @@ def layers_sheet(title: str, packing: Packing) -> Sheet:
         Cells("shape", ["x".join(map(str, each.shape)) for each in layers]),
         Cells("zeros", zeros, [percent(each) for each in zeros], zeros),
         Cells("now", [each.kind for each in layers]),
+        *_rounded(layers),
         _milliseconds("ms dense", [each.best_dense_ms for each in layers]),
         _milliseconds("ms packed", [each.packed_ms for each in layers]),
         Cells("times faster", faster, ["" if each is None else f"{each:.2f}" for each in faster]),
@@ -36,6 +37,15 @@ def layers_sheet(title: str, packing: Packing) -> Sheet:
     ]
     told = "The fastest dense form in times of the fastest other one, of each layer where that was timed."
     return Sheet(title, cells, [Chart("What skipping zeros gains", told, names, faster, "times faster")])
+
+
+def _rounded(layers: tuple[PackedLayer, ...]) -> list[Cells]:
+    """Columns of what is in int8, where anything was asked to be."""
+    errors = [each.error for each in layers]
+    if not any(each is not None for each in errors):
+        return []
+    said = ["" if each is None else percent(each) for each in errors]
+    return [Cells("in int8", [" and ".join(each.int8) for each in layers]), Cells("error of rounding", errors, said)]
 
 
 def _milliseconds(head: str, values: list[float | None]) -> Cells:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, few_columns
+from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns
 from secateur.native import dense_convolution, sparse_convolution, together_for
-from secateur.support import private
+from secateur.support import private, to_int8
 
 __all__ = ["SparseConv1d", "SparseConv2d", "why_no_sparse_convolution"]
 
@@ -52,7 +52,7 @@ class SparseConv2d(KernelLayer):
     adds what it is given beside its input before the ReLU. Made by ``SparseConv2d.from_dense`` or ``from_module``.
 
     Args:
-        indices, pointers, values, bias: as in `secateur.native.sparse_convolution`.
+        indices, pointers, values, bias, scales: as in `secateur.native.sparse_convolution`.
         in_channels, out_channels, groups: of the dense layer.
         kernel, stride, dilation: of height and width.
         padding: with zeros, above, below, left and right.
@@ -86,12 +86,13 @@ class SparseConv2d(KernelLayer):
         groups: int = 1,
         together: int,
         rectified: bool = False,
+        scales: Tensor | None = None,
     ) -> None:
         self.kernel, self.stride, self.padding, self.dilation = map(list, (kernel, stride, padding, dilation))
         self.groups, self.together, self.rectified = groups, together, bool(rectified)
         stored = {"indices": indices, "pointers": pointers, "values": values}
         self._check_kernel()
-        super().__init__(stored, bias, in_channels, out_channels)
+        super().__init__(stored, bias, in_channels, out_channels, scales)
 
     def _check_kernel(self) -> None:
         """The operator checks it."""
@@ -121,13 +122,18 @@ class SparseConv2d(KernelLayer):
         rectified: bool = False,
         size: Sequence[int] = (56, 56),
         together: int | None = None,
+        scales: Tensor | None = None,
     ) -> Self:
         """The layer of a weight (outputs, channels of a group, height, width) with zeros.
 
         Args:
             size: height and width of an output, for which it is laid out to be fastest; or ``together`` says how.
+            scales: of a weight in int8, as `to_int8` gives both.
+
+        Raises:
+            ValueError: scales do not fit the weight.
         """
-        weight = weight.detach()
+        weight = as_stored(weight, scales)
         rows, channels, *kernel = weight.shape
         area = kernel[0] * kernel[1]
         few_columns(channels * area)
@@ -145,7 +151,7 @@ class SparseConv2d(KernelLayer):
         return cls(
             torch.cat([none.long(), *columns]).to(torch.int32).to(torch.uint16),
             functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).to(torch.int32),
-            stored if stored.dtype == torch.bfloat16 else stored.float(),
+            stored,
             bias,
             channels * groups,
             rows,
@@ -156,27 +162,42 @@ class SparseConv2d(KernelLayer):
             groups=groups,
             together=together,
             rectified=rectified,
+            scales=scales,
         )
 
     @classmethod
     def from_module(
-        cls, module: Any, norm: Any = None, *, size: Sequence[int] = (56, 56), together: int | None = None
+        cls,
+        module: Any,
+        norm: Any = None,
+        *,
+        size: Sequence[int] = (56, 56),
+        together: int | None = None,
+        values: str | None = None,
     ) -> Self:
         """The layer of a convolution of torch, and of the batch normalization that follows, if any.
+
+        Args:
+            values: "int8" for a rounded weight; a batch normalization then goes into its scales.
 
         Raises:
             ValueError: its padding is none with zeros, or it is transposed, of three dimensions or depthwise.
         """
         if why := why_no_sparse_convolution(module):
             raise ValueError(f"{type(module).__name__} cannot be skipped through: {why}.")
-        weight, bias = module.weight.detach(), module.bias
-        if norm is not None:
+        weight, bias, scales = module.weight.detach(), module.bias, None
+        if values is not None:
+            weight, scales = to_int8(weight)
+        if norm is not None and scales is not None:
+            scales, bias = folded(scales, bias, norm)
+        elif norm is not None:
             weight, bias = folded(weight, bias, norm)
         return cls.from_dense(
             weight.unsqueeze(2) if weight.dim() == 3 else weight,
             bias,
             size=[1, *size][-2:],
             together=together,
+            scales=scales,
             **_geometry_of(module),
         )
 
@@ -188,7 +209,7 @@ class SparseConv2d(KernelLayer):
     def _weight(self) -> Tensor:
         channels = self.in_features // self.groups
         stored = self.indices, self.pointers, self.values
-        return dense_convolution(*stored, self.out_features, channels, self.kernel, self.together).to(self.values.dtype)
+        return self._scaled(dense_convolution(*stored, self.out_features, channels, self.kernel, self.together))
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         if x.dim() == 3:
@@ -223,6 +244,7 @@ class SparseConv2d(KernelLayer):
             self.groups,
             self.together,
             rectified,
+            self.scales,
         )
 
     def described(self, module: Any = None) -> dict[str, Any]:
@@ -237,7 +259,7 @@ class SparseConv2d(KernelLayer):
         words = [f"{self.in_features}, {self.out_features}"]
         words += [f"{name}={tuple(getattr(self, name))}" for name in _LAYOUT]
         words += [f"groups={self.groups}"] * (self.groups > 1) + ["rectified"] * self.rectified
-        return ", ".join([*words, f"kept={self.values.numel()}"])
+        return ", ".join([*words, f"kept={self.values.numel()}"]) + self._in_int8()
 
     def _layout(self) -> dict[str, Any]:
         numbers = {f"{name}_{n}": size for name in _LAYOUT for n, size in enumerate(getattr(self, name))}
@@ -251,7 +273,7 @@ class SparseConv2d(KernelLayer):
             name: [numbers.pop(f"{name}_{n}") for n in range(4 if name == "padding" else 2)] for name in _LAYOUT
         }
         given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
-        return cls(**given, bias=tensors.get("bias"), **lists, **numbers)
+        return cls(**given, bias=tensors.get("bias"), scales=tensors.get("scales"), **lists, **numbers)
 
 
 class SparseConv1d(SparseConv2d):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, expect, few_columns
+from secateur.inference.kernel_layer import KernelLayer, as_stored, expect, few_columns
 from secateur.native import csr_linear, dense_csr
 
 __all__ = ["SparseLinear"]
@@ -24,7 +24,7 @@ class SparseLinear(KernelLayer):
     (`secateur.native.available`) it computes the same, slowly. Made by ``SparseLinear.from_dense``.
 
     Args:
-        indices, pointers, values, bias, columns_together, rows_together: as in `secateur.native.csr_linear`.
+        indices, pointers, values, bias, columns_together, rows_together, scales: as in `secateur.native.csr_linear`.
         in_features, out_features: of the dense layer.
 
     Raises:
@@ -47,24 +47,41 @@ class SparseLinear(KernelLayer):
         *,
         columns_together: int,
         rows_together: int,
+        scales: Tensor | None = None,
     ) -> None:
         self.columns_together, self.rows_together = columns_together, rows_together
         stored = {"indices": indices, "pointers": pointers, "values": values}
-        super().__init__(stored, bias, in_features, out_features)
+        super().__init__(stored, bias, in_features, out_features, scales)
 
     @classmethod
-    def from_dense(cls, weight: Tensor, bias: Tensor | None = None, *, batch: int = 1) -> SparseLinear:
+    def from_dense(
+        cls, weight: Tensor, bias: Tensor | None = None, *, batch: int = 1, scales: Tensor | None = None
+    ) -> SparseLinear:
         """The layer of a weight (outputs, inputs) with zeros, laid out to be fastest for this many vectors at once.
 
         Up to 32 vectors, a row's entries lie in one piece. For more they lie in panels of 256 columns, or of 512 where
         fewer than 7 % are left, so that a panel's inputs stay in the first cache while 1024 rows meet it.
+
+        Args:
+            scales: of a weight in int8, as `to_int8` gives both.
+
+        Raises:
+            ValueError: scales do not fit the weight.
         """
         share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
         columns_together = max(weight.shape[1], 1) if batch <= 32 else 256 if share >= 0.07 else 512
-        return cls._laid_out(weight.detach(), bias, columns_together, rows_together=1024)
+        return cls._laid_out(weight, bias, columns_together, 1024, scales)
 
     @classmethod
-    def _laid_out(cls, weight: Tensor, bias: Tensor | None, columns_together: int, rows_together: int) -> SparseLinear:
+    def _laid_out(
+        cls,
+        weight: Tensor,
+        bias: Tensor | None,
+        columns_together: int,
+        rows_together: int,
+        scales: Tensor | None = None,
+    ) -> SparseLinear:
+        weight = as_stored(weight, scales)
         rows, columns = weight.shape
         few_columns(columns)
         kept = weight.ne(0)
@@ -86,12 +103,13 @@ class SparseLinear(KernelLayer):
         return cls(
             torch.cat([none.to(torch.uint16), *indices]),
             pointers,
-            stored if stored.dtype == torch.bfloat16 else stored.float(),
+            stored,
             bias,
             columns,
             rows,
             columns_together=columns_together,
             rows_together=rows_together,
+            scales=scales,
         )
 
     @property
@@ -100,12 +118,19 @@ class SparseLinear(KernelLayer):
         dense = dense_csr(
             self.indices, self.pointers, self.values, self.out_features, self.in_features, panels, self.rows_together
         )
-        return dense.to(self.values.dtype)
+        return self._scaled(dense)
 
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.in_features)
         return csr_linear(
-            x, self.indices, self.pointers, self.values, self.bias, self.columns_together, self.rows_together
+            x,
+            self.indices,
+            self.pointers,
+            self.values,
+            self.bias,
+            self.columns_together,
+            self.rows_together,
+            self.scales,
         )
 
     def _layout(self) -> dict[str, Any]:

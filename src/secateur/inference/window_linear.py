@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from secateur.inference.kernel_layer import KernelLayer, expect
+from secateur.inference.kernel_layer import KernelLayer, as_stored, expect
 from secateur.native import from_windows, laid_out, to_windows, window_linear
 
 __all__ = ["WindowLinear"]
@@ -24,7 +24,7 @@ class WindowLinear(KernelLayer):
     takes 5 bits beside its value. Made by ``WindowLinear.from_dense``.
 
     Args:
-        words, moves, values, pointers, order, bias: as in `secateur.native.window_linear`.
+        words, moves, values, pointers, order, bias, scales: as in `secateur.native.window_linear`.
         in_features, out_features: of the dense layer.
 
     Raises:
@@ -52,9 +52,11 @@ class WindowLinear(KernelLayer):
         bias: Tensor | None,
         in_features: int,
         out_features: int,
+        *,
+        scales: Tensor | None = None,
     ) -> None:
         stored = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
-        super().__init__(stored, bias, in_features, out_features)
+        super().__init__(stored, bias, in_features, out_features, scales)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
@@ -62,23 +64,31 @@ class WindowLinear(KernelLayer):
         return self
 
     @classmethod
-    def from_dense(cls, weight: Tensor, bias: Tensor | None = None) -> WindowLinear:
-        """The layer of a weight (outputs, inputs) with zeros; 16 million weights take a second or two."""
+    def from_dense(cls, weight: Tensor, bias: Tensor | None = None, *, scales: Tensor | None = None) -> WindowLinear:
+        """The layer of a weight (outputs, inputs) with zeros; 16 million weights take a second or two.
+
+        Args:
+            scales: of a weight in int8, as `to_int8` gives both.
+
+        Raises:
+            ValueError: scales do not fit the weight.
+        """
+        weight = as_stored(weight, scales)
         rows, columns = weight.shape
         made: dict[str, Any] = dict(to_windows(weight))
-        return cls(**made, bias=bias, in_features=columns, out_features=rows)
+        return cls(**made, bias=bias, in_features=columns, out_features=rows, scales=scales)
 
     @property
     def weight(self) -> Tensor:
-        return from_windows(**self._stored(), rows=self.out_features, columns=self.in_features)
+        return self._scaled(from_windows(**self._stored(), rows=self.out_features, columns=self.in_features))
 
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.in_features)
-        return window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features)
+        return window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features, scales=self.scales)
 
     def extra_repr(self) -> str:
         kept = int(torch.count_nonzero(self.values))
-        return f"in_features={self.in_features}, out_features={self.out_features}, kept={kept}"
+        return f"in_features={self.in_features}, out_features={self.out_features}, kept={kept}{self._in_int8()}"
 
     def _stored(self) -> dict[str, Tensor]:
         tensors = self._buffers  # read directly: a getattr of a module takes a microsecond each

@@ -18,7 +18,7 @@ from torch.nn.grad import conv2d_input
 
 from secateur.native import operators
 from secateur.native.loading import library
-from secateur.native.operators import check_entries, define, dense_csr, is_plain
+from secateur.native.operators import KINDS, check_entries, define, dense_csr, is_plain, scaled
 
 __all__ = ["dense_convolution", "sparse_convolution", "together_for"]
 
@@ -44,6 +44,7 @@ def sparse_convolution(
     groups: int,
     together: int,
     rectified: bool,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """A convolution in two dimensions with an unstructured sparse weight; a removed weight is not multiplied.
 
@@ -62,6 +63,7 @@ def sparse_convolution(
         padding: with zeros, above, below, left and right.
         groups: of channels and outputs.
         rectified: whether what is below zero then becomes zero.
+        scales: of int8 values, as in `csr_linear`.
 
     Returns:
         (images, outputs, height, width), contiguous, in the dtype of x.
@@ -79,7 +81,20 @@ def sparse_convolution(
     """
     operator = _convolution if is_plain(x) else torch.ops.secateur.sparse_convolution
     result: Tensor = operator(
-        x, indices, pointers, values, bias, addend, kernel, stride, padding, dilation, groups, together, rectified
+        x,
+        indices,
+        pointers,
+        values,
+        bias,
+        addend,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        together,
+        rectified,
+        scales,
     )
     return result
 
@@ -141,6 +156,7 @@ def _convolution(
     groups: int,
     together: int,
     rectified: bool,
+    scales: Tensor | None = None,
 ) -> Tensor:
     if x.dim() != 4 or x.dtype not in _FLOATS:
         raise ValueError(f"the input is (images, channels, height, width) of floats, not {x.dtype} {tuple(x.shape)}.")
@@ -158,7 +174,7 @@ def _convolution(
     if values.shape != indices.shape:
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
     area = kernel[0] * kernel[1]
-    check_entries(x, of_group * area, indices, pointers, values, bias, panels * rows, rows, together * area)
+    check_entries(x, of_group * area, indices, pointers, values, scales, bias, panels * rows, rows, together * area)
     out_height, out_width = _out_of(x, kernel, stride, padding, dilation)
     if out_height < 1 or out_width < 1:
         raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
@@ -168,11 +184,11 @@ def _convolution(
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_convolution(indices, pointers, values, rows, of_group, kernel, together)
-        return _dense(x, weight, bias, addend, stride, padding, dilation, groups, rectified)
+        return _dense(x, scaled(weight, scales), bias, addend, stride, padding, dilation, groups, rectified)
     y = torch.empty(shape)
     if not y.numel():
         return y.to(x.dtype)
-    tensors = [indices, pointers, values, bias, None if addend is None else addend.float(), x.float()]
+    tensors = [indices, pointers, values, scales, bias, None if addend is None else addend.float(), x.float()]
     held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in (*held, y)]
     sizes = (ctypes.c_size_t * 19)(
@@ -180,9 +196,8 @@ def _convolution(
         padding[0], padding[2], groups, together, rectified, _WIDE,
     )  # fmt: skip
     work = images * out_height * out_width * (indices.shape[0] + channels) // operators._WORK_FOR_A_THREAD
-    is_bfloat16 = int(values.dtype == torch.bfloat16)
     threads = min(torch.get_num_threads(), 1 + work)
-    if compiled.secateur_convolution(*addresses, sizes, is_bfloat16, threads):
+    if compiled.secateur_convolution(*addresses, sizes, KINDS[values.dtype], threads):
         raise MemoryError(f"no memory for the copied inputs of {together} channels of an image of {height}×{width}.")
     return y.to(x.dtype)
 
@@ -215,31 +230,32 @@ def _around(padding: Sequence[int]) -> list[int]:
 
 def _fake(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, *rest: Any) -> Tensor:
     del indices, values
-    *_, kernel, stride, padding, dilation, groups, together, _ = rest
+    kernel, stride, padding, dilation, groups, together = rest[2:8]
     rows = _rows_of(x, pointers, groups, together)
     return x.new_empty(x.shape[0], rows, *_out_of(x, kernel, stride, padding, dilation))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, indices, pointers, values, _, addend, *geometry, rectified = inputs
-    ctx.save_for_backward(indices, pointers, values, output if rectified else None)
+    x, indices, pointers, values, _, addend, *geometry, rectified, scales = inputs
+    ctx.save_for_backward(indices, pointers, values, scales, output if rectified else None)
     ctx.shape, ctx.rectified, ctx.has_addend, ctx.geometry = x.shape, rectified, addend is not None, geometry
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indices, pointers, values, output = ctx.saved_tensors
+    indices, pointers, values, scales, output = ctx.saved_tensors
     kernel, stride, padding, dilation, groups, together = ctx.geometry
     if ctx.rectified:
         grad = grad * (output > 0)
     images, channels, height, width = ctx.shape
     weight = dense_convolution(indices, pointers, values, grad.shape[1], channels // groups, kernel, together)
+    weight = scaled(weight, scales)
     above, below, left, right = padding
     padded = (images, channels, height + above + below, width + left + right)
     wide = torch.promote_types(grad.dtype, torch.float32)
     geometry = tuple(stride), 0, tuple(dilation), groups
     to_padded = conv2d_input(padded, weight.to(wide), grad.to(wide), *geometry)  # type: ignore[no-untyped-call]
     to_x = to_padded[:, :, above : above + height, left : left + width].to(grad.dtype)
-    return to_x, None, None, None, None, grad if ctx.has_addend else None, *[None] * 7
+    return to_x, None, None, None, None, grad if ctx.has_addend else None, *[None] * 8
 
 
 define("sparse_convolution", _convolution, _fake, _backward, _keep)

@@ -17,7 +17,7 @@ __all__ = ["available", "describe", "library"]
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
 _AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor
-_INTERFACE = 4  # that of kernels.c
+_INTERFACE = 5  # that of kernels.c
 
 
 def available() -> bool:
@@ -87,10 +87,11 @@ def _opened(path: Path) -> Any:
         raise OSError(f"{path.name} was compiled from another version; install secateur again")
     opened.secateur_team.restype = None
     opened.secateur_team.argtypes = [ctypes.c_void_p]
-    for name, tensors, sizes in (("secateur_csr", 6, 5), ("secateur_block", 6, 3), ("secateur_window", 8, 4)):
+    products = (("secateur_csr", 7, 5), ("secateur_block", 7, 3), ("secateur_quads", 7, 3), ("secateur_window", 9, 4))
+    for name, tensors, sizes in products:
         function = getattr(opened, name)
         function.restype = ctypes.c_int
         function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
     opened.secateur_convolution.restype = ctypes.c_int
-    opened.secateur_convolution.argtypes = [*[ctypes.c_void_p] * 8, ctypes.c_int, ctypes.c_size_t]
+    opened.secateur_convolution.argtypes = [*[ctypes.c_void_p] * 9, ctypes.c_int, ctypes.c_size_t]
     return opened

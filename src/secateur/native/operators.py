@@ -21,9 +21,19 @@ from secateur.native.loading import library
 from secateur.native.windows import LANES
 from secateur.support import private
 
-__all__ = ["MOST_COLUMNS", "block_linear", "csr_linear", "dense_block", "dense_csr", "window_linear"]
+__all__ = [
+    "MOST_COLUMNS",
+    "block_linear",
+    "csr_linear",
+    "dense_block",
+    "dense_csr",
+    "rounded_inputs",
+    "scaled",
+    "window_linear",
+]
 
 MOST_COLUMNS = 1 << 16  # an index has 16 bits
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # of values, as threads.h has them
 _WORK_FOR_A_THREAD = 200_000  # products; below that, making the thread takes longer than it saves
 
 
@@ -35,6 +45,7 @@ def csr_linear(
     bias: Tensor | None,
     columns_together: int,
     rows_together: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """``y = x W' + bias`` of an unstructured sparse W (rows, columns); a removed weight is not multiplied.
 
@@ -49,8 +60,9 @@ def csr_linear(
         x: (..., columns), any floating dtype; computed in float32, or in float64 without kernels if it is float64.
         indices: uint16, the column of each entry.
         pointers: int32 (rows · panels + 1), where each row's entries of a panel begin.
-        values: float32 or bfloat16, one for each index.
+        values: float32, bfloat16 or int8, one for each index.
         bias: float32 (rows), or None.
+        scales: of int8 values, by which each output's sum is multiplied: float32 (rows), finite; else None.
 
     Raises:
         ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
@@ -60,22 +72,33 @@ def csr_linear(
     tensor([[101.,  10.]])
     """
     operator = _csr if is_plain(x) else torch.ops.secateur.csr_linear
-    result: Tensor = operator(x, indices, pointers, values, bias, columns_together, rows_together)
+    result: Tensor = operator(x, indices, pointers, values, bias, columns_together, rows_together, scales)
     return result
 
 
 def block_linear(
-    x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    rows: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """``y = x W' + bias`` of a W (rows, columns) in which 16 consecutive outputs share their inputs.
+
+    Values of three dimensions also round the inputs, each vector as it comes, to 8 bits between its extremes (and 0);
+    sums are then exact. A vector that is not finite has outputs that are NaN.
 
     Args:
         x: (..., columns), as in `csr_linear`.
         indices: uint16, the column of each kept block.
         pointers: int32 (blocks of rows + 1), where each block of 16 rows begins.
-        values: float32 or bfloat16 (kept blocks, 16); zeros where the last block has no row.
+        values: float32, bfloat16 or int8 (kept blocks, 16); zeros where the last block has no row. Or, to round the
+            inputs, int8 (kept blocks / 4, 16, 4), where four blocks lie side by side, and pointers are multiples of 4.
         bias: float32 (rows), or None.
         rows: how many outputs there are.
+        scales: of int8 values, as in `csr_linear`.
 
     Raises:
         ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
@@ -85,7 +108,7 @@ def block_linear(
     tensor([[100., 100.]])
     """
     operator = _block if is_plain(x) else torch.ops.secateur.block_linear
-    result: Tensor = operator(x, indices, pointers, values, bias, rows)
+    result: Tensor = operator(x, indices, pointers, values, bias, rows, scales)
     return result
 
 
@@ -98,6 +121,7 @@ def window_linear(
     order: Tensor,
     bias: Tensor | None,
     rows: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     """``y = x W' + bias`` of an unstructured sparse W (rows, columns) as 16 rows that walk through it together.
 
@@ -118,7 +142,7 @@ def window_linear(
     tensor([[101.,  10.]])
     """
     operator = _window if is_plain(x) else torch.ops.secateur.window_linear
-    result: Tensor = operator(x, words, moves, values, pointers, order, bias, rows)
+    result: Tensor = operator(x, words, moves, values, pointers, order, bias, rows, scales)
     return result
 
 
@@ -142,6 +166,7 @@ def _csr(
     bias: Tensor | None,
     columns_together: int,
     rows_together: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     columns = x.shape[-1]
     if columns_together < 1 or rows_together < 1:
@@ -151,15 +176,15 @@ def _csr(
     rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
     if values.shape != indices.shape:
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    check_entries(x, columns, indices, pointers, values, bias, rows * panels, rows)
+    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
-        return _dense_linear(x, weight, bias)
+        return _dense_linear(x, scaled(weight, scales), bias)
     return _called(
         compiled.secateur_csr,
         x,
-        (indices, pointers, values, bias),
+        (indices, pointers, values, scales, bias),
         rows,
         rows_together,
         panels,
@@ -167,16 +192,28 @@ def _csr(
     )
 
 
-def _block(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+def _block(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    rows: int,
+    scales: Tensor | None = None,
+) -> Tensor:
     columns = x.shape[-1]
     blocks = -(-rows // LANES)
-    if values.shape != (*indices.shape, LANES):
-        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    check_entries(x, columns, indices, pointers, values, bias, blocks, rows)
+    kept = indices.shape[0] if indices.dim() else 0
+    rounds = values.dim() == 3
+    if values.shape != ((kept // 4, LANES, 4) if rounds else (kept, LANES)) or (rounds and kept % 4):
+        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
+    check_entries(x, columns, indices, pointers, values, scales, bias, blocks, rows, fours=rounds)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        return _dense_linear(x, dense_block(indices, pointers, values, rows, columns), bias)
-    return _called(compiled.secateur_block, x, (indices, pointers, values, bias), rows, work=indices.shape[0] * LANES)
+        weight = scaled(dense_block(indices, pointers, values, rows, columns), scales)
+        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
+    function = compiled.secateur_quads if rounds else compiled.secateur_block
+    return _called(function, x, (indices, pointers, values, scales, bias), rows, work=kept * LANES)
 
 
 def _window(
@@ -188,22 +225,25 @@ def _window(
     order: Tensor,
     bias: Tensor | None,
     rows: int,
+    scales: Tensor | None = None,
 ) -> Tensor:
     columns = x.shape[-1]
     layout = {"words": words, "moves": moves, "values": values, "pointers": pointers, "order": order}
 
     def verify() -> None:
         _check_bias(bias, rows)
-        _check_together(x, (*layout.values(), bias))
+        check_scales(values, scales, rows)
+        _check_together(x, (*layout.values(), scales, bias))
         windows.check(**layout, rows=rows, columns=columns)
 
-    once((words, moves, values, pointers, order, bias), (moves, pointers, order), (columns, x.device, rows), verify)
+    stored = (words, pointers, values, scales, bias, moves, order)
+    once(stored, (moves, pointers, order), (columns, x.device, rows), verify)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        return _dense_linear(x, windows.from_windows(**layout, rows=rows, columns=columns), bias)
+        weight = windows.from_windows(**layout, rows=rows, columns=columns)
+        return _dense_linear(x, scaled(weight, scales), bias)
     if columns < windows.WINDOW:
         x = functional.pad(x, (0, windows.WINDOW - columns))
-    stored = (words, pointers, values, bias, moves, order)
     return _called(compiled.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
 
 
@@ -223,8 +263,8 @@ def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: i
     held = [tensor if tensor is None or tensor.is_contiguous() else tensor.detach().contiguous() for tensor in stored]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + work * batch // _WORK_FOR_A_THREAD)
-    is_bfloat16 = int(stored[2] is not None and stored[2].dtype == torch.bfloat16)
-    if function(*addresses, x.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, is_bfloat16, threads):
+    kind = KINDS[stored[2].dtype] if stored[2] is not None else 0
+    if function(*addresses, x.data_ptr(), y.data_ptr(), rows, columns, batch, *layout, kind, threads):
         raise MemoryError(f"no memory for the transposed inputs of a product with {batch} vectors of {columns}.")
     return y if dtype == torch.float32 else y.to(dtype)
 
@@ -260,30 +300,38 @@ def check_entries(
     indices: Tensor,
     pointers: Tensor,
     values: Tensor,
+    scales: Tensor | None,
     bias: Tensor | None,
     segments: int,
     rows: int,
     block: int = 0,
+    fours: bool = False,
 ) -> None:
     """Raises where the C code would read what is not there; once for tensors that stay as they are.
 
     ``block``: all rows' entries in the first so many columns come first, then those in the next so many, and so on.
+    ``fours``: whether four entries lie side by side, of int8.
     """
 
     def verify() -> None:
         if indices.dtype != torch.uint16 or pointers.dtype != torch.int32 or indices.dim() != 1 or pointers.dim() != 1:
             raise ValueError("indices are a vector of uint16, pointers one of int32.")
-        if values.dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"values are float32 or bfloat16, not {values.dtype}.")
+        if values.dtype not in KINDS:
+            raise ValueError(f"values are float32 or bfloat16, or int8 with scales, not {values.dtype}.")
+        if fours and values.dtype != torch.int8:
+            raise ValueError(f"values of four blocks side by side are int8, not {values.dtype}.")
         if pointers.shape[0] != segments + 1:
             raise ValueError(f"{pointers.shape[0]} pointers where {segments + 1} are needed.")
         _check_bias(bias, rows)
+        check_scales(values, scales, rows)
         if columns > MOST_COLUMNS:
             raise ValueError(f"{columns} inputs; an index of 16 bits counts up to {MOST_COLUMNS}.")
-        _check_together(x, (indices, pointers, values, bias))
+        _check_together(x, (indices, pointers, values, scales, bias))
         where = pointers.detach().cpu().numpy()
         if where[0] != 0 or where[-1] != indices.shape[0] or (where[1:] < where[:-1]).any():
             raise ValueError(f"the pointers do not rise from 0 to {indices.shape[0]}, the number of indices.")
+        if fours and (where % 4).any():
+            raise ValueError("a pointer is no multiple of 4, and four blocks lie side by side.")
         largest = int(indices.detach().cpu().numpy().max(initial=0))
         if indices.shape[0] and largest >= columns:
             raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
@@ -292,8 +340,8 @@ def check_entries(
             if (indices.detach().cpu().numpy() // block != own).any():
                 raise ValueError("an index lies in another block of channels than the pointers say.")
 
-    facts = (columns, x.device, segments, rows, block)
-    once((indices, pointers, values, bias), (indices, pointers), facts, verify)
+    facts = (columns, x.device, segments, rows, block, fours)
+    once((indices, pointers, values, scales, bias), (indices, pointers), facts, verify)
 
 
 def _check_bias(bias: Tensor | None, rows: int) -> None:
@@ -301,9 +349,52 @@ def _check_bias(bias: Tensor | None, rows: int) -> None:
         raise ValueError(f"the bias is float32 of shape ({rows},), not {bias.dtype} of shape {tuple(bias.shape)}.")
 
 
+def check_scales(values: Tensor, scales: Tensor | None, rows: int) -> None:
+    """Raises ValueError unless there are scales exactly where they are needed."""
+    if values.dtype != torch.int8:
+        if scales is not None:
+            raise ValueError(f"scales belong to values of int8, not {values.dtype}.")
+        return
+    if scales is None or scales.dtype != torch.float32 or scales.shape != (rows,):
+        given = "none" if scales is None else f"{scales.dtype} of shape {tuple(scales.shape)}"
+        raise ValueError(f"the scales of int8 values are float32 of shape ({rows},), not {given}.")
+    if not bool(scales.isfinite().all()):
+        raise ValueError("a scale is NaN or infinite.")
+
+
 def _check_together(x: Tensor, stored: tuple[Tensor | None, ...]) -> None:
     if any(tensor is not None and tensor.device != x.device for tensor in stored):
         raise ValueError(f"the input is on {x.device}, the layer's tensors are not all there.")
+
+
+def scaled(weight: Tensor, scales: Tensor | None) -> Tensor:
+    """A weight (outputs, ...) of whole numbers times their scales; one without scales as it is."""
+    return weight if scales is None else weight * scales.view(-1, *[1] * (weight.dim() - 1))
+
+
+def rounded_inputs(x: Tensor) -> Tensor:
+    """Vectors (..., columns) as `block_linear` rounds them: each to 256 numbers from its least to its largest entry, 0
+    among them; NaN where the vector is not finite.
+
+    >>> rounded_inputs(torch.tensor([[0.0, 2.55, 1.004, -0.0]]))
+    tensor([[0.0000, 2.5500, 1.0000, 0.0000]])
+    """
+    low, high = (
+        each.clamp(*at) for each, at in zip(x.aminmax(dim=-1, keepdim=True), ((None, 0), (0, None)), strict=True)
+    )
+    scale = high / 255 - low / 255
+    odd = ~scale.isfinite()
+    inverse = torch.where(scale > 1e-35, 1 / scale, 0)
+    zero = (-low * inverse).round()
+    codes = ((x * inverse).round() + zero).clamp(0, 255)
+    return torch.where(odd, torch.nan, (codes - zero) * torch.where(scale > 1e-35, scale, 0))
+
+
+def _rounded_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if not x.numel():
+        return _dense_linear(x, weight, bias)
+    codes = rounded_inputs(x.detach().float()).double()
+    return _dense_linear(codes, weight, bias).to(x.dtype)
 
 
 def _dense_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -333,55 +424,77 @@ def _row_order(rows: int, panels: int, rows_together: int) -> Tensor:
 
 
 def dense_block(indices: Tensor, pointers: Tensor, values: Tensor, rows: int, columns: int) -> Tensor:
-    """The W (rows, columns) of `block_linear`, float32."""
+    """The W (rows, columns) of `block_linear`, float32, before scales."""
+    if values.dim() == 3:  # four blocks side by side
+        values = values.transpose(1, 2).reshape(-1, LANES)
     blocks = -(-rows // LANES)
     at = torch.arange(blocks, device=indices.device).repeat_interleave(pointers.diff().long())
     weight = torch.zeros(blocks, columns, LANES, dtype=torch.float32, device=values.device)
-    weight.index_put_((at, indices.long()), values.float())
+    weight.index_put_((at, indices.long()), values.float(), accumulate=True)  # what fills up a four is 0
     return weight.transpose(1, 2).reshape(blocks * LANES, columns)[:rows]
 
 
-def _fake_csr(x: Tensor, _indices: Tensor, pointers: Tensor, *others: Any) -> Tensor:
-    columns_together, _ = others[-2:]
+def _fake_csr(
+    x: Tensor,
+    _indices: Tensor,
+    pointers: Tensor,
+    _values: Tensor,
+    _bias: Tensor | None,
+    columns_together: int,
+    _rows_together: int,
+    _scales: Tensor | None = None,
+) -> Tensor:
     return x.new_empty(*x.shape[:-1], _rows_of(pointers, x.shape[-1], columns_together))
 
 
-def _fake(x: Tensor, *others: Any) -> Tensor:
-    """Of an operator that is told last how many rows there are."""
-    return x.new_empty(*x.shape[:-1], others[-1])
+def _fake_block(
+    x: Tensor,
+    _indices: Tensor,
+    _pointers: Tensor,
+    _values: Tensor,
+    _bias: Tensor | None,
+    rows: int,
+    _scales: Tensor | None = None,
+) -> Tensor:
+    return x.new_empty(*x.shape[:-1], rows)
+
+
+def _fake_window(x: Tensor, *others: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], others[6])
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    x, indices, pointers, values, _, *layout = inputs
-    ctx.save_for_backward(indices, pointers, values)
+    x, indices, pointers, values, _, *layout, scales = inputs
+    ctx.save_for_backward(indices, pointers, values, scales)
     ctx.columns, ctx.layout = x.shape[-1], layout
 
 
 def _csr_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     columns_together, rows_together = ctx.layout
     panels = max(1, -(-ctx.columns // columns_together))
-    indices, pointers, values = ctx.saved_tensors
+    indices, pointers, values, scales = ctx.saved_tensors
     weight = dense_csr(indices, pointers, values, grad.shape[-1], ctx.columns, panels, rows_together)
-    return _to_inputs(grad, weight), *[None] * 6
+    return _to_inputs(grad, scaled(weight, scales)), *[None] * 7
 
 
 def _block_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    indices, pointers, values = ctx.saved_tensors
+    indices, pointers, values, scales = ctx.saved_tensors
     weight = dense_block(indices, pointers, values, grad.shape[-1], ctx.columns)
-    return _to_inputs(grad, weight), *[None] * 5
+    return _to_inputs(grad, scaled(weight, scales)), *[None] * 6
 
 
 def _keep_windows(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     del output
-    x, *layout, _, _ = inputs
-    ctx.save_for_backward(*layout)
+    x, *layout, _, _, scales = inputs
+    ctx.save_for_backward(*layout, scales)
     ctx.columns = x.shape[-1]
 
 
 def _window_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    weight = windows.from_windows(*ctx.saved_tensors, rows=grad.shape[-1], columns=ctx.columns)
-    return _to_inputs(grad, weight), *[None] * 7
+    *layout, scales = ctx.saved_tensors
+    weight = windows.from_windows(*layout, rows=grad.shape[-1], columns=ctx.columns)
+    return _to_inputs(grad, scaled(weight, scales)), *[None] * 8
 
 
 def _to_inputs(grad: Tensor, weight: Tensor) -> Tensor:
@@ -405,7 +518,7 @@ def define(
 define("csr_linear", _csr, _fake_csr, _csr_backward)
 
 
-define("block_linear", _block, _fake, _block_backward)
+define("block_linear", _block, _fake_block, _block_backward)
 
 
-define("window_linear", _window, _fake, _window_backward, _keep_windows)
+define("window_linear", _window, _fake_window, _window_backward, _keep_windows)

@@ -12,7 +12,8 @@ Six steps are a *group*, the last of a slice filled up with empty ones:
 
 - ``words`` int32 (groups, 16): for each lane six numbers of 5 bits, the first step's lowest;
 - ``moves`` uint8 (groups, 6): by how many columns each step begins after the one before it;
-- ``values`` float32 (groups, 6, 16), or bfloat16 (groups, 3, 16, 2), where two steps lie side by side; 0 is nothing;
+- ``values`` float32 or int8 (groups, 6, 16), or bfloat16 (groups, 3, 16, 2), where two steps lie side by side; 0 is
+  nothing;
 - ``pointers`` int32 (slices + 1): where each slice's groups begin;
 - ``order`` int32 (slices · 16): the row of each lane, or -1.
 """
@@ -33,7 +34,7 @@ _FARTHEST = 255  # columns that a step can go on
 
 
 def to_windows(weight: Tensor) -> dict[str, Tensor]:
-    """The layout's tensors of a weight (rows, columns) with zeros; values are float32 if they are not bfloat16.
+    """The layout's tensors of a weight (rows, columns) with zeros; values are float32 if not bfloat16 or int8.
 
     >>> windows = to_windows(torch.eye(3))
     >>> {name: tuple(tensor.shape) for name, tensor in windows.items()}
@@ -64,7 +65,7 @@ def to_windows(weight: Tensor) -> dict[str, Tensor]:
     made = {
         "words": torch.from_numpy(words.view(np.int32)),
         "moves": torch.from_numpy(moves.reshape(longest, STEPS, slices).transpose(2, 0, 1)[used]),
-        "values": laid_out(values if values.dtype == torch.bfloat16 else values.float()),
+        "values": laid_out(values if values.dtype in (torch.bfloat16, torch.int8) else values.float()),
         "pointers": torch.from_numpy(np.concatenate([[0], groups.cumsum()]).astype(np.int32)),
         "order": order.to(torch.int32),
     }
@@ -154,7 +155,7 @@ def check(
     expected: list[tuple[str, Tensor, tuple[torch.dtype, ...], tuple[int, ...]]] = [
         ("words", words, (torch.int32,), (groups, LANES)),
         ("moves", moves, (torch.uint8,), (groups, STEPS)),
-        ("values", values, (torch.float32, torch.bfloat16), of_values),
+        ("values", values, (torch.float32, torch.bfloat16, torch.int8), of_values),
         ("pointers", pointers, (torch.int32,), (slices + 1,)),
         ("order", order, (torch.int32,), (slices * LANES,)),
     ]

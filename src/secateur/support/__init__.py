@@ -9,6 +9,7 @@ from secateur.support.ownership import other_owners, replicating_group, sharded_
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
 from secateur.support.records import Fields, open_regular
+from secateur.support.rounding import rounding_scales, to_int8
 from secateur.support.running import (
     Forward,
     Loss,
@@ -86,6 +87,7 @@ __all__ = [
     "repeatable",
     "replicating_group",
     "restored",
+    "rounding_scales",
     "run_batch",
     "run_example",
     "seconds_of",
@@ -98,6 +100,7 @@ __all__ = [
     "tensors_in",
     "tensors_of",
     "text_of_parts",
+    "to_int8",
     "track",
     "unchanged",
     "unknown",

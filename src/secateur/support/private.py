@@ -10,6 +10,7 @@ import copy
 import functools
 import sys
 import types
+import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,6 +45,7 @@ __all__ = [
     "flatten_anew",
     "frozen_convolution",
     "frozen_linear",
+    "int8_linear",
     "gathered_as",
     "hooks_of",
     "inside_compiled",
@@ -205,6 +207,26 @@ def frozen_linear(matrix: Tensor, bias: Tensor | None, example: Tensor) -> Calla
         product(example)
     except (AttributeError, RuntimeError):
         return None
+    return product
+
+
+def int8_linear(matrix: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
+    """The product with a weight (outputs, inputs) in int8, a scale for each output, that torch's dynamic quantization
+    makes: inputs are rounded to 8 bits as they come. None where this torch has no engine for it."""
+    try:
+        rows = matrix.detach().float().contiguous()
+        scales = (rows.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny).double()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a successor is named, which is a package of its own
+            numbers = torch.quantize_per_channel(rows, scales, torch.zeros_like(scales).long(), 0, torch.qint8)
+            stored = torch.ops.quantized.linear_prepack(numbers, None if bias is None else bias.detach().float())
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return None
+
+    def product(x: Tensor) -> Tensor:
+        made: Tensor = torch.ops.quantized.linear_dynamic(x.float(), stored)
+        return made
+
     return product
 
 

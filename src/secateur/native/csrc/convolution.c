@@ -19,7 +19,8 @@ enum { LINE = 16, MOST_VECTORS = 16 / 4 }; /* numbers in a line of the cache; ve
 typedef struct {
     const uint16_t *indices;  /* the column of each kept weight in its group's part of the flattened weight */
     const uint32_t *pointers; /* where the entries of each row begin in each block of channels; and the end */
-    const void *values;       /* float, or bfloat16 as its 16 bits */
+    const void *values;       /* of a kind */
+    const float *scales;      /* of int8 values: what each output is multiplied by, before the bias */
     const float *bias;        /* or NULL */
     const float *addend;      /* like y, added to it; or NULL */
     const float *x;           /* (images, channels, height, width) */
@@ -28,7 +29,7 @@ typedef struct {
     size_t kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left;
     size_t groups, together; /* channels of a group that are a block */
     size_t wide; /* numbers in a vector, or 0 for what suits the processor */
-    int is_bfloat16, rectified;
+    int kind, rectified; /* kind: of the values */
 } Convolution;
 
 /* Some outputs at one tile, over one block of channels. */
@@ -36,7 +37,7 @@ typedef struct {
     const uint16_t *indices;
     const uint32_t *pointers; /* of this block's rows, row 0 of all first */
     const void *values;
-    const float *bias, *addend, *x; /* x: where the tile begins */
+    const float *scales, *bias, *addend, *x; /* x: where the tile begins */
     const int32_t *table;           /* what to add to x for each column of the flattened weight */
     float *y, *partial;             /* of this image; sums over the blocks before */
     size_t first_row, end_row, places, start, skip, count; /* of the tile's places, those from skip to count are ours */
@@ -143,9 +144,9 @@ static int plan_for(Plan *p, const Convolution *c) {
     const size_t wide = width_for(c), pitch = pitch_for(c, wide), places = c->out_height * pitch;
     const size_t tile = tile_for(places, wide);
     *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
-    p->outputs = OUTPUTS[tile - 1][c->is_bfloat16];
+    p->outputs = OUTPUTS[tile - 1][c->kind];
 #if defined(__AVX512F__)
-    if (wide == 16) p->outputs = OUTPUTS_16[tile - 1][c->is_bfloat16];
+    if (wide == 16) p->outputs = OUTPUTS_16[tile - 1][c->kind];
 #endif
     p->tiles = over(places, p->size);
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
@@ -328,7 +329,7 @@ static void *convolution_part(void *argument) {
         /* the last tile begins earlier rather than to read beyond the image */
         const size_t start = p->is_direct && own + p->size > places ? places - p->size : own;
         size_t to[MOST_TILE];
-        Block b = {.indices = c->indices, .values = c->values, .bias = c->bias, .table = p->table, .partial = partial,
+        Block b = {.indices = c->indices, .values = c->values, .scales = c->scales, .bias = c->bias, .table = p->table, .partial = partial,
                    .places = outputs, .start = start, .skip = own - start, .count = least(p->size, places - start),
                    .y = c->y + image * c->rows * outputs, .rectified = c->rectified,
                    .addend = c->addend ? c->addend + image * c->rows * outputs : NULL};
@@ -383,14 +384,14 @@ static int convolved(const Convolution *c, size_t threads) {
 /* Returns 0, or 1 where memory could not be had. `sizes`: images, channels, height, width, rows, out_height, out_width,
 kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left, groups, together, rectified,
 wide. All are at least 1 but for top, left, rectified and wide. */
-EXPORT int secateur_convolution(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *bias,
-                                const float *addend, const float *x, float *y, const size_t *sizes, int is_bfloat16,
+EXPORT int secateur_convolution(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *scales, const float *bias,
+                                const float *addend, const float *x, float *y, const size_t *sizes, int kind,
                                 size_t threads) {
-    Convolution c = {.indices = indices, .pointers = pointers, .values = values, .bias = bias, .addend = addend, .x = x,
+    Convolution c = {.indices = indices, .pointers = pointers, .values = values, .scales = scales, .bias = bias, .addend = addend, .x = x,
                      .y = y, .images = sizes[0], .channels = sizes[1], .height = sizes[2], .width = sizes[3],
                      .rows = sizes[4], .out_height = sizes[5], .out_width = sizes[6], .kernel_height = sizes[7],
                      .kernel_width = sizes[8], .stride_y = sizes[9], .stride_x = sizes[10], .dilation_y = sizes[11],
                      .dilation_x = sizes[12], .top = sizes[13], .left = sizes[14], .groups = sizes[15],
-                     .together = sizes[16], .is_bfloat16 = is_bfloat16, .rectified = sizes[17] != 0, .wide = sizes[18]};
+                     .together = sizes[16], .kind = kind, .rectified = sizes[17] != 0, .wide = sizes[18]};
     return convolved(&c, threads);
 }

@@ -32,14 +32,14 @@ static void NAMED(rows_stored)(const Block *b, size_t output, const float *all) 
 /* Sums of `tile` vectors of places for some outputs, over one block of channels. Each kept weight is one load of its
 place in the table, one of the place's offset, one of its value, and then `tile` multiplications whose inputs come from
 memory: the sums stay in registers. A removed weight is not multiplied. */
-INLINE void NAMED(outputs)(const Block *b, const int tile, const int is_bfloat16) {
+INLINE void NAMED(outputs)(const Block *b, const int tile, const int kind) {
     const uint16_t *restrict indices = b->indices;
     const int32_t *restrict table = b->table;
     for (size_t o = b->first_row; o < b->end_row; o++) {
         NAMED(Floats) a[MOST_TILE];
         float *partial = b->partial + (o - b->first_row) * (size_t)tile * WIDE;
         if (b->is_first) {
-            const float bias = b->bias ? b->bias[o] : 0;
+            const float bias = b->bias && kind != INT8 ? b->bias[o] : 0;
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = (NAMED(Floats)){0} + bias;
         } else {
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
@@ -47,13 +47,17 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int is_bfloat16
         }
         for (size_t at = b->pointers[o], end = b->pointers[o + 1]; at < end; at++) {
             const float *x = b->x + table[indices[at]];
-            const float value = value_at(b->values, at, is_bfloat16);
+            const float value = value_at(b->values, at, kind);
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
                 a[t] += value * *(const NAMED(Loose) *)(x + t * WIDE);
         }
         if (!b->is_last) {
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(partial + t * WIDE) = a[t];
             continue;
+        }
+        if (kind == INT8) {
+            const float scale = b->scales[o], bias = b->bias ? b->bias[o] : 0;
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = a[t] * scale + bias;
         }
         const size_t place = o * b->places + b->start;
         if (b->to) { /* rows are longer than those of the output */
@@ -83,11 +87,12 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int is_bfloat16
 }
 
 #define ONE_TILE(T)                                                                                                    \
-    static void NAMED(float_##T)(const Block *b) { NAMED(outputs)(b, T, 0); }                                          \
-    static void NAMED(bfloat16_##T)(const Block *b) { NAMED(outputs)(b, T, 1); }
+    static void NAMED(float_##T)(const Block *b) { NAMED(outputs)(b, T, FLOAT); }                                      \
+    static void NAMED(bfloat16_##T)(const Block *b) { NAMED(outputs)(b, T, BFLOAT16); }                                \
+    static void NAMED(int8_##T)(const Block *b) { NAMED(outputs)(b, T, INT8); }
 TILES(ONE_TILE)
 #undef ONE_TILE
 
-#define BOTH(T) {NAMED(float_##T), NAMED(bfloat16_##T)},
-static void (*const NAMED(OUTPUTS)[MOST_TILE][2])(const Block *) = {TILES(BOTH)};
-#undef BOTH
+#define OF_KINDS(T) {NAMED(float_##T), NAMED(bfloat16_##T), NAMED(int8_##T)},
+static void (*const NAMED(OUTPUTS)[MOST_TILE][3])(const Block *) = {TILES(OF_KINDS)};
+#undef OF_KINDS

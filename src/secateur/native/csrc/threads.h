@@ -19,9 +19,14 @@ enum { MOST_THREADS = 64 };
 /* Calls `work` with each of `count` parts of `size` bytes, at most MOST_THREADS, in as many threads. kernels.c has it. */
 void secateur_in_threads(void *(*work)(void *), void *parts, size_t size, size_t count);
 
-/* One of many values: float, or bfloat16 as its 16 bits. */
-INLINE float value_at(const void *values, size_t at, int is_bfloat16) {
-    if (!is_bfloat16) return ((const float *)values)[at];
+/* How values are stored: float, bfloat16 as its 16 bits, or int8, which a scale for each output then multiplies. */
+enum { FLOAT, BFLOAT16, INT8 };
+static const size_t SIZES[] = {4, 2, 1};
+
+/* One of many values. */
+INLINE float value_at(const void *values, size_t at, int kind) {
+    if (kind == FLOAT) return ((const float *)values)[at];
+    if (kind == INT8) return (float)((const int8_t *)values)[at];
     uint32_t bits = (uint32_t)((const uint16_t *)values)[at] << 16;
     float value;
     memcpy(&value, &bits, sizeof value);
