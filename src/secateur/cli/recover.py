@@ -5,7 +5,6 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -25,8 +24,8 @@ from secateur.cli.options import (
     SequenceLength,
 )
 from secateur.cli.page import page_at
-from secateur.cli.runs import read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import arguments_said, clear_errors, fail, memory, show, terminable
+from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
+from secateur.cli.terminal import arguments_said, clear_errors, memory, show, terminable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,8 +95,7 @@ def recover(
         from secateur.cli.printing.recovered import recovered_parts
         from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
 
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # as each would find the others at work
-            raise fail("recover runs in one process; start it without torchrun.")
+        one_process("recover")
         page = page_at(report)
         options: dict[str, Any] = {
             "teacher": str(teacher),
