@@ -71,6 +71,14 @@ def recover(
         ),
     ] = None,
     rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate by the outputs.")] = 1e-4,
+    share: Annotated[
+        float,
+        typer.Option(
+            metavar="FRACTION",
+            help="How much of the loss by the outputs is the teacher's; the rest is the text's own, the next token. 0: "
+            "fine-tuning on the text alone.",
+        ),
+    ] = 1.0,
     local_rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate of a block.")] = 2e-4,
     batch: Batch = 8,
     samples: Samples = 512,
@@ -106,6 +114,7 @@ def recover(
             "loss": loss,
             "adapters": adapters,
             "rate": rate,
+            "share": share,
             "local-rate": local_rate,
             "batch": batch,
             "samples": samples,
@@ -129,6 +138,7 @@ def recover(
                 loss=loss,
                 adapters=adapters,
                 rate=rate,
+                share=share,
                 local_rate=local_rate,
                 include=include or None,
                 exclude=exclude or None,
