@@ -2,6 +2,7 @@
 
     python benchmarks/search/run.py cnn [--settings 60%,70%,-20%,-30%] [--seeds 3] [--out FILE.jsonl]
     python benchmarks/search/run.py vit
+    python benchmarks/search/run.py resnet [--settings -20%,-30%]  # beside ModelOpt's FastNAS, where it is installed
     python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16]
     python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6]
     python benchmarks/search/run.py table --out FILE.jsonl
@@ -9,13 +10,15 @@
 A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `shrink` takes out. What is judged is the
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
 digits the divergence of the outputs on the test images. ``--model`` is the directory of all-MiniLM-L6-v2. What is
-measured is written to FILE, a line at a time, and what is there is not measured again.
+measured is written to FILE, a line at a time, and what is there is not measured again. FastNAS is of
+``pip install torch==2.13.0 'nvidia-modelopt==0.47.*'``, of which it is the search alone: no training follows any row.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import importlib.util
 import json
 import statistics
 import sys
@@ -33,6 +36,7 @@ if not __package__:  # run as a script
 from benchmarks.shrinking.networks import ViT, right_share, train
 from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head, row
+from benchmarks.training.networks import ResNet8
 from secateur import demo, oneshot, shrink
 from secateur.blockwise import divergence
 from secateur.search import fit
@@ -41,7 +45,8 @@ FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
 FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
 GOAL = 0.8  # of the best fixed allocation's gap
-EPOCHS = {"cnn": ("sgd", 40), "vit": ("adam", 60)}
+NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"cnn": demo.DigitsNet, "vit": ViT, "resnet": ResNet8}
+EPOCHS = {"cnn": ("sgd", 40), "vit": ("adam", 60), "resnet": ("sgd", 40)}
 
 
 class Digits:
@@ -52,7 +57,7 @@ class Digits:
     def __init__(self, name: str, seed: int) -> None:
         self.data = demo.load_digits()
         torch.manual_seed(seed)
-        self.model: nn.Module = demo.DigitsNet() if name == "cnn" else ViT()
+        self.model = NETWORKS[name]()
         train(self.model, self.data, *EPOCHS[name], seed)
         self.dense = self._outputs(self.model)
 
@@ -94,7 +99,40 @@ def count_of(model: nn.Module) -> int:
     return sum(int(each.count_nonzero()) for each in model.parameters())
 
 
-def methods(setting: str, score: str) -> dict[str, Callable[[nn.Module, list[Any], int], dict[str, float]]]:
+def fastnas(model: nn.Module, batches: list[torch.Tensor], share: float) -> dict[str, float]:
+    """ModelOpt's FastNAS to a budget of parameters, in place: channels by how much each layer alone may lose.
+
+    Its score is less divergence from the dense model on the batches that `fit` holds back, its batch normalizations are
+    calibrated on all of them, and any number of channels may leave, as for the others: by default multiples of 32 stay,
+    of which these networks have one or two.
+    """
+    import modelopt.torch.prune as peer
+    from modelopt.torch.prune.fastnas import FastNASConfig
+
+    held = batches[3::4]
+    with torch.no_grad():
+        dense = [SimpleNamespace(logits=model(each)) for each in held]
+
+    @torch.no_grad()
+    def score(other: nn.Module) -> float:
+        found = [divergence(one, SimpleNamespace(logits=other(each))) for one, each in zip(dense, held, strict=True)]
+        return -sum(total for total, _ in found) / sum(rows for _, rows in found)
+
+    rules = {
+        name: {"*": {**rule["*"], **{key: 1 for key in rule["*"] if key.endswith("_divisor")}}}
+        for name, rule in FastNASConfig().model_dump().items()
+        if isinstance(rule, dict) and isinstance(rule.get("*"), dict)
+    }
+    config = {"score_func": score, "data_loader": batches, "collect_func": lambda batch: batch, "verbose": False}
+    peer.prune(
+        model, [("fastnas", rules)], {"params": f"{100 * (1 - share):g}%"}, dummy_input=batches[0][:2], config=config
+    )
+    return {}
+
+
+def methods(
+    setting: str, score: str, name: str = ""
+) -> dict[str, Callable[[nn.Module, list[Any], int], dict[str, float]]]:
     """What is compared at a setting; each changes the model, and says what else it found."""
     share = abs(float(setting.rstrip("%"))) / 100
     if setting.startswith("-"):
@@ -112,6 +150,7 @@ def methods(setting: str, score: str) -> dict[str, Callable[[nn.Module, list[Any
         return {
             "shrink": lambda model, batches, _: shrunk(model, batches, None),
             "uniform": lambda model, batches, _: shrunk(model, batches, "uniform"),
+            **({"fastnas": lambda model, batches, _: fastnas(model, batches, share)} if _has_peer(name) else {}),
             "fit": fitted,
         }
 
@@ -141,6 +180,10 @@ def methods(setting: str, score: str) -> dict[str, Callable[[nn.Module, list[Any
     }
 
 
+def _has_peer(name: str) -> bool:
+    return name == "resnet" and importlib.util.find_spec("modelopt") is not None
+
+
 def compare(
     name: str, subject_of: Callable[[int], Any], settings: Sequence[str], seeds: int, out: Path | None
 ) -> list[dict[str, Any]]:
@@ -149,11 +192,11 @@ def compare(
     for seed in range(seeds):
         subject = None
         for setting in settings:
-            for method, call in methods(setting, "").items():
+            for method, call in methods(setting, "", name).items():
                 if (name, setting, seed, method) in known:
                     continue
                 subject = subject_of(seed) if subject is None else subject
-                call = methods(setting, subject.score)[method]
+                call = methods(setting, subject.score, name)[method]
                 model, started = copy.deepcopy(subject.model), time.process_time()
                 more = call(model, subject.batches(seed), seed)
                 seconds = time.process_time() - started
@@ -218,9 +261,9 @@ def _read(out: Path | None) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", choices=["cnn", "vit", "minilm", "latency", "table"])
+    parser.add_argument("subject", choices=[*NETWORKS, "minilm", "latency", "table"])
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--settings", default=",".join(SETTINGS))
+    parser.add_argument("--settings", default=",".join(SETTINGS), help="-20%% as --settings=-20%%")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--size", type=int, default=16)

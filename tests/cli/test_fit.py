@@ -75,9 +75,27 @@ def test_entries_alone(folder):
     assert (folder / "levels" / "chosen.json").exists()
 
 
+def test_a_share_is_kept_in_place_of_a_budget(folder):
+    ended = call(folder, "--keep", 0.9, "--score", "kl", "--target", "macs")
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.startswith("Asked: 90.0% of the score, at as few macs as it gets.\n")
+    assert float(re.search(r"So ([\d.]+)% of the dense model is kept", ended.stdout)[1]) >= 90
+    assert loaded(folder).num_parameters() < loaded(folder, "dense").num_parameters()
+    assert "--keep 0.9 --target macs" in (folder / "out" / "secateur.json").read_text()
+
+
+def test_torchrun_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    fails(call(folder, "--budget", "params=0.8"), "fit runs in one process; start it without torchrun")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ((), "give --budget latency=0.6, what may be spent, or --keep 0.99, what has to stay: one of the two"),
+        (("--budget", "params=0.5", "--keep", "0.9"), "give --budget latency=0.6, what may be spent, or --keep 0.99"),
+        (("--keep", "2"), "keep is the share of the dense model's score that has to stay"),
+        (("--keep", "0.9", "--target", "joules"), "no cost is called 'joules'"),
         (("--budget", "params"), "--budget is NAME=NUMBER, such as latency=0.6, not 'params'"),
         (("--budget", "joules=0.5"), "no cost is called 'joules'"),
         (("--budget", "params=0"), "params: a limit is a share in "),

@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.recovery.losses import WORDS, chosen_for, features_of, loss_between, parse, rows_of
+from secateur.recovery.losses import WORDS, chosen_for, features_of, loss_between, parse, rows_of, text_loss
+from support.families import make
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -18,6 +19,40 @@ def test_equal_outputs_lose_nothing_and_others_something(word, seed):
     outputs = torch.randn(5, 7)
     assert float(WORDS[word](outputs, outputs.clone())) == pytest.approx(0, abs=1e-6)
     assert float(WORDS[word](torch.randn(5, 7), outputs)) > 1e-3
+
+
+def test_the_texts_own_loss_is_of_the_next_token_without_padding():
+    model = make("llama")
+    ids = torch.randint(3, 64, (2, 7))
+    with torch.no_grad():
+        outputs = model(input_ids=ids, labels=ids)
+    wanted = float(outputs.loss)
+    assert float(text_loss(outputs, {"input_ids": ids, "labels": ids}, None, writes=False)) == wanted
+    assert float(text_loss({"logits": outputs.logits}, {"input_ids": ids}, None, writes=True)) == pytest.approx(wanted)
+    assert float(text_loss(outputs.logits, ids, None, writes=True)) == pytest.approx(wanted)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 2:] = False
+    rows = [
+        text_loss(outputs.logits[at, :to][None], ids[at, :to][None], None, writes=True) for at, to in ((0, 7), (1, 2))
+    ]
+    found = text_loss(outputs.logits, {"input_ids": ids}, mask, writes=True)
+    assert float(found) == pytest.approx(float(6 * rows[0] + rows[1]) / 7)
+    assert text_loss(outputs.logits, {"input_ids": ids}, torch.zeros_like(mask), writes=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "writes"),
+    [
+        ({"input_ids": torch.ones(2, 3, dtype=torch.int64)}, False),
+        ({"input_ids": torch.ones(2, 1, dtype=torch.int64)}, True),
+        (torch.ones(2, 3), True),
+        ({}, True),
+        ({"labels": torch.ones(2, 3)}, True),
+    ],
+)
+def test_a_batch_that_says_nothing_of_its_own_is_refused(batch, writes):
+    with pytest.raises(ValueError, match="share= below 1 asks for the text's own loss"):
+        text_loss({"logits": torch.zeros(2, 3, 4)}, batch, None, writes=writes)
 
 
 def test_kl_is_forward_in_nats_for_each_row():

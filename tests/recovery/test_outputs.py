@@ -30,6 +30,37 @@ def test_what_is_no_sequence_is_gone_through_again():
         next(batches_from(iter(()), 0, 0))
 
 
+def test_a_share_of_the_loss_is_the_texts_own(pair):
+    model, teacher, tokens = pair
+    both = {}
+    for share in (0, 0.25, 1):
+        done = recover(copy.deepcopy(model), teacher, tokens[:1], steps=1, local=0, share=share)
+        both[share] = done.first
+    assert both[0.25] == pytest.approx(0.25 * both[1] + 0.75 * both[0], rel=1e-5)
+    with torch.no_grad():
+        assert both[0] == pytest.approx(float(model(**tokens[0], labels=tokens[0]["input_ids"]).loss), rel=1e-5)
+    assert recover(copy.deepcopy(model), teacher, tokens, steps=1, local=0, share=0.25).loss == (
+        "0.25 kl + 0.75 the text's own"
+    )
+
+
+def test_of_the_text_alone_no_teacher_is_run(pair):
+    model, teacher, tokens = pair
+    teacher.forward = None
+    done = recover(model, teacher, tokens, steps=30, local=0, share=0, rate=1e-2)
+    assert done.last < done.first
+    assert done.loss == "the text's own"
+    assert all(before == after for before, after in done.zeros.values())
+
+
+def test_what_is_no_text_has_no_loss_of_its_own():
+    model, other = nn.Linear(4, 3), nn.Linear(4, 3)
+    before = model.weight.detach().clone()
+    with pytest.raises(ValueError, match="share= below 1 asks for the text's own loss"):
+        recover(model, other, [torch.randn(5, 4)], steps=1, local=0, share=0.5)
+    assert torch.equal(model.weight, before)
+
+
 def test_routers_move_first_where_experts_have_left():
     teacher = make("mixtral")
     config = copy.deepcopy(teacher.config)

@@ -67,11 +67,6 @@ def test_what_is_no_budget_is_refused(given, keep, error, message):
         parse_budget(given, keep)
 
 
-def test_a_share_of_nothing_cannot_be_kept():
-    with pytest.raises(ValueError, match=r"keep= is a share of the dense model's own score.*pass score="):
-        parse_budget(None, 0.9, scored=False)
-
-
 def test_a_target_is_a_cost():
     with pytest.raises(ValueError, match="no cost is called 'joules'"):
         parse_budget(None, 0.9, target="joules")

@@ -15,7 +15,7 @@ def task(model, budget=None, over=("shrink",), **given):
     batches = inputs()
     levels = make_levels(model, batches[:3], shares=(0.2, 0.4, 0.6, 0.8), over=over, verify=False)
     score = given.pop("score", None)
-    asked = parse_budget(budget, given.pop("keep", None), scored=score is not None)
+    asked = parse_budget(budget, given.pop("keep", None))
     measured = HeldBack(model, batches[3:], score=score)
     return Choosing(model, asked, levels, batches[:3], measured, batches[0][:2], batches[0], **given)
 

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from secateur.search import directory, fit_checkpoint
 from secateur.search.directory import FILE
+from secateur.search.held_back import HeldBack, split
 from support.families import make
 from support.stacks import contents
 
@@ -85,6 +86,29 @@ def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
     one, store = before
     two = fitted(dense, tmp_path / "two", store=shutil.copytree(store, tmp_path / "levels"))
     assert one.chosen == two.chosen
+
+
+@pytest.mark.parametrize("given", [{}, {"over": ("shrink", "oneshot")}], ids=["one", "both"])
+def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path, given):
+    done = fitted(dense, tmp_path / "out", budget=None, keep=0.9, evaluations=10, **given)
+    held = HeldBack(model_of(dense), split(text(), None)[1])
+    written = held.of(model_of(tmp_path / "out"))
+    assert written == done.finished
+    assert written <= held.most(0.9)
+    assert done.got["params"] < done.dense["params"]
+
+
+def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
+    keeps = {"budget": None, "keep": 0.9, "evaluations": 10}
+    with monkeypatch.context() as patch:
+        patch.setattr(directory.Carrying, "lost_of", lambda *_: 1.0)
+        with pytest.raises(ValueError, match=r"keeps 90\.0% of the dense model's outputs: at .* it is less"):
+            fitted(dense, tmp_path / "out", **keeps)
+        patch.setattr(directory.Carrying, "lost_of", lambda *_: 0.0)
+        patch.setattr(directory.HeldBack, "finished_by", lambda *_: (1.0, None))
+        with pytest.raises(ValueError, match=r"what was written keeps less than 90\.0%.* and was deleted"):
+            fitted(dense, tmp_path / "out", **keeps)
+    assert not (tmp_path / "out").exists()
 
 
 def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """`fit`: no budget is exceeded, a call that fails changes nothing, and what comes of it is what the verbs make."""
 
 import copy
+import math
 import warnings
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from secateur.patterns import Unstructured
-from secateur.search import fit, fitting
+from secateur.search import fit, fitting, making, sensitivity
 from secateur.search.fitting import Entries, Units
 from support.families import batches as family_batches
 from support.families import make
@@ -207,6 +208,22 @@ def test_the_finished_model_keeps_its_score():
     assert parameters(model) < done.dense["params"]
 
 
+@pytest.mark.parametrize(("score", "loss_at"), [("change", 0.015), ("cosine", 0.03), ("kl", -math.log(0.97))])
+def test_a_share_of_the_outputs_is_kept_where_there_is_no_score(score, loss_at):
+    model = blocks(3)
+    done = fit(model, inputs(), keep=0.97, score=score, shares=SHARES, evaluations=12)
+    assert 0 < done.finished <= loss_at
+    assert parameters(model) < done.dense["params"]
+    assert "% of the dense model is kept, as " in str(done)
+
+
+@pytest.mark.parametrize("verb", [fit, sensitivity])
+def test_several_processes_are_refused(monkeypatch, verb):
+    monkeypatch.setattr(making, "rank_and_world", lambda: (1, 2))
+    with pytest.raises(ValueError, match=rf"{verb.__name__} runs in one process, and there are 2"):
+        verb(blocks(3), inputs(), **({"budget": {"params": 0.5}} if verb is fit else {}))
+
+
 def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_nothing(monkeypatch):
     model = blocks(3)
     with torch.no_grad():
@@ -274,7 +291,7 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations is how many passes"),
         ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals is how many choices are finished"),
         ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
-        ({"keep": 0.9}, ValueError, "keep= is a share of the dense model's own score"),
+        ({"keep": 1.1}, ValueError, "keep is the share of the dense model's score"),
         ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),
         ({"budget": {"params": 0.5}, "forward": lambda m, b: m(b)}, ValueError, "pass example_inputs="),
         ({"budget": {"params": 0.01}, "shares": SHARES}, ValueError, "the params cannot come to"),

@@ -11,6 +11,7 @@ from torch import nn
 from secateur.blockwise import divergence
 from secateur.search import held_back
 from secateur.search.held_back import HeldBack, split
+from secateur.search.scoring import share_left
 from support.fitting import blocks, inputs
 
 
@@ -73,6 +74,21 @@ def test_padding_and_what_is_left_out_do_not_count(monkeypatch, cut):
     with torch.no_grad():
         model.table.weight[0] += torch.randn(5)
     assert measured([0]) > 0
+
+
+@given(st.floats(0.01, 1), st.sampled_from(["kl", "cosine", "change"]))
+def test_what_may_be_lost_leaves_just_the_share_that_is_kept(keep, word):
+    most = HeldBack(nn.Identity(), [torch.eye(3)], score=word).most(keep)
+    assert share_left(most, word) == pytest.approx(keep)
+    assert most >= 0
+
+
+def test_of_a_score_of_ones_own_a_share_may_be_lost():
+    measured = HeldBack(nn.Identity(), [torch.eye(3)], score=lambda _: 4.0)
+    assert measured.most(0.75) == 1.0
+    assert measured.lost((9.0, 3.5)) == 0.5
+    with pytest.raises(ValueError, match=r"the dense model's score is -1, of which no share can be kept"):
+        HeldBack(nn.Identity(), [torch.eye(3)], score=lambda _: -1.0).most(0.75)
 
 
 def test_a_score_is_what_it_is_less_than_of_the_dense_model():

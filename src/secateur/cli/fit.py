@@ -25,24 +25,37 @@ from secateur.cli.options import (
     Text,
 )
 from secateur.cli.page import page_at, timing_of
-from secateur.cli.runs import read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import clear_errors, command_line, show, terminable
+from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
+from secateur.cli.terminal import clear_errors, command_line, fail, show, terminable
 
 __all__ = ["fit"]
 
 
 def fit(
     directory: Directory,
+    data: Text,
+    out: NewDirectory,
     budget: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             metavar="COST=LIMIT",
             help="What may be spent: params, macs, bytes or latency; up to 1 a share of what the model costs, above "
             "that the amount, of latency in milliseconds on this machine. Repeatable: all of them hold.",
         ),
-    ],
-    data: Text,
-    out: NewDirectory,
+    ] = None,
+    keep: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="In place of a budget: the share of the dense model's outputs that has to stay, as --score compares "
+            "them: the mean cosine, exp(-divergence), or the share of their variance; and as little as that allows of "
+            "--target.",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        str, typer.Option(metavar="COST", help="What is to be little, with --keep: params, macs, bytes or latency.")
+    ] = "params",
     over: Over = None,
     share: Shares = None,
     score: Score = None,
@@ -75,7 +88,7 @@ def fit(
     store: Store = None,
     report: Report = None,
 ) -> None:
-    """Spend no more than a budget, and lose as little as that allows.
+    """Spend no more than a budget, and lose as little as that allows; or keep so much, and spend as little as can be.
 
     Of each group some levels are made, of how much of it leaves, and each is repaired. Which of them together lose
     least at the budget is searched with the whole model, which is loaded into memory for it. Then shrink and oneshot go
@@ -87,11 +100,18 @@ def fit(
         from secateur.cli.measuring import model_in
         from secateur.search import budget_in_words, fit_checkpoint, fitted_sheets
 
+        one_process("fit")
         page = page_at(report)
-        limits = budget_in_words(budget)
+        limits = budget_in_words(budget) if budget else None
+        if (limits is None) == (keep is None):
+            raise fail(
+                "give --budget latency=0.6, what may be spent, or --keep 0.99, what has to stay: one of the two."
+            )
         check_new(out)
         asked: dict[str, Any] = {
-            "budget": budget,
+            "budget": budget or [],
+            "keep": keep,
+            "target": target if keep is not None else None,
             "data": data,
             "out": out,
             "over": over or [],
@@ -117,6 +137,8 @@ def fit(
                 batches,
                 model=model_in(directory),
                 budget=limits,
+                keep=keep,
+                target=target,
                 score=score,  # type: ignore[arg-type]
                 over=over or ("shrink",),
                 shares=share or None,

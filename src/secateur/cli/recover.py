@@ -5,7 +5,6 @@ Law: results on stdout, everything else on stderr; whatever is wrong with the in
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from secateur.cli.options import (
     SequenceLength,
 )
 from secateur.cli.page import page_at, timing_of
-from secateur.cli.runs import read_text, resumable, warnings_as_lines
+from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import arguments_said, clear_errors, fail, memory, show, terminable
 
 if TYPE_CHECKING:
@@ -72,6 +71,14 @@ def recover(
         ),
     ] = None,
     rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate by the outputs.")] = 1e-4,
+    share: Annotated[
+        float,
+        typer.Option(
+            metavar="FRACTION",
+            help="How much of the loss by the outputs is the teacher's; the rest is the text's own, the next token. 0: "
+            "fine-tuning on the text alone.",
+        ),
+    ] = 1.0,
     local_rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate of a block.")] = 2e-4,
     batch: Batch = 8,
     samples: Samples = 512,
@@ -96,8 +103,7 @@ def recover(
         from secateur.cli.printing.recovered import recovered_parts
         from secateur.recovery import Sampled, recover_checkpoint, recovered_sheets
 
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # as each would find the others at work
-            raise fail("recover runs in one process; start it without torchrun.")
+        one_process("recover")
         page = page_at(report)
         options: dict[str, Any] = {
             "teacher": str(teacher),
@@ -108,6 +114,7 @@ def recover(
             "loss": loss,
             "adapters": adapters,
             "rate": rate,
+            "share": share,
             "local-rate": local_rate,
             "batch": batch,
             "samples": samples,
@@ -131,6 +138,7 @@ def recover(
                 loss=loss,
                 adapters=adapters,
                 rate=rate,
+                share=share,
                 local_rate=local_rate,
                 include=include or None,
                 exclude=exclude or None,

@@ -15,7 +15,7 @@ from typing import Any
 
 from secateur.cli.terminal import fail
 
-__all__ = ["join_processes", "read_text", "resumable", "warnings_as_lines"]
+__all__ = ["join_processes", "one_process", "read_text", "resumable", "warnings_as_lines"]
 
 
 def read_text(directory: Path, data: str, *, samples: int, sequence_length: int | None, seed: int) -> list[Any]:
@@ -50,6 +50,12 @@ def resumable() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise fail("interrupted; run the same command again to go on.", code=130) from None
+
+
+def one_process(verb: str) -> None:
+    """Under torchrun an error, of a verb that shares nothing out: each process would find the others at work."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise fail(f"{verb} runs in one process; start it without torchrun.")
 
 
 def join_processes(device: str | None) -> None:

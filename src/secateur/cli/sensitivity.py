@@ -26,7 +26,7 @@ from secateur.cli.options import (
     Text,
 )
 from secateur.cli.page import page_at
-from secateur.cli.runs import read_text, resumable, warnings_as_lines
+from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
 from secateur.cli.terminal import clear_errors, show, terminable
 
 __all__ = ["sensitivity"]
@@ -65,6 +65,7 @@ def sensitivity(
         from secateur.search import SHARES, sensitivity_sheets
         from secateur.search import sensitivity as measure
 
+        one_process("sensitivity")
         page = page_at(report)
         solve = solvers.parse(solver)
         if score is not None:

@@ -80,6 +80,7 @@ def recover_checkpoint(
     local_batches: int = 128,
     decay: float = 0.0,
     clip: float = 1.0,
+    share: float = 1.0,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
@@ -99,8 +100,8 @@ def recover_checkpoint(
         out: must not exist.
         batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
             loads it whole. None: ``Sampled()``.
-        steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, include, exclude, forward, seed: as
-            for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
+        steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, share, include, exclude, forward,
+            seed: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
         device: where the models compute; None: the processor.
         arguments: what the record shall say of the call.
@@ -124,6 +125,7 @@ def recover_checkpoint(
         decay,
         clip,
         seed,
+        share,
         None,
         include,
         exclude,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.support import tensors_in, unknown
 
-__all__ = ["OutputLoss", "WORDS", "chosen_for", "features_of", "loss_between", "parse", "rows_of"]
+__all__ = ["OutputLoss", "WORDS", "chosen_for", "features_of", "loss_between", "parse", "rows_of", "text_loss"]
 
 OutputLoss = Callable[[Any, Any, Any], Tensor]
 UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's
@@ -130,6 +130,43 @@ def rows_of(tensor: Tensor, mask: Tensor | None) -> Tensor:
         return rows
     inner = tensor.shape[2:-1].numel()
     return rows[mask.to(rows.device).reshape(-1, 1).expand(-1, inner).reshape(-1)]
+
+
+def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) -> Tensor:
+    """What the batch itself says, a scalar: the model's own loss where the batch has labels, else the cross-entropy of
+    each next token.
+
+    Args:
+        outputs: of the student.
+        batch: with ``labels``, or with ``input_ids``, (batch, sequence).
+        mask: (batch, sequence), True where a token is no padding: pairs of two such tokens count.
+        writes: whether the model's logits are of the next token.
+
+    Raises:
+        ValueError: the batch says nothing: no labels, and no text of a model that writes.
+
+    >>> logits = torch.zeros(1, 3, 4)
+    >>> round(float(text_loss({"logits": logits}, {"input_ids": torch.tensor([[1, 2, 3]])}, None, writes=True)), 3)
+    1.386
+    """
+    given = batch if isinstance(batch, Mapping) else {}
+    own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
+    if "labels" in given and isinstance(own, Tensor) and own.numel() == 1:
+        return own.reshape(())
+    ids = batch if isinstance(batch, Tensor) and not batch.is_floating_point() else given.get("input_ids")
+    logits = features_of(outputs)
+    if not writes or not isinstance(ids, Tensor) or logits.shape[:2] != ids.shape or ids.shape[1] < 2:
+        raise ValueError(
+            "share= below 1 asks for the text's own loss: that is of a causal language model, for batches of two "
+            "tokens or more, or of batches with labels; leave it out."
+        )
+    rows, aims = logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1).to(logits.device)
+    if mask is not None and mask.shape == ids.shape:
+        both = (mask[:, 1:] & mask[:, :-1]).reshape(-1).to(logits.device)
+        rows, aims = rows[both], aims[both]
+    if not len(aims):
+        return logits.sum() * 0.0  # all of it is padding
+    return nn.functional.cross_entropy(rows.float(), aims)
 
 
 def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, mask: Tensor | None) -> Tensor:

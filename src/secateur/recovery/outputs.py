@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Tokens, naming_batch
 from secateur.recovery.descent import Descent, order_of
-from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_between, rows_of
+from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_between, rows_of, text_loss
 from secateur.recovery.moving import widened_batch
+from secateur.recovery.sampling import writes_text
 from secateur.support import Forward, device_of, mapped, moved, run_batch, track
 
 __all__ = ["NO_BATCHES", "ROUTERS_FIRST", "Steps", "batches_from", "narrower_routers", "spread_over"]
@@ -71,6 +72,7 @@ class Steps:
         loss: a word, a function, or None: chosen by the teacher's first outputs.
         forward: how a batch is run.
         first: parameters that alone move in the first steps.
+        share: of the loss, that is the teacher's; the rest is the text's own. 0: the teacher is not run.
     """
 
     def __init__(
@@ -82,7 +84,9 @@ class Steps:
         *,
         forward: Forward | None = None,
         first: Sequence[Tensor] = (),
+        share: float = 1.0,
     ) -> None:
+        self.share, self.writes = share, share < 1 and writes_text(model)
         self.model, self.teacher, self.descent, self.loss, self.forward = model, teacher, descent, loss, forward
         self.first = {id(each) for each in first}
         self.alone = round(ROUTERS_FIRST * descent.steps) if self.first else 0
@@ -92,7 +96,10 @@ class Steps:
     @property
     def word(self) -> str:
         """What the loss is called."""
-        return self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "loss")
+        if not self.share:
+            return "the text's own"
+        word = self.loss if isinstance(self.loss, str) else getattr(self.loss, "__name__", "loss")
+        return word if self.share == 1 else f"{self.share:g} {word} + {1 - self.share:g} the text's own"
 
     def run(self, batches: Iterable[Any], seed: int, after: Callable[[], None] = lambda: None) -> None:
         """Takes the steps that are left; ``after`` is called after each."""
@@ -107,15 +114,22 @@ class Steps:
                 after()
 
     def _step(self, batch: Any, batches: Sequence[Any]) -> None:
-        with torch.no_grad(), naming_batch(batches, batch, self.forward, "the teacher"):
-            wanted = run_batch(self.teacher, moved(batch, device_of(self.teacher)), self.forward)
+        wanted = None
+        if self.share:
+            with torch.no_grad(), naming_batch(batches, batch, self.forward, "the teacher"):
+                wanted = run_batch(self.teacher, moved(batch, device_of(self.teacher)), self.forward)
         here = moved(mapped(batch, widened_batch) if self._is_widened else batch, device_of(self.model))
         with naming_batch(batches, batch, self.forward):
             outputs = run_batch(self.model, here, self.forward)
-        if self.loss is None:
-            self.loss = chosen_for(wanted)
         mask = Tokens.of(batch).own
-        found = loss_between(outputs, wanted, batch, self.loss, mask)
+        parts = []
+        if self.share:
+            if self.loss is None:
+                self.loss = chosen_for(wanted)
+            parts.append(self.share * loss_between(outputs, wanted, batch, self.loss, mask))
+        if self.share < 1:
+            parts.append((1 - self.share) * text_loss(outputs, batch, mask, writes=self.writes))
+        found = torch.stack(parts).sum() if len(parts) > 1 else parts[0]
         self.losses.append(self.descent.step(found))
         self.rows += _rows(outputs, mask)
 

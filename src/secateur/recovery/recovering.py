@@ -55,6 +55,7 @@ def recover(
     local_batches: int = 128,
     decay: float = 0.0,
     clip: float = 1.0,
+    share: float = 1.0,
     masks: Any = None,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
@@ -85,6 +86,9 @@ def recover(
             up to them, and half a cosine down.
         decay: of the weights.
         clip: the largest norm of a step's gradients.
+        share: how much of the loss by the outputs is the teacher's. The rest is the text's own, the cross-entropy of
+            the next token (or what a model returns for batches with ``labels``): what the text is like is learned, too.
+            0: of the text alone, and the teacher is not run.
         masks: ``{name: mask}``, or a `Pruner`. Beside them all zeros of weights that pruning may touch stay, and what
             attached masks hide.
         include, exclude: globs over names of parameters: train these, and not those. Default: all that ask for a
@@ -122,6 +126,7 @@ def recover(
         decay,
         clip,
         seed,
+        share,
         masks,
         include,
         exclude,
@@ -287,7 +292,13 @@ def steps_of(
         each.requires_grad_(True)
     descent = Descent(movers, request.steps, rate=request.rate, decay=request.decay, clip=request.clip)
     return Steps(
-        model, teacher, descent, request.loss, forward=request.forward, first=[parameters[name] for name in first]
+        model,
+        teacher,
+        descent,
+        request.loss,
+        forward=request.forward,
+        first=[parameters[name] for name in first],
+        share=request.share,
     )
 
 

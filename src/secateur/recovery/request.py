@@ -32,6 +32,7 @@ class Request:
     decay: float
     clip: float
     seed: int
+    share: float = 1.0
     masks: Any = None
     include: str | Iterable[str] | None = None
     exclude: str | Iterable[str] | None = None
@@ -53,12 +54,16 @@ class Request:
                 raise ValueError(f"{name} is a number above 0; got {value!r}.")
         if not 0 <= self.decay < math.inf:
             raise ValueError(f"decay is 0 or more; got {self.decay!r}.")
+        if not 0 <= self.share <= 1:
+            raise ValueError(
+                f"share is how much of the loss by the outputs is the teacher's, 0 to 1; got {self.share!r}."
+            )
         if type(self.seed) is not int:
             raise ValueError(f"seed is a whole number; got {self.seed!r}.")
 
     def described(self) -> dict[str, Any]:
         """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
-        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "decay", "clip", "seed")
+        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "decay", "clip", "seed", "share")
         said = {name: getattr(self, name) for name in plain}
         loss = self.loss if self.loss is None or isinstance(self.loss, str) else described(self.loss)
         globs = {name: _listed(getattr(self, name)) for name in ("include", "exclude")}

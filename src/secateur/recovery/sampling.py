@@ -22,7 +22,7 @@ from secateur.blockwise import longest_sequence
 from secateur.checkpoints import CheckpointError
 from secateur.support import device_of, in_mode, track
 
-__all__ = ["Sampled", "load_text", "sampled", "save_text"]
+__all__ = ["Sampled", "load_text", "sampled", "save_text", "writes_text"]
 
 LENGTH = 512  # tokens of a sequence, or fewer where the model takes fewer
 TOGETHER = 32  # sequences are drawn at a time, by a seed of their own: a run that was stopped goes on after them
@@ -54,8 +54,7 @@ class Sampled:
             ValueError: it writes no text, or none so long.
         """
         config: Any = getattr(teacher, "config", None)
-        can = getattr(teacher, "can_generate", None)
-        if config is None or can is None or not can() or getattr(config, "is_encoder_decoder", False):
+        if not writes_text(teacher):
             raise ValueError(
                 f"no text is given, and a {type(teacher).__name__} writes none of its own, from which this could be "
                 "learned: pass batches=, of a directory --data FILE."
@@ -69,6 +68,17 @@ class Sampled:
     def batches(self, rows: Tensor) -> list[dict[str, Tensor]]:
         """The rows as token batches."""
         return [{"input_ids": rows[at : at + self.size]} for at in range(0, len(rows), self.size)]
+
+
+def writes_text(model: nn.Module) -> bool:
+    """Whether it is a causal language model of transformers, whose logits are of the next token.
+
+    >>> writes_text(nn.Linear(2, 2))
+    False
+    """
+    config: Any = getattr(model, "config", None)
+    can = getattr(model, "can_generate", None)
+    return config is not None and can is not None and bool(can()) and not getattr(config, "is_encoder_decoder", False)
 
 
 def sampled(

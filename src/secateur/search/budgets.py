@@ -62,19 +62,16 @@ def holds(limits: Mapping[str, float], costs: Mapping[str, float]) -> bool:
     return all(costs[word] <= limit / _ABOVE for word, limit in limits.items())
 
 
-def parse_budget(
-    budget: Mapping[str, float] | None, keep: float | None = None, *, scored: bool = True, target: str = "params"
-) -> Budget:
+def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, *, target: str = "params") -> Budget:
     """The value that the arguments of `secateur.fit` mean.
 
     Args:
         budget: ``{word: limit}``.
         keep: the share of the dense model's score.
-        scored: whether there is a score of which a share can be kept.
         target: what is to be little where a score is kept.
 
     Raises:
-        ValueError: both or none of the two, a word that means no cost, a number that is no limit, no score to keep.
+        ValueError: both or none of the two, a word that means no cost, a number that is no limit.
         TypeError: a budget that is no mapping, or a limit that is no number.
 
     >>> parse_budget({"latency": 0.6}).words
@@ -93,11 +90,6 @@ def parse_budget(
         _number("keep", keep)
         if not 0 < keep <= 1:
             raise ValueError(f"keep is the share of the dense model's score that has to stay, in (0, 1], not {keep}.")
-        if not scored:
-            raise ValueError(
-                "keep= is a share of the dense model's own score, and a divergence from it is 0 of itself; pass "
-                "score=(model) -> float, higher is better, such as an accuracy."
-            )
         return Budget({}, float(keep), target)
     if not isinstance(budget, Mapping):
         raise TypeError(f'a budget is a mapping such as {{"latency": 0.6}}, not a {type(budget).__name__}.')

@@ -464,14 +464,8 @@ class Choosing:
         Raises:
             ValueError: the dense model's score is not above 0, or nothing that is smaller keeps so much of it.
         """
-        dense, word, before = self.dense[self.asked.target], self.asked.target, self.measured.dense_score
-        assert before is not None  # checked at the door
         assert self.asked.keep is not None
-        if before <= 0:
-            raise ValueError(
-                f"the dense model's score is {before:g}, of which no share can be kept; return one above 0."
-            )
-        most = before - self.asked.keep * before  # that may be lost
+        dense, word, most = self.dense[self.asked.target], self.asked.target, self.measured.most(self.asked.keep)
         self._weigh_alone()
         curve = self._curve(word)
         least = curve[-1].share
@@ -503,10 +497,11 @@ class Choosing:
 
     def nothing_kept(self, share: float) -> ValueError:
         assert self.asked.keep is not None
+        score = self.measured.dense_score
+        whole = "of the dense model's outputs" if score is None else f"of the score of {score:.5g}"
         return ValueError(
-            f"no model was found that is smaller and keeps {self.asked.keep:.1%} of the score of "
-            f"{self.measured.dense_score:.5g}: at {share:.1%} of the {self.asked.target} it is less. Ask for less of "
-            "the score, or pass shares= with smaller ones."
+            f"no model was found that is smaller and keeps {self.asked.keep:.1%} {whole}: at {share:.1%} of the "
+            f"{self.asked.target} it is less. Ask for less of the score, or pass shares= with smaller ones."
         )
 
     def _chosen(self, limits: Mapping[str, float], found: Evolved, curve: Sequence[Point]) -> Chosen:

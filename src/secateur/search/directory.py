@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from secateur import solvers
-from secateur.blockwise import OneShot, Solve, oneshot
+from secateur.blockwise import OneShot, Solve, blaming_config, oneshot
 from secateur.checkpoints import check_new
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing
@@ -30,17 +30,18 @@ from secateur.search.fitting import (
     Entries,
     Units,
     check_asked,
+    kept_by,
     rounding_for,
     shares_for,
     told_of,
 )
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, example_of, make_levels
+from secateur.search.making import OVER, example_of, make_levels, refuse_several
 from secateur.search.scoring import SCORES, Score
 from secateur.shrinking import CheckpointShrinking, shrink_checkpoint
 from secateur.solvers import admm
-from secateur.support import Fields, check_batches, write_whole
+from secateur.support import Fields, check_batches, device_of, unwrapped, write_whole
 
 __all__ = ["fit_checkpoint"]
 
@@ -56,8 +57,10 @@ def fit_checkpoint(
     batches: Iterable[Any],
     *,
     model: nn.Module,
-    budget: Mapping[str, float],
+    budget: Mapping[str, float] | None = None,
+    keep: float | None = None,
     score: Score | None = None,
+    target: str = "params",
     over: str | Sequence[str] = ("shrink",),
     shares: Sequence[float] | None = None,
     include: str | Iterable[str] | None = None,
@@ -87,13 +90,18 @@ def fit_checkpoint(
 
     The others are as for `secateur.fit`.
 
+    With ``keep`` a choice is finished on a copy in memory, and the next larger one is taken where it does not hold.
+    What is written is loaded and judged once more.
+
     Raises:
         CheckpointError: an ``out`` that exists, a directory that cannot be read.
-        ValueError: the budget cannot be met; what is in the store is of something else.
+        ValueError: the budget cannot be met, or the score not be kept; what is in the store is of something else, or
+            there are several processes.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
-    asked = parse_budget(budget)
+    refuse_several("fit")
+    asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
     if not {*kinds} <= {*OVER}:
         raise ValueError(
@@ -121,20 +129,26 @@ def fit_checkpoint(
     said = {
         "levels": levels.made.digest,
         "budget": dict(asked.limits),
+        "keep": asked.keep,
+        "target": asked.target,
         "score": score if isinstance(score, str) else None,
         "held_back": len(back),
         "evaluations": float(evaluations),
         "finals": finals,
         "seed": seed,
     }
-    chosen = None if callable(score) else _chosen_before(folder / FILE, said, levels)
+    measured = None
+    chosen = None if callable(score) else _chosen_before(folder / FILE, said, levels, asked.words)
+    if chosen is None or asked.keep is not None:
+        measured = HeldBack(model, back, score=score)
     if chosen is None:
+        assert measured is not None
         choosing = Choosing(
             model=model,
             asked=asked,
             levels=levels,
             rest=rest,
-            measured=HeldBack(model, back, score=score),
+            measured=measured,
             example=example_of(model, every[0]),
             timed_on=example_of(model, every[0], None),
             uniform=True,
@@ -146,14 +160,14 @@ def fit_checkpoint(
         carrying = Carrying(
             choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False
         )
-        chosen = choosing.within(finals, carrying)
+        chosen = choosing.within(finals, carrying) if asked.keep is None else _kept(choosing, carrying, asked.keep)
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
     told = told_of(levels, chosen.choice)
     units, entries = told.units if chosen.units is None else chosen.units, told.entries
     shrunk: CheckpointShrinking | None = None
     pruned: OneShot | None = None
     scope: dict[str, Any] = {"include": include, "exclude": exclude}
-    if not units and not entries:
+    if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
         raise ValueError(f"{source}: costs no more than the budget as it is; nothing was written.")
     where = source
     if units:
@@ -190,7 +204,9 @@ def fit_checkpoint(
         for word, (before, after) in (("params", shrunk.parameters), ("bytes", shrunk.nbytes)):
             got[word] = chosen.dense[word] - before + after
     if over_limit := [
-        word for word, limit in chosen.limits.items() if word != "latency" and got[word] > limit * _EXACT
+        word
+        for word, limit in chosen.limits.items()
+        if asked.keep is None and word != "latency" and got[word] > limit * _EXACT
     ]:
         shutil.rmtree(out)
         raise ValueError(
@@ -200,6 +216,15 @@ def fit_checkpoint(
         )
     if chosen.measured is not None:
         got["latency"] = chosen.measured
+    finished: tuple[float, float | None] = (math.nan, None)
+    if measured is not None and asked.keep is not None:
+        finished = measured.finished_by(_loaded(model, out))
+        if not kept_by(measured.lost(finished), measured.most(asked.keep)):
+            shutil.rmtree(out)
+            raise ValueError(
+                f"what was written keeps less than {asked.keep:.1%}, other than its copy in memory, and was deleted: "
+                "ask for a little more, so that rounding does not count."
+            )
     if store is None:
         shutil.rmtree(folder)
     return Fitted(
@@ -208,13 +233,32 @@ def fit_checkpoint(
         got=got,
         levels=levels,
         batches=len(every),
-        finished=None,
-        finished_score=None,
+        finished=None if math.isnan(finished[0]) else finished[0],
+        finished_score=finished[1],
         seconds=time.monotonic() - started,
         out=out,
         shrunk=shrunk,
         pruned=pruned,
     )
+
+
+def _kept(choosing: Choosing, carrying: Carrying, keep: float) -> Chosen:
+    """The smallest that keeps so much when it is finished; ValueError where none does."""
+    most = choosing.measured.most(keep)
+    for chosen in choosing.kept():
+        if kept_by(carrying.lost_of(chosen.choice), most):
+            return chosen
+    word = choosing.asked.target
+    raise choosing.nothing_kept(chosen.limits[word] / chosen.dense[word])
+
+
+def _loaded(model: nn.Module, folder: Path) -> nn.Module:
+    """A directory as a module of the same class, on the same device."""
+    kind: Any = type(unwrapped(model))
+    dtype = next((each.dtype for each in model.parameters() if each.is_floating_point()), None)
+    with blaming_config(folder, "its model cannot be loaded"):
+        loaded: nn.Module = kind.from_pretrained(folder, local_files_only=True, dtype=dtype)
+    return loaded.to(device_of(model)).eval()
 
 
 def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
@@ -238,7 +282,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and value in (math.inf, -math.inf) else value
 
 
-def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chosen | None:
+def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: Sequence[str]) -> Chosen | None:
     """What an earlier run chose; None where there is nothing, or it was asked for something else.
 
     Raises:
@@ -261,8 +305,8 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels) -> Chose
             raise its.wrong(f"choice.{name}", "is no level that there is")
     numbers = {name: its.each_named(name, float) for name in ("limits", "dense", "predicted")}
     for name, each in numbers.items():
-        if not set(said["budget"]) <= set(each):
-            raise its.wrong(name, f"is not of {', '.join(said['budget'])}")
+        if not {*words} <= {*each}:
+            raise its.wrong(name, f"is not of {', '.join(words)}")
     units = None if its.values.get("units") is None else its.each_named("units", int, least=0)
     lost, finals = its.inner("candidates"), its.inner("finals")
     compared = its.take("compared", str)

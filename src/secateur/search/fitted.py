@@ -17,6 +17,7 @@ from secateur.blockwise import OneShot
 from secateur.report import Reported, Sheet
 from secateur.search.budgets import Budget, words_of_budget
 from secateur.search.levels import Levels
+from secateur.search.scoring import share_left
 from secateur.shrinking import CheckpointShrinking, Shrunk
 from secateur.support import Part, Rows, bytes_text, percent, printable
 
@@ -33,6 +34,13 @@ _LOSSES = {
     "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",
     "cosine": "1 less the mean cosine of the model's embeddings with the dense one's",
     "change": "half of the squared change of the model's outputs over their variance",
+}
+
+
+_LEFT = {
+    "kl": "the factor by which the model's probabilities fall: exp(-loss)",
+    "cosine": "the mean cosine: 1 - loss",
+    "change": "the share of the outputs' variance: 1 - 2 · loss",
 }
 
 
@@ -215,6 +223,9 @@ class Fitted(Reported):
             yield f"The loss is {_LOSSES[self.compared]}."
             if self.finished is not None:
                 yield f"The loss of the finished model, repaired in order, is {self.finished:.5g}."
+                if self.asked.keep is not None:
+                    left = share_left(self.finished, self.compared)
+                    yield f"So {left:.2%} of the dense model is kept, as {_LEFT[self.compared]}."
         where = f"{back} of {every} batches, held back from the levels" if back < every else "the only batch"
         yield (
             f"Searched on {where}, in {self.passes:.1f} passes over them and {self.generations} generations; "

@@ -30,7 +30,7 @@ from secateur.search.fitted import KINDS, Chosen, Fitted, cost_text
 from secateur.search.held_back import HeldBack, split
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, example_of, make_levels
+from secateur.search.making import OVER, example_of, make_levels, refuse_several
 from secateur.search.scoring import Score
 from secateur.shrinking import Shrunk, shrink
 from secateur.solvers import admm
@@ -44,6 +44,7 @@ __all__ = [
     "Units",
     "check_asked",
     "fit",
+    "kept_by",
     "levels_for",
     "rounding_for",
     "shares_for",
@@ -104,7 +105,9 @@ def fit(
             the dense model costs, above that the cost itself; of latency milliseconds, measured on this machine.
             Parameters are those that are not zero, bytes those of the tensors in memory (of matrices with zeros what
             is kept and a bit an entry).
-        keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can.
+        keep: the share of the dense model's score that has to be kept, while ``target`` gets as small as it can. Where
+            ``score`` is no function it is a share of the outputs on the batches held back: of "cosine" the mean cosine,
+            of "kl" exp(-divergence), of "change" the share of their variance.
         score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
             the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
             are made for (see `secateur.search.scorer`).
@@ -127,7 +130,7 @@ def fit(
         finals: how many models are finished on a copy, by what levels were made of, before the one that loses least
             (half on these batches, half on those held back) is taken: what was found, the fixed allocations, the best
             first, what `shrink` makes of the budget by itself, and then what these say. 1: none is, which takes a tenth
-            of the time; 2: what was found and the best fixed allocation.
+            of the time; 2: what was found and the best fixed allocation. With ``keep`` it says nothing.
         seed: of the switches. One seed, one result, but for latencies.
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
         verify: prove that nothing else changes, on random weights in float64.
@@ -137,8 +140,8 @@ def fit(
         as tables. ``.model`` is the module, the same object.
 
     Raises:
-        ValueError: the budget cannot be met, or the score not be kept; or what `make_levels`, `shrink` and `oneshot`
-            refuse.
+        ValueError: the budget cannot be met, or the score not be kept; there are several processes of
+            `torch.distributed`; or what `make_levels`, `shrink` and `oneshot` refuse.
         TypeError: a limit or a score is no number.
 
     Warns:
@@ -152,7 +155,8 @@ def fit(
     True
     """
     started = time.monotonic()
-    asked = parse_budget(budget, keep, scored=callable(score), target=target)
+    refuse_several("fit")
+    asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
     if uniform and not {*kinds} <= {*OVER}:
         raise ValueError("uniform=True keeps branches and experts: shrink says how many of these left; leave it out.")
@@ -200,7 +204,7 @@ def fit(
     else:
         for chosen in choosing.kept():
             try:
-                shrunk, pruned, finished = carrying(chosen, asked.keep * float(chosen.dense_score or 0.0))
+                shrunk, pruned, finished = carrying(chosen, choosing.measured.most(asked.keep))
             except _MissedError:
                 continue
             break
@@ -275,6 +279,15 @@ def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) ->
     return 1 if units and 16 * min(units) > _SMALL * whole else None
 
 
+def kept_by(lost: float, most: float) -> bool:
+    """Whether no more is lost than may be, but for rounding.
+
+    >>> kept_by(0.01 + 1e-15, 0.01), kept_by(0.02, 0.01)
+    (True, False)
+    """
+    return lost <= most + 1e-9 * max(1.0, abs(most))
+
+
 def within_as_it_is(chosen: Chosen) -> None:
     """Warns the caller's caller where nothing has to leave."""
     if not chosen.choice and not chosen.candidates:
@@ -336,12 +349,12 @@ class Carrying:
     seen: HeldBack | None = None  # the batches that levels were made of
 
     def __call__(
-        self, chosen: Chosen, floor: float | None
+        self, chosen: Chosen, most: float | None
     ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None]]:
         """What the verbs did, and the loss and score of the model that came of it.
 
         Raises:
-            _MissedError: the score is below the floor.
+            _MissedError: it loses more than ``most``.
         """
         task = self.choosing
         told = self._told(chosen.choice)
@@ -358,7 +371,7 @@ class Carrying:
                     undo.values(*{id(each): each for each in task.inner.parameters()}.values())
                     pruned = self._pruned(task.model, told.entries, self.every)
                 finished = task.measured.finished()
-                if floor is not None and finished[1] is not None and finished[1] < floor * (1 - 1e-9):
+                if most is not None and not kept_by(task.measured.lost(finished), most):
                     raise _MissedError
             result.append((pruned, finished))
 
@@ -372,13 +385,19 @@ class Carrying:
     def judged(self, choice: Mapping[str, int]) -> float:
         """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
         much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
-        task = self.choosing
-        copied, told = copy.deepcopy(task.model), self._told(choice)
+        return self._lost(self._copied(choice, self.choosing.rest))
+
+    def lost_of(self, choice: Mapping[str, int]) -> float:
+        """What is lost on the batches held back when a choice is carried out on a copy, by all there are."""
+        return self.choosing.measured.of(self._copied(choice, self.every))
+
+    def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
+        copied, told = copy.deepcopy(self.choosing.model), self._told(choice)
         if told.shrinks:
-            self._shrunk(copied, told, task.rest, verify=False)
+            self._shrunk(copied, told, batches, verify=False)
         if told.entries:
-            self._pruned(copied, told.entries, task.rest)
-        return self._lost(copied)
+            self._pruned(copied, told.entries, batches)
+        return copied
 
     def _told(self, choice: Mapping[str, int]) -> Told:
         branches = {each.name: each.parameters for each in self.choosing.coupling.branches}

@@ -6,15 +6,16 @@ the batches compares with that on others.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from secateur.blockwise import Tokens
-from secateur.search.scoring import COMPARISONS, SCORES, Score, compared, real_tensors, word_for
+from secateur.search.scoring import COMPARISONS, SCORES, Score, compared, lost_at, real_tensors, word_for
 from secateur.shrinking import running
 from secateur.support import Forward, device_of, moved, run_batch, unwrapped
 
@@ -103,11 +104,40 @@ class HeldBack:
 
     def of(self, model: nn.Module) -> float:
         """The loss of another model, on all batches."""
+        with self._instead(model):
+            return self(range(len(self.batches)))
+
+    def finished_by(self, model: nn.Module) -> tuple[float, float | None]:
+        """What `finished` says, of another model."""
+        with self._instead(model):
+            return self.finished()
+
+    @contextlib.contextmanager
+    def _instead(self, model: nn.Module) -> Iterator[None]:
         mine, self.model = self.model, unwrapped(model)
         try:
-            return self(range(len(self.batches)))
+            yield
         finally:
             self.model = mine
+
+    def most(self, keep: float) -> float:
+        """What may be lost where this share of the dense model's score is to be kept, or of its outputs.
+
+        Raises:
+            ValueError: the score of the dense model is not above 0.
+        """
+        if self.dense_score is None:
+            return lost_at(keep, self.word)
+        if self.dense_score <= 0:
+            raise ValueError(
+                f"the dense model's score is {self.dense_score:g}, of which no share can be kept; return one above 0."
+            )
+        return self.dense_score - keep * self.dense_score
+
+    def lost(self, finished: tuple[float, float | None]) -> float:
+        """Of what `finished` says that which `most` is compared with."""
+        outputs, score = finished
+        return outputs if score is None or self.dense_score is None else self.dense_score - score
 
     def scored(self) -> float:
         """The score of one's own of the model as it is now."""

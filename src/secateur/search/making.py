@@ -29,6 +29,7 @@ from secateur.blockwise import (
     digest,
     full_name,
     parts_of,
+    rank_and_world,
     slopes,
     walk_model,
 )
@@ -202,6 +203,15 @@ def make_levels(
         levels.save(folder)
         return Levels.load(folder)  # whose weights are in the files
     return levels
+
+
+def refuse_several(verb: str) -> None:
+    """ValueError where there are several processes: each would find something, and nothing is shared."""
+    if (world := rank_and_world()[1]) > 1:
+        raise ValueError(
+            f"{verb} runs in one process, and there are {world}, of which each would do all of it: call it in one of "
+            "them, before the others begin, and share what came of it."
+        )
 
 
 def _checked(kinds: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ Law: what is lost is 0 for the dense model, and more is worse, whatever the scor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,7 +17,19 @@ from secateur.blockwise import Tokens, divergence
 from secateur.shrinking import check_finite, running
 from secateur.support import Forward, device_of, moved, name_of, run_batch, share_of, tensors_in, unwrapped
 
-__all__ = ["COMPARISONS", "ROWS", "SCORES", "Score", "Scorer", "compared", "real_tensors", "scorer", "word_for"]
+__all__ = [
+    "COMPARISONS",
+    "ROWS",
+    "SCORES",
+    "Score",
+    "Scorer",
+    "compared",
+    "lost_at",
+    "real_tensors",
+    "scorer",
+    "share_left",
+    "word_for",
+]
 
 ROWS = 1024  # tokens, or examples, that outputs are compared on
 SCORES = ("kl", "cosine", "change")
@@ -143,6 +156,31 @@ def real_tensors(outputs: Any) -> Iterator[Tensor]:
     """Those that hold numbers and no ids."""
     plain = dict(outputs) if isinstance(outputs, Mapping) else outputs
     return (each for each in tensors_in(plain) if each.is_floating_point())
+
+
+def share_left(lost: float, word: str) -> float:
+    """What is left of a dense model that has lost so much; all of it is 1.
+
+    Of "kl" the factor by which the model's probabilities fall, in the geometric mean over what the dense model would
+    have said; of "cosine" the mean cosine; of "change" the share of the outputs' variance that is as before.
+
+    >>> share_left(0.0, "kl"), share_left(0.25, "cosine"), share_left(0.25, "change")
+    (1.0, 0.75, 0.5)
+    """
+    if word == "kl":
+        return math.exp(-lost)
+    return 1 - lost if word == "cosine" else 1 - 2 * lost
+
+
+def lost_at(share: float, word: str) -> float:
+    """What may be lost where so much has to be left: `share_left` the other way round.
+
+    >>> round(lost_at(0.99, "kl"), 5), round(lost_at(0.99, "cosine"), 5), round(lost_at(0.99, "change"), 5)
+    (0.01005, 0.01, 0.005)
+    """
+    if word == "kl":
+        return -math.log(share)
+    return 1 - share if word == "cosine" else (1 - share) / 2
 
 
 def _rows_of(outputs: Any) -> int:

@@ -17,7 +17,7 @@ from torch import nn
 from secateur.blockwise import Solve
 from secateur.report import Reported, Sheet
 from secateur.search.levels import Levels, shown_name, told, told_share
-from secateur.search.making import SHARES, make_levels
+from secateur.search.making import SHARES, make_levels, refuse_several
 from secateur.search.replaying import Replayed
 from secateur.search.scoring import ROWS, Score, Scorer, scorer
 from secateur.solvers import admm
@@ -178,7 +178,8 @@ def sensitivity(
             `make_levels`.
 
     Raises:
-        ValueError: as `make_levels`; or a score is not known, or not finite of the dense model.
+        ValueError: as `make_levels`; a score is not known, or not finite of the dense model; or there are several
+            processes of `torch.distributed`.
 
     >>> import torch
     >>> model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4)) for _ in range(2)))
@@ -188,6 +189,7 @@ def sensitivity(
     >>> all(less < more for _, less, more in found.scores.values())
     True
     """
+    refuse_several("sensitivity")
     held = batches if isinstance(batches, list) else list(batches)
     levels = make_levels(
         model,
