@@ -25,7 +25,7 @@ from secateur.cli.options import (
 )
 from secateur.cli.page import page_at, timing_of
 from secateur.cli.runs import one_process, read_text, resumable, warnings_as_lines
-from secateur.cli.terminal import arguments_said, clear_errors, fail, memory, show, terminable
+from secateur.cli.terminal import arguments_said, clear_errors, memory, show, terminable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
