@@ -44,10 +44,10 @@ class FoldedConv2d(nn.Conv2d):
         sizes = module.in_channels, module.out_channels, module.kernel_size
         made = cls(*sizes, module.stride, module.padding, module.dilation, **like)
         trained = module.weight.requires_grad
-        made.weight = nn.Parameter(weight.clone(), requires_grad=trained)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
+        made.weight = nn.Parameter(weight.clone(memory_format=layout), requires_grad=trained)
         zeros = weight.new_zeros(module.out_channels)
         made.bias = nn.Parameter(zeros if bias is None else bias.detach().to(weight), requires_grad=trained)
-        made.to(memory_format=torch.channels_last if channels_last else torch.preserve_format)
         return made.train(module.training)
 
     @property
@@ -70,8 +70,8 @@ class ChannelsLastMaxPool2d(nn.MaxPool2d):
     """
 
     def __init__(self, pooling: nn.MaxPool2d, rectified: bool = False) -> None:
-        geometry: tuple[Any, ...] = pooling.kernel_size, pooling.stride, pooling.padding, pooling.dilation
-        super().__init__(*geometry, ceil_mode=pooling.ceil_mode)
+        sizes = pooling.kernel_size, pooling.stride, pooling.padding, pooling.dilation
+        super().__init__(*sizes, return_indices=False, ceil_mode=pooling.ceil_mode)
         self.rectified = bool(rectified)
         self.train(pooling.training)
 

@@ -187,9 +187,9 @@ def _folded(
     """The convolution that has taken in its batch normalization, in place of a dense one."""
     if not may_fold(dense):
         raise header.wrong("folded", f"names {name}, a {type(dense).__name__} here")
-    made = FoldedConv2d.from_module(dense)
+    made = FoldedConv2d.from_module(dense, channels_last=is_turned)
     made.load_state_dict({key: tensors[f"{name}.{key}"] for key in ("weight", "bias")})
-    return made.to(memory_format=torch.channels_last) if is_turned else made
+    return made
 
 
 def _block(model: nn.Module, name: str, replacements: Mapping[str, nn.Module], header: Fields) -> nn.Module:
