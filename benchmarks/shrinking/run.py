@@ -4,6 +4,7 @@
         [--json FILE]
     python benchmarks/shrinking/run.py real --smollm2 DIR --minilm DIR [--rows ours,flap] [--seeds 3] [--cache FILE]
     python benchmarks/shrinking/run.py real --times DIR DIR
+    python benchmarks/shrinking/run.py tuned --smollm2 DIR DIR2 [DIR3 ...] [--steps 24]
     python benchmarks/shrinking/run.py branches --smollm2 DIR --minilm DIR [--cache FILE]
     python benchmarks/shrinking/run.py expand FOLDER OUT
 
@@ -35,6 +36,7 @@ from benchmarks.shrinking.correctness import coverage
 from benchmarks.shrinking.effect import depth, effect
 from benchmarks.shrinking.nearest import nearest
 from benchmarks.shrinking.speed import child, speed
+from benchmarks.shrinking.tuned import tuned
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
     "coverage": coverage,
@@ -69,6 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _real(given)
     elif given.what == "branches":
         _branches(given)
+    elif given.what == "tuned":
+        tuned(given.smollm2, given.directories, given.steps, given.rate, given.judged, given.seed)
     elif given.what == "expand":
         real.expand(given.folder, given.out)
     elif given.child:
@@ -98,6 +102,13 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
     one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
     one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    one = commands.add_parser("tuned", help="directories that `real --keep` left, after equal plain fine-tuning")
+    one.add_argument("--smollm2", type=Path, required=True, help="the whole model's directory")
+    one.add_argument("directories", type=Path, nargs="+", help="of smaller ones")
+    one.add_argument("--steps", type=int, default=24, help="of 512 tokens each (%(default)s)")
+    one.add_argument("--rate", type=float, default=1e-4, help="the highest of one cycle of AdamW (%(default)s)")
+    one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens (%(default)s)")
+    one.add_argument("--seed", type=int, default=0, help="of the order of sequences (%(default)s)")
     one = commands.add_parser("expand", help="a directory of the GGUF file in an unpacked wheel, for real --smollm2")
     one.add_argument("folder", type=Path, help="where the wheel was unpacked to")
     one.add_argument("out", type=Path)

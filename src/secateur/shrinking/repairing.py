@@ -110,7 +110,8 @@ class Repairing:
         for layer in layers.values():
             layer.finish()
         new: dict[str, Solved] = {}
-        for piece, layer in layers.items():
+        for piece in list(layers):
+            layer = layers.pop(piece)  # each holds several matrices of its size
             parameter = stage[piece.name]
             solved = new.setdefault(
                 piece.name, Solved(parameter.detach().clone(), torch.ones_like(parameter, dtype=torch.bool))
@@ -188,7 +189,7 @@ def repaired(
 
     def distance(values: Tensor) -> float:  # over the scale, and but for what does not depend on the values
         wide = values.double()
-        return float((wide @ layer.gram * wide).sum() - 2 * (wide * towards).sum())
+        return float(torch.sub(wide @ layer.gram, towards, alpha=2).mul_(wide).sum())
 
     return (found, moved) if distance(found) <= distance(plain) else (plain, None)
 
