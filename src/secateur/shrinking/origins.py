@@ -20,7 +20,7 @@ from secateur.checkpoints import (
     CheckpointError,
     Compared,
     Cuts,
-    Digests,
+    Hashed,
     VerifiedTensor,
     nbytes_of_cut,
     read_json,
@@ -84,14 +84,17 @@ def write_file(
         entry = checkpoint.entries[written[name][0]]
         shape = shape_of_cut(entry, written[name][1])
         tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    digests = {}
     (target / place).parent.mkdir(parents=True, exist_ok=True)
-    with open(target / place, "wb", buffering=0) as opened, Digests() as digests:
+    with open(target / place, "wb", buffering=0) as opened:
         write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
         for name in names:
             old, cuts = written[name]
-            write_cut(cast(BinaryIO, digests.to(opened, name)), checkpoint, checkpoint.entries[old], cuts, [])
+            hashed = Hashed(opened)
+            write_cut(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts, [])
+            digests[name] = hashed.hexdigest()
         os.fsync(opened.fileno())
-        return {name: digests.found(name) for name in names}
+    return digests
 
 
 def write_index(
