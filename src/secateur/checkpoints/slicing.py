@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from secateur.checkpoints.direct import new_file
 from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_json, write_header
 from secateur.checkpoints.reading import Checkpoint
 from secateur.support import printable
@@ -93,7 +94,7 @@ def sliced_files(
         }
         path = target / file.relative_to(checkpoint.root)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb", buffering=0) as written:
+        with new_file(path, sum(nbytes for _, _, nbytes in tensors.values())) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
                 write(written, entry)

@@ -23,6 +23,7 @@ from secateur.checkpoints import (
     Hashed,
     VerifiedTensor,
     nbytes_of_cut,
+    new_file,
     read_json,
     shape_of_cut,
     write_header,
@@ -86,13 +87,14 @@ def write_file(
         tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
     digests = {}
     (target / place).parent.mkdir(parents=True, exist_ok=True)
-    with open(target / place, "wb", buffering=0) as opened:
+    with new_file(target / place, sum(nbytes for _, _, nbytes in tensors.values())) as opened:
         write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
         for name in names:
             old, cuts = written[name]
             hashed = Hashed(opened)
             write_cut(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts, [])
             digests[name] = hashed.hexdigest()
+        opened.flush()
         os.fsync(opened.fileno())
     return digests
 
