@@ -69,14 +69,11 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
 
 
 @torch.no_grad()
-def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str, file: Path | None = None) -> Tensor:
-    """Means over tokens, of length one; with a file, those that it has are not made again."""
+def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str, found: Tensor | None = None) -> Tensor:
+    """Means over tokens, of length one. What was ``found`` before is not made again: rows of NaN are filled in."""
     order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
-    found = torch.full((len(texts), model.config.hidden_size), math.nan)  # type: ignore[union-attr]
-    if file is not None:
-        if not file.exists():
-            numpy.save(file, found.numpy())
-        found = torch.from_numpy(numpy.load(file, mmap_mode="r+"))  # written as they come
+    if found is None:
+        found = torch.full((len(texts), model.config.hidden_size), math.nan)  # type: ignore[union-attr]
     for begin in track(range(0, len(texts), 128), what):
         some = order[begin : begin + 128]
         if bool(found[some].isfinite().all()):
@@ -89,10 +86,13 @@ def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str, fi
     return nn.functional.normalize(found)
 
 
-def kept_in(scratch: Path, source: Path, texts: list[str]) -> Path:
-    """Where the vectors of these texts are kept."""
+def kept_in(scratch: Path, source: Path, texts: list[str], width: int) -> Tensor:
+    """A row for the vector of each text, NaN until it is there, in a file that keeps what is written."""
     told = hashlib.sha256(json.dumps([str(source), texts]).encode()).hexdigest()
-    return scratch / f"vectors-{told[:16]}.npy"
+    file = scratch / f"vectors-{told[:16]}.npy"
+    if not file.exists():
+        numpy.save(file, numpy.full((len(texts), width), math.nan, dtype=numpy.float32))
+    return torch.from_numpy(numpy.load(file, mmap_mode="r+"))
 
 
 def overlap(first: Tensor, second: Tensor, size: int = 500) -> float:
@@ -119,8 +119,9 @@ def minilm(options: argparse.Namespace) -> None:
         return
     judged = held_out[: options.embedded]
     tokenizer = AutoTokenizer.from_pretrained(options.minilm)
-    file = kept_in(options.scratch, options.minilm, judged)
-    dense = embeddings(AutoModel.from_pretrained(options.minilm).eval(), tokenizer, judged, "embedding", file)
+    whole = AutoModel.from_pretrained(options.minilm).eval()
+    kept = kept_in(options.scratch, options.minilm, held_out, whole.config.hidden_size)
+    dense = embeddings(whole, tokenizer, judged, "embedding", kept[: len(judged)])
     old = tokenizer(held_out, truncation=True, max_length=128)["input_ids"]
     print(f"counted on {len(counted):,} sentences, read {len(held_out):,} others, embedded {len(judged):,} of these\n")
     columns = [

@@ -1,6 +1,5 @@
 """What stays of a tensor is what index_select leaves, whatever the dtype and the piece, and bytes tell."""
 
-import hashlib
 import io
 
 import numpy as np
@@ -12,7 +11,6 @@ from safetensors.torch import save_file
 
 from secateur.checkpoints import (
     Compared,
-    Digests,
     nbytes_of_cut,
     open_checkpoint,
     pieces_of_cut,
@@ -77,32 +75,3 @@ def test_files_are_those_of_the_source_with_what_stays(tmp_path):
     assert made.metadata[made.files[0]] == {"format": "pt"}
     assert torch.equal(made["one"], tensors["one"][[1, 3]])
     assert torch.equal(made["two"], tensors["two"])
-
-
-def test_digests_are_of_what_was_written_of_each_tensor_in_whatever_order():
-    pieces = [bytes([number]) * 5000 for number in range(7)]
-    with Digests() as digests, io.BytesIO() as file:
-        one, other, _ = (digests.to(file, name) for name in ("one", "other", "empty"))
-        for number, piece in enumerate(pieces):
-            assert (one if number % 3 else other).write(memoryview(piece)) == len(piece)
-        assert file.getvalue() == b"".join(pieces)
-        sums = {name: digests.found(name) for name in ("one", "other", "empty")}
-        one.write(memoryview(b"more"))
-        assert digests.found("one") != sums["one"]
-    told = {
-        "one": b"".join(each for number, each in enumerate(pieces) if number % 3),
-        "other": b"".join(pieces[::3]),
-        "empty": b"",
-    }
-    assert sums == {name: hashlib.sha256(each).hexdigest() for name, each in told.items()}
-
-
-def test_digests_are_of_all_bytes_where_a_file_takes_some_at_a_time():
-    class Slow(io.BytesIO):
-        def write(self, data):
-            return super().write(data[:3])
-
-    with Digests() as digests, Slow() as file:
-        assert digests.to(file, "it").write(memoryview(b"0123456789")) == 10
-        assert file.getvalue() == b"0123456789"
-        assert digests.found("it") == hashlib.sha256(b"0123456789").hexdigest()

@@ -2,6 +2,7 @@
 
 from secateur.checkpoints import slicing
 from secateur.checkpoints.claims import HINT, about_config, about_parameters, claims_of, is_made_by
+from secateur.checkpoints.direct import new_file
 from secateur.checkpoints.families import blaming_config, family_of, meta_model_of, most_parameters, parameters_counted
 from secateur.checkpoints.headers import (
     HEADER_KEY,
@@ -31,7 +32,7 @@ from secateur.checkpoints.sheets import inspected_sheets, patterns_text, pruned_
 from secateur.checkpoints.slicing import (
     Compared,
     Cuts,
-    Digests,
+    Hashed,
     index_text,
     nbytes_of_cut,
     pieces_of_cut,
@@ -59,9 +60,9 @@ __all__ = [
     "CheckpointSparsification",
     "Compared",
     "Cuts",
-    "Digests",
     "HEADER_KEY",
     "HINT",
+    "Hashed",
     "Inspection",
     "MAX_HEADER",
     "OTHER_WEIGHTS",
@@ -91,6 +92,7 @@ __all__ = [
     "most_parameters",
     "nbytes_of_cut",
     "new_directory",
+    "new_file",
     "open_checkpoint",
     "other_weights",
     "parameters_counted",

@@ -1,7 +1,6 @@
 """What stays of stored tensors whose slices leave, read and written a piece at a time.
 
-Law: what stays has the bytes that it had, whatever the dtype; no more than a piece of one tensor is in memory,
-and where its SHA-256 is taken the one before.
+Law: what stays has the bytes that it had, whatever the dtype; no more than a piece of one tensor is in memory.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from secateur.checkpoints.direct import new_file
 from secateur.checkpoints.headers import CheckpointError, TensorEntry, read_json, write_header
 from secateur.checkpoints.reading import Checkpoint
 from secateur.support import printable
@@ -26,7 +25,7 @@ from secateur.support import printable
 __all__ = [
     "Compared",
     "Cuts",
-    "Digests",
+    "Hashed",
     "index_text",
     "nbytes_of_cut",
     "pieces_of_cut",
@@ -95,7 +94,7 @@ def sliced_files(
         }
         path = target / file.relative_to(checkpoint.root)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb", buffering=0) as written:
+        with new_file(path, sum(nbytes for _, _, nbytes in tensors.values())) as written:
             write_header(written, tensors, checkpoint.metadata[file])
             for entry in entries:
                 write(written, entry)
@@ -129,57 +128,19 @@ def sha256_of(checkpoint: Checkpoint, name: str) -> str:
     return total.hexdigest()
 
 
-class Digests:
-    """The SHA-256 of the bytes of tensors that are written, taken by another thread while the next piece is read.
-
-    One piece waits at most. While it is entered, `to` is a file to write a tensor's bytes to.
-    """
-
-    def __init__(self) -> None:
-        self._totals: dict[str, Any] = {}
-        self._waiting: tuple[Any, Future[None] | None] = None, None
-
-    def __enter__(self) -> Self:
-        self._thread = ThreadPoolExecutor(1, "secateur-sha256")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-    def to(self, file: BinaryIO, name: str) -> Hashed:
-        """A file to write the bytes of a tensor to."""
-        return Hashed(file, self, self._totals.setdefault(name, hashlib.sha256()))
-
-    def add(self, total: Any, data: memoryview) -> None:
-        """Goes on with what was written; the data may not change until the next call."""
-        self._wait()
-        self._waiting = total, self._thread.submit(total.update, data)
-
-    def found(self, name: str) -> str:
-        """Of all that was written of a tensor."""
-        if self._waiting[0] is self._totals[name]:
-            self._wait()
-        return str(self._totals[name].hexdigest())
-
-    def _wait(self) -> None:
-        _, waiting = self._waiting
-        if waiting is not None:
-            waiting.result()
-        self._waiting = None, None
-
-
 class Hashed:
-    """A file to write to, of which `Digests` takes the SHA-256."""
+    """A file to write to, and the SHA-256 of what was written."""
 
-    def __init__(self, file: BinaryIO, digests: Digests, total: Any) -> None:
-        self.file, self._digests, self._total = file, digests, total
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self._total = file, hashlib.sha256()
 
     def write(self, data: memoryview) -> int:
-        self._digests.add(self._total, data)
-        left = data
-        while left:
-            left = left[self.file.write(left) :]
-        return len(data)
+        count = self.file.write(data)
+        self._total.update(data[:count])
+        return count
+
+    def hexdigest(self) -> str:
+        return self._total.hexdigest()
 
 
 class Compared:

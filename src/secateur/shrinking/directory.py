@@ -33,7 +33,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     Cuts,
-    Digests,
+    Hashed,
     TensorEntry,
     copy_others,
     index_text,
@@ -533,19 +533,15 @@ def _sliced_files(
 ) -> Iterator[tuple[str, str]]:
     """Write all files of a checkpoint with the tensors cut and scaled; yields each tensor's name and the SHA-256 of its
     bytes."""
-    with Digests() as digests:
+    digests: dict[str, str] = {}
 
-        def write(written: BinaryIO, entry: TensorEntry) -> None:
-            hashed = cast(BinaryIO, digests.to(written, entry.name))
-            write_cut(hashed, checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+    def write(written: BinaryIO, entry: TensorEntry) -> None:
+        hashed = Hashed(written)
+        write_cut(cast(BinaryIO, hashed), checkpoint, entry, cuts.get(entry.name, {}), factors.get(entry.name, []))
+        digests[entry.name] = hashed.hexdigest()
 
-        last: str | None = None
-        for name in sliced_files(checkpoint, target, cuts, write):
-            if last is not None:  # while the one after it was written
-                yield last, digests.found(last)
-            last = name
-        if last is not None:
-            yield last, digests.found(last)
+    for name in sliced_files(checkpoint, target, cuts, write):
+        yield name, digests[name]
 
 
 def write_cut(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts, factors: Factors) -> None:

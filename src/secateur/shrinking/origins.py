@@ -20,9 +20,10 @@ from secateur.checkpoints import (
     CheckpointError,
     Compared,
     Cuts,
-    Digests,
+    Hashed,
     VerifiedTensor,
     nbytes_of_cut,
+    new_file,
     read_json,
     shape_of_cut,
     write_header,
@@ -84,14 +85,18 @@ def write_file(
         entry = checkpoint.entries[written[name][0]]
         shape = shape_of_cut(entry, written[name][1])
         tensors[name] = (entry.dtype, shape, nbytes_of_cut(entry, shape))
+    digests = {}
     (target / place).parent.mkdir(parents=True, exist_ok=True)
-    with open(target / place, "wb", buffering=0) as opened, Digests() as digests:
+    with new_file(target / place, sum(nbytes for _, _, nbytes in tensors.values())) as opened:
         write_header(opened, tensors, checkpoint.metadata[checkpoint.root / place])
         for name in names:
             old, cuts = written[name]
-            write_cut(cast(BinaryIO, digests.to(opened, name)), checkpoint, checkpoint.entries[old], cuts, [])
+            hashed = Hashed(opened)
+            write_cut(cast(BinaryIO, hashed), checkpoint, checkpoint.entries[old], cuts, [])
+            digests[name] = hashed.hexdigest()
+        opened.flush()
         os.fsync(opened.fileno())
-        return {name: digests.found(name) for name in names}
+    return digests
 
 
 def write_index(
