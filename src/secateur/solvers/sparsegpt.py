@@ -230,7 +230,7 @@ def _sweep(
 
 
 def _rounded(weights: Tensor, scales: Tensor) -> Tensor:
-    return (weights / scales).round_().clamp_(-MOST_IN_INT8, MOST_IN_INT8).mul_(scales)
+    return (weights / scales).round_().clamp_(-MOST_IN_INT8, MOST_IN_INT8).mul_(scales).add_(0.0)  # no -0.0
 
 
 def _tournament(m: int, kept: int, like: Tensor) -> Callable[[Tensor, Tensor, Tensor], None]:
