@@ -201,7 +201,8 @@ def pack(
         fuse: False to leave what follows packed convolutions where it is.
         values: "int8" for kernels whose weights are rounded to int8; None for the weights as they are.
         inputs: "int8" to also try linear layers that round their inputs to 8 bits, each vector as it comes, where 16
-            outputs share their inputs (`BlockLinear`); needs ``values="int8"``.
+            outputs share their inputs (`BlockLinear`), and take them where they are ``at_least`` times faster than
+            the other forms; needs ``values="int8"``.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -389,20 +390,25 @@ def _consider(
         was_training = module.training
         module.eval()
         dense: list[Callable[[Tensor], Any]] = [module.forward, *_other_dense(module, matrix, bias, x)]
-        int8 = _dense_int8(module, matrix, bias, x) if asked.values else None
-        dense += [int8] * (int8 is not None)
+        product = _dense_int8(module, matrix, bias, x) if asked.values else None
+        if product is not None:
+            dense.append(product)
         try:
             times = _timed([*dense, *(candidate for candidate, _ in near)], x)
         finally:
             module.train(was_training)
-    best_dense, dense_int8 = min(times[: len(dense)]), times[len(dense) - 1] if int8 is not None else None
-    packed, (replacement, error) = min(zip(times[len(dense) :], near, strict=True), key=lambda each: each[0])
+    best_dense, dense_int8 = min(times[: len(dense)]), times[len(dense) - 1] if product is not None else None
+    packed, (replacement, error) = min(
+        zip(times[len(dense) :], near, strict=True),
+        # what rounds more has to be worth it
+        key=lambda each: each[0] * (max(asked.at_least, 1.0) if _rounds(each[1][0], inputs=True) else 1.0),
+    )
     found = dataclasses.replace(
         known, dense_ms=times[0], best_dense_ms=best_dense, packed_ms=packed, error=error, dense_int8_ms=dense_int8
     )
     if best_dense < asked.at_least * packed:
-        form = "dense, in int8, is" if best_dense == dense_int8 else "dense is"
-        why = f"{form} {'faster' if best_dense <= packed else 'nearly as fast'}"
+        told = "dense, in int8, is" if best_dense == dense_int8 else "dense is"
+        why = f"{told} {'faster' if best_dense <= packed else 'nearly as fast'}"
         return dataclasses.replace(found, why=why), None
     kind = type(replacement.linear if isinstance(replacement, Pointwise) else replacement).__name__
     int8 = ("values",) * _rounds(replacement) + ("inputs",) * _rounds(replacement, inputs=True)

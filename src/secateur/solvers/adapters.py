@@ -134,7 +134,8 @@ class _Rounding(_Adapter):
         self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
     ) -> tuple[Tensor, Tensor]:
         gram = evidence["gram"]
-        if self.solver is sparsegpt:
+        solver: Any = self.solver
+        if solver is sparsegpt:
             return sparsegpt(weight, sparsity, pattern, gram=gram, damping=self.damping, values="int8")
         own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
         new, mask = self.solver(weight, sparsity, pattern, **own)
