@@ -1,6 +1,7 @@
 """What zeros are worth at inference: kernels beside the best dense product and their floors, and whole models.
 
     python benchmarks/inference/run.py kernels [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
+    python benchmarks/inference/run.py int8 [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
     python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits]
@@ -20,6 +21,7 @@ from pathlib import Path
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.inference.convolutions import bench_convolutions
+from benchmarks.inference.int8_layers import bench_int8
 from benchmarks.inference.onnx_layers import bench_onnx
 from benchmarks.inference.products import bench_kernels, bench_threads
 from benchmarks.inference.verbs import bench_verbs
@@ -51,6 +53,7 @@ def main() -> None:
 
 COMMANDS = {
     "kernels": bench_kernels,
+    "int8": bench_int8,
     "threads": bench_threads,
     "convolutions": bench_convolutions,
     "models": bench_models,

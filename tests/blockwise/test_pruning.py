@@ -9,6 +9,7 @@ from torch import nn
 from secateur import NM, Rows, criteria
 from secateur.blockwise import oneshot
 from secateur.solvers import from_criterion, sparsegpt
+from secateur.support import to_int8
 from support.stacks import MAGNITUDE, WANDA, data, stack
 
 
@@ -72,6 +73,17 @@ def test_words_are_values():
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("solver", ["sparsegpt", "magnitude"])
+def test_what_is_kept_is_rounded_and_made_up_for(solver):
+    model = stack(width=8)
+    done = oneshot(model, data(), 0.5, solver=solver, values="int8")
+    assert all(0.5 <= layer.sparsity < 0.6 for layer in done.layers)
+    for layer in model.layers:
+        for weight in (layer.up.weight, layer.down.weight):
+            numbers, scales = to_int8(weight)
+            assert torch.equal(numbers * scales[:, None], weight)
+
+
 def test_scores_that_compare_within_an_output_compete_there_unless_told_otherwise():
     model = stack()
     oneshot(model, data(), 0.5, solver=WANDA)
@@ -101,6 +113,7 @@ def test_each_layer_is_told_when_it_is_solved_in_the_order_of_the_model():
     [
         ({"solver": from_criterion(criteria.snip)}, TypeError, "asks for grad; a walk over blocks gathers gram"),
         ({"solver": "magnet"}, ValueError, "no solver is called 'magnet'"),
+        ({"values": "int4"}, ValueError, "values is 'int8' or None, not 'int4'"),
         ({"pattern": "diagonal"}, ValueError, "no pattern is called 'diagonal'"),
         ({"allocate": "fair"}, ValueError, "no allocation is called 'fair'"),
         ({"model": "nowhere"}, ValueError, r"nowhere is a directory, which is not changed; .* out="),

@@ -42,6 +42,7 @@ def call(folder, *words, data="text.txt", out="sparse"):
     [
         ("--sparsity", "0.5"),
         ("--pattern", "2:4", "--solver", "sparsegpt"),
+        ("-s", "0.5", "--solver", "sparsegpt", "--values", "int8"),
         ("-s", "0.5", "--no-stages", "--aim", "0.25"),
         ("-s", "0.6", "--pattern", "rows", "--solver", "wanda", "--allocate", "owl"),
         ("-s", "0.5", "--solver", "magnitude", "--exclude", "*q_proj*", "--allocate", "progression"),

@@ -94,6 +94,27 @@ def test_inputs_are_rounded_where_16_outputs_share_them(fastest):
 
 
 @needs_kernels
+def test_what_rounding_would_make_wrong_stays(fastest, monkeypatch):
+    """An input that the layer does not read is so large that those it reads have one code with 0."""
+    fastest(rounds)
+    x = torch.full((2, 32), 0.1)
+    x[:, 31] = 100.0
+
+    def build():
+        model = nn.Sequential(nn.Linear(32, 32, bias=False)).eval()
+        model[0].weight.data[:, 16:] = 0
+        return model
+
+    found = pack(build(), x, values="int8", inputs="int8").layers[0]
+    assert found.int8 != ("values", "inputs")
+    stored = BlockLinear.from_dense(*to_int8(build()[0].weight)[:1], scales=torch.ones(32), round_inputs=True)
+    monkeypatch.setattr(inference, "_candidates", lambda *asked: iter([stored]))
+    found = pack(model := build(), x, values="int8", inputs="int8").layers[0]
+    assert (found.why, found.error) == ("rounding would change its output by 100%", 1.0)
+    assert type(model[0]) is nn.Linear
+
+
+@needs_kernels
 def test_forms_in_plain_operations_are_tried_as_they_are(fastest):
     fastest(lambda form: type(form).__name__ == "GroupedLinear")
     model, x = model_of(GroupedColumns(16)), torch.randn(4, 48)

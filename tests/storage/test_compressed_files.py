@@ -2,12 +2,13 @@
 
 import io
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -18,6 +19,7 @@ from secateur.patterns import NM
 from secateur.storage import FREE, JUSTIFIED, load_compressed, save_compressed
 from secateur.storage.compressed_files import encode, header_of, stored_tensors
 from secateur.storage.encodings import BITMASK, CSR8, CSR16
+from secateur.support import to_int8
 from support.stored import DTYPES, bits, drawn, entry_of, rewritten, same, sparse
 
 
@@ -125,6 +127,60 @@ def set_record(**words):
     return lambda about: about["tensors"]["weight"].update(words)
 
 
+def rounded(rows, columns, density, seed=0, negative_zeros=0.0):
+    """A float32 weight of whole numbers times scales, and -0.0 in the place of some zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(rows, columns, generator=generator)
+    weight = weight * (torch.rand(rows, columns, generator=generator) < density)
+    numbers, scales = to_int8(weight)
+    found = numbers * scales[:, None]
+    return torch.where((found == 0) & (torch.rand(rows, columns, generator=generator) < negative_zeros), -0.0, found)
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_rounded_weights_come_back_bit_for_bit(data):
+    number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
+    weight = rounded(
+        number(1, 40), number(1, 300), data.draw(st.floats(0, 1)), number(0, 99), data.draw(st.floats(0, 1))
+    )
+    shaped = weight.view(len(weight), -1, 1) if data.draw(st.booleans()) else weight
+    mask = {"weight": weight.view_as(shaped) != 0} if data.draw(st.booleans()) else None
+    with tempfile.TemporaryDirectory() as folder:
+        save_compressed({"weight": shaped}, Path(folder, "file"), masks=mask, zstd=data.draw(st.booleans()))
+        loaded = load_compressed(Path(folder, "file"))
+        assert same(loaded["weight"], shaped)
+        if mask:
+            assert torch.equal(loaded.masks["weight"], mask["weight"])
+
+
+def test_rounded_weights_take_a_byte_a_number(tmp_path):
+    weight = rounded(256, 512, 0.2, negative_zeros=0.5)
+    plain = torch.randn(256, 512) * (weight != 0)
+    done = save_compressed({"weight": weight, "plain": plain}, tmp_path / "file")
+    stored = {tensor.name: tensor for tensor in done.tensors}
+    assert stored["weight"].encoding == "bitmask+int8"
+    assert stored["plain"].encoding == "bitmask"
+    kept = int(torch.count_nonzero(weight))
+    assert stored["weight"].stored == 256 * 512 // 8 + kept + -(-(256 * 512 - kept) // 8) + 4 * 256
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (set_record(int8=False), "is not of dtype F32"),
+        (set_record(encoding="dense"), "contradicts itself"),
+        (set_record(zstd=["scales"]), "weight::scales is not of dtype"),
+    ],
+)
+def test_records_of_rounded_weights_that_lie(tmp_path, change, match):
+    path = tmp_path / "file"
+    save_compressed({"weight": rounded(64, 128, 0.1)}, path)
+    rewritten(path, change)
+    with pytest.raises(CheckpointError, match=match):
+        load_compressed(path)
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -142,6 +198,8 @@ def set_record(**words):
         (set_record(signs=True), "lacks weight::signs"),
         (set_record(constant=True), "weight::values is not of dtype F32 and shape"),
         (set_record(zstd=["values"]), "weight::values is not of dtype"),
+        (set_record(int8=1), "weight.int8 must be true or false, not 1"),
+        (set_record(int8=True), "lacks weight::scales|weight::values is not of dtype I8"),
         (set_record(zstd=["signs"]), "its record contradicts itself"),
         (set_record(zstd=["columns", "columns"]), "its record contradicts itself"),
         (set_record(zstd="columns"), 'weight.zstd must be a list, not "columns"'),

@@ -41,6 +41,7 @@ def oneshot(
     solver: str | Solve = admm,
     pattern: str | Pattern | None = None,
     allocate: str | Allocation = uniform,
+    values: str | None = None,
     stages: bool | None = None,
     aim: float | None = None,
     include: str | Iterable[str] | None = None,
@@ -89,6 +90,10 @@ def oneshot(
         allocate: how the sparsity is shared out among the weights; see `secateur.allocation`. `uniform` gives all the
             same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
             them.
+        values: "int8" to also round what is kept to 8 bits with a scale for each output, by `with_rounding` of the
+            solver: later columns make up for what rounding changes, what rounds to 0 is removed, and `secateur.pack`
+            with the same word then changes nothing more. The weights stay in their dtype, and a half holds the rounded
+            numbers nearly.
         stages: solve a block's weights in the order in which they compute, each stage (queries, keys and values, say,
             then the attention's output) on what the pruned stages before it give; else all from one run. By default
             where the solver names ``gram``, and so repairs.
@@ -108,7 +113,8 @@ def oneshot(
 
     Raises:
         ValueError: no blocks in a directory's model, no batches, a glob without a match, a sparsity or shape that does
-            not fit the pattern, activations that are NaN, a block that runs twice in a forward pass.
+            not fit the pattern, another word for values, activations that are NaN, a block that runs twice in a forward
+            pass.
         TypeError: the solver asks for what is not gathered here, or a batch is of no known kind.
         CheckpointError: a directory that cannot be read, or an ``out`` that cannot be written.
 
@@ -118,6 +124,10 @@ def oneshot(
     [('0.0.weight', 0.5, 32), ('1.0.weight', 0.5, 32)]
     """
     solver, allocate = solvers.parse(solver), allocation.parse(allocate)
+    if values not in (None, "int8"):
+        raise ValueError(f"values is 'int8' or None, not {values!r}.")
+    if values is not None:
+        solver = solvers.with_rounding(solver)
     pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)
     _check_sparsity(sparsity, pattern)
     words = needs(solver)

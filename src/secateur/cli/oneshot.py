@@ -48,6 +48,10 @@ def oneshot(
     pattern: Pattern = None,
     solver: Solver = "admm",
     allocate: Annotated[str, ALLOCATE] = "uniform",
+    values: Annotated[
+        str | None,
+        typer.Option(metavar="WORD", help="int8: round what is kept to 8 bits, which later columns make up for."),
+    ] = None,
     stages: Annotated[
         bool | None,
         typer.Option(
@@ -96,6 +100,7 @@ def oneshot(
             "pattern": patterns.word_of(chosen) if pattern is None else pattern,
             "solver": solver,
             "allocate": allocate,
+            **({} if values is None else {"values": values}),
             **({} if stages is None else {"stages" if stages else "no-stages": True}),
             **({} if aim is None else {"aim": aim}),
             "samples": samples,
@@ -116,6 +121,7 @@ def oneshot(
                 solver=solve,
                 pattern=chosen,
                 allocate=shared,
+                values=values,
                 stages=stages,
                 aim=aim,
                 include=include or None,

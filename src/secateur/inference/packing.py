@@ -58,6 +58,7 @@ _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, t
 _SLACK = 1.05  # times the fewest products that any number of groups needs
 _FEW_VECTORS = 16  # with more, SparseLinear is faster than WindowLinear
 _WORTH_TRYING = 0.8  # of the dense products; above that no form was ever faster
+_TOO_WRONG = 0.1  # of its output that rounding may change of a layer
 _WORTH_CONVOLVING = 0.5  # the same of convolutions
 
 
@@ -193,8 +194,9 @@ def pack(
 
     With ``values="int8"`` the kernels' weights are rounded to 8 bits, with a scale for each output, and zeros stay
     zeros. That takes a quarter of float32's bytes; with one vector at a time reading them is all the work. What it
-    changes of each layer's output is measured (``error``). Weights that were rounded already, as
-    `secateur.solvers.rounded` leaves them, change nothing. The dense forms to beat are then torch's dense int8, too.
+    changes of each layer's output is measured (``error``), and a form that changes more than a tenth is not taken.
+    Weights that were rounded already, as `secateur.solvers.with_rounding` leaves them, are found to be. Among the dense
+    forms to beat is then torch's dense int8.
 
     Args:
         model: changed in place, unless an error is raised.
@@ -207,7 +209,8 @@ def pack(
         fuse: False to leave everything that is no packed layer as it is.
         values: "int8" for kernels whose weights are rounded to int8; None for the weights as they are.
         inputs: "int8" to also try linear layers that round their inputs to 8 bits, each vector as it comes, where 16
-            outputs share their inputs (`BlockLinear`); needs ``values="int8"``.
+            outputs share their inputs (`BlockLinear`), and take them where they are ``at_least`` times faster than
+            the other forms; needs ``values="int8"``.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -436,32 +439,40 @@ def _consider(
         expected = module(x)
         trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         of_rounded = _of_rounded(module, x) if any(_rounds(each) for each in candidates) else expected
-        errors = []
+        errors: list[float | None] = []
         for each in candidates:
             each.to(x.device).requires_grad_(trained).eval()
             made = each(x)
             if not _rounds(each, inputs=True):  # those see other inputs
                 _check_same(name, made, of_rounded if _rounds(each) else expected)
             errors.append(_error(made, expected) if _rounds(each) else None)
+        near = [(c, e) for c, e in zip(candidates, errors, strict=True) if e is None or e <= _TOO_WRONG]
+        if not near:
+            least = min(each for each in errors if each is not None)
+            why = f"rounding would change its output by {percent(least)}"
+            return dataclasses.replace(known, error=least, why=why), None
         was_training = module.training
         module.eval()
         dense: list[Callable[[Tensor], Any]] = [module.forward, *_other_dense(module, matrix, bias, x)]
-        int8 = _dense_int8(module, matrix, bias, x) if asked.values else None
-        dense += [int8] * (int8 is not None)
+        product = _dense_int8(module, matrix, bias, x) if asked.values else None
+        if product is not None:
+            dense.append(product)
         try:
-            times = _timed([*dense, *candidates], x)
+            times = _timed([*dense, *(candidate for candidate, _ in near)], x)
         finally:
             module.train(was_training)
-    best_dense, dense_int8 = min(times[: len(dense)]), times[len(dense) - 1] if int8 is not None else None
-    packed, replacement, error = min(
-        zip(times[len(dense) :], candidates, errors, strict=True), key=lambda each: each[0]
+    best_dense, dense_int8 = min(times[: len(dense)]), times[len(dense) - 1] if product is not None else None
+    packed, (replacement, error) = min(
+        zip(times[len(dense) :], near, strict=True),
+        # what rounds more has to be worth it
+        key=lambda each: each[0] * (max(asked.at_least, 1.0) if _rounds(each[1][0], inputs=True) else 1.0),
     )
     found = dataclasses.replace(
         known, dense_ms=times[0], best_dense_ms=best_dense, packed_ms=packed, error=error, dense_int8_ms=dense_int8
     )
     if best_dense < asked.at_least * packed:
-        form = "dense, in int8, is" if best_dense == dense_int8 else "dense is"
-        why = f"{form} {'faster' if best_dense <= packed else 'nearly as fast'}"
+        told = "dense, in int8, is" if best_dense == dense_int8 else "dense is"
+        why = f"{told} {'faster' if best_dense <= packed else 'nearly as fast'}"
         return dataclasses.replace(found, why=why), None
     kind = type(replacement.linear if isinstance(replacement, Pointwise) else replacement).__name__
     int8 = ("values",) * _rounds(replacement) + ("inputs",) * _rounds(replacement, inputs=True)

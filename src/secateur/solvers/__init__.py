@@ -16,8 +16,8 @@ from secateur.solvers.elimination import Elimination, eliminated
 from secateur.solvers.gram import SolverWarning, scale_of
 from secateur.solvers.least_squares import output_error, refit
 from secateur.solvers.search import Solver, best_mask, check_pattern
-from secateur.solvers.sparsegpt import sparsegpt
-from secateur.solvers.words import parse, with_refit
+from secateur.solvers.sparsegpt import round_kept, sparsegpt
+from secateur.solvers.words import parse, with_refit, with_rounding
 
 __all__ = [
     "Elimination",
@@ -34,7 +34,9 @@ __all__ = [
     "output_error",
     "parse",
     "refit",
+    "round_kept",
     "scale_of",
     "sparsegpt",
     "with_refit",
+    "with_rounding",
 ]

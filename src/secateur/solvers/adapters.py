@@ -19,9 +19,10 @@ from secateur.patterns import Pattern
 from secateur.solvers.gram import checked
 from secateur.solvers.least_squares import finished, refit
 from secateur.solvers.search import Solver, best_mask
+from secateur.solvers.sparsegpt import round_kept, sparsegpt
 from secateur.support import described, name_of
 
-__all__ = ["from_criterion", "refitted"]
+__all__ = ["from_criterion", "refitted", "rounding"]
 
 
 def from_criterion(criterion: str | Callable[..., Tensor]) -> Solver:
@@ -44,6 +45,11 @@ def from_criterion(criterion: str | Callable[..., Tensor]) -> Solver:
 def refitted(solver: Solver, iterations: int, tolerance: float) -> Solver:
     """`secateur.solvers.with_refit` of a solver that is no word any more."""
     return _Refitted(solver, iterations, tolerance)
+
+
+def rounding(solver: Solver, damping: float) -> Solver:
+    """`secateur.solvers.with_rounding` of a solver that is no word any more."""
+    return _Rounding(solver, damping)
 
 
 class _Adapter:
@@ -107,6 +113,34 @@ class _Refitted(_Adapter):
         own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
         new, mask = self.solver(weight, sparsity, pattern, **own)
         return refit(weight, mask, gram=gram, start=new, iterations=self.iterations, tolerance=self.tolerance), mask
+
+
+@dataclass(frozen=True)
+class _Rounding(_Adapter):
+    solver: Solver
+    damping: float
+
+    def __post_init__(self) -> None:
+        asked = [p for p in _parameters(self.solver) if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+        if not self._uses_gram:
+            asked.append(inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor))
+        self._present("with_rounding", self.solver, asked, f"damping={self.damping}")
+
+    @property
+    def _uses_gram(self) -> bool:
+        return any(p.name == "gram" and p.kind is p.KEYWORD_ONLY for p in _parameters(self.solver))
+
+    def __call__(
+        self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        gram = evidence["gram"]
+        solver: Any = self.solver
+        if solver is sparsegpt:
+            return sparsegpt(weight, sparsity, pattern, gram=gram, damping=self.damping, values="int8")
+        own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
+        new, mask = self.solver(weight, sparsity, pattern, **own)
+        rounded = round_kept(new, mask, gram=gram, damping=self.damping)
+        return rounded, mask & rounded.ne(0)
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

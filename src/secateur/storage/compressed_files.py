@@ -2,7 +2,8 @@
 
 Law: a tensor comes back with exactly its bits. A file is held to its own sizes before anything is allocated, and no
 tensor takes more than 64 KiB + 1024 bytes for each byte that the file spends on it. Beside a tensor itself nothing that
-grows with it is in memory: parts are made, and read, in pieces. docs/guides/format.md has every byte.
+grows with it is in memory: parts are made, and read, in pieces, but for the numbers of one that was rounded to int8.
+docs/guides/format.md has every byte.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import numpy as np
+import torch
 
 from secateur.checkpoints import HEADER_KEY, MAX_HEADER, CheckpointError, TensorEntry, parse_header, parse_json
 from secateur.storage.encodings import (
@@ -45,7 +47,7 @@ from secateur.storage.encodings import (
     put_plane,
     select,
 )
-from secateur.support import Fields, printable
+from secateur.support import Fields, printable, to_int8
 
 __all__ = [
     "Part",
@@ -129,6 +131,9 @@ def encode(
 ) -> EncodedTensor:
     """The smallest of dense, bitmask, CSR with 8 or 16-bit columns and n:m; with ``scratch`` of these in zstd, too.
 
+    A float32 tensor whose entries are whole numbers of 8 bits times a scale for each row, bit for bit, has those
+    numbers for values.
+
     Args:
         entry: name, dtype and shape.
         raw: the tensor's bytes, flat uint8; the parts are made of them when they are asked for.
@@ -154,7 +159,54 @@ def encode(
         if mask is not None and kept.count < bits.size:
             candidates.clear()  # dense keeps everything
         candidates += _sparse(entry, kept, scratch)
+        if (numbers := _numbers(entry, bits)) is not None:
+            candidates += _rounded(entry, numbers, mask, scratch)
     return min((each for each in candidates if _is_justified(raw.size, each.nbytes)), key=lambda each: each.cost)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """A tensor in whole numbers, ``bits`` as unsigned bytes, with a scale (float32) for each row."""
+
+    bits: Array
+    scales: Array
+
+
+def _numbers(entry: TensorEntry, bits: Array) -> _Numbers | None:
+    """The numbers and scales of a tensor that was rounded to int8; None for any other. -128 is -0.0.
+
+    A tensor that was not is known by its first rows.
+    """
+    if entry.dtype != "F32" or len(entry.shape) < 2:
+        return None
+    floats = bits.view(np.float32).reshape(entry.shape[0], -1)
+    rows, width = floats.shape
+    numbers, scales = np.empty(floats.shape, np.uint8), np.empty(rows, np.float32)
+    step, top = max(1, PIECE // width), 0
+    while top < rows:
+        stop = min(top + (step if top else min(step, 8)), rows)
+        some = torch.from_numpy(floats[top:stop].copy())  # a file's bytes may be read only
+        if not bool(some.isfinite().all()):
+            return None
+        found, own = to_int8(some)
+        minus = some.eq(0) & some.signbit()
+        again = torch.where(minus, -0.0, found * own[:, None])
+        if not torch.equal(again.view(torch.int32), some.view(torch.int32)):
+            return None
+        numbers[top:stop] = found.masked_fill_(minus, -128).numpy().view(np.uint8)
+        scales[top:stop] = own.numpy()
+        top = stop
+    return _Numbers(numbers.reshape(-1), scales)
+
+
+def _rounded(
+    entry: TensorEntry, numbers: _Numbers, mask: Bools | None, scratch: IO[bytes] | None
+) -> Iterator[EncodedTensor]:
+    """The encodings of the numbers, and the scales beside."""
+    scales = Part("F32", numbers.scales.shape, numbers.scales.nbytes, lambda: iter([numbers.scales]))
+    inner = dataclasses.replace(entry, dtype="I8", start=0, stop=numbers.bits.size)
+    for each in _sparse(inner, _kept(inner, numbers.bits, mask, signed=True), scratch):
+        yield EncodedTensor(each.record | {"int8": True}, each.parts | {"scales": scales})
 
 
 def _cut(array: Array) -> Iterator[Array]:
@@ -215,8 +267,8 @@ class _Kept:
         yield pack_bits(left)
 
 
-def _kept(entry: TensorEntry, bits: Array, mask: Bools | None) -> _Kept:
-    zero = 1 << (8 * bits.itemsize - 1) if entry.dtype in _SIGNED_ZERO else None
+def _kept(entry: TensorEntry, bits: Array, mask: Bools | None, *, signed: bool = False) -> _Kept:
+    zero = 1 << (8 * bits.itemsize - 1) if signed or entry.dtype in _SIGNED_ZERO else None
     nonzeros = negatives = signs = 0
     for at in range(0, bits.size, PIECE):
         piece = bits[at : at + PIECE]
@@ -366,7 +418,8 @@ def _zstandard() -> Any:
 
 @dataclass(frozen=True)
 class Written:
-    """What became of one tensor: its encoding's name, with ``+zstd`` where that was used, and bytes in all parts."""
+    """What became of one tensor: its encoding's name, with ``+int8`` and ``+zstd`` where those were used, and bytes in
+    all parts."""
 
     name: str
     encoding: str
@@ -414,7 +467,8 @@ def write_compressed(
                 assert spools[width].tell() == at[1] + part.nbytes
             if encoded.record != {"encoding": "dense"}:
                 records[entry.name] = encoded.record
-            word = encoded.record["encoding"] + ("+zstd" if "zstd" in encoded.record else "")
+            word = encoded.record["encoding"] + ("+int8" if "int8" in encoded.record else "")
+            word += "+zstd" if "zstd" in encoded.record else ""
             written.append(Written(entry.name, word, raw.nbytes, encoded.nbytes))
             del raw, mask, encoded, part  # the next is made while this one is held
             if scratch is not None:
@@ -569,6 +623,7 @@ class StoredTensor:
     explicit: bool = False
     constant: bool = False
     zstd: frozenset[str] = frozenset()
+    int8: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -577,8 +632,9 @@ class StoredTensor:
 
     @property
     def word(self) -> str:
-        """The encoding's name, with ``+zstd`` where that was used."""
-        return ("dense" if self.encoding is None else self.encoding.name) + ("+zstd" if self.zstd else "")
+        """The encoding's name, with ``+int8`` and ``+zstd`` where those were used."""
+        name = "dense" if self.encoding is None else self.encoding.name
+        return name + ("+int8" if self.int8 else "") + ("+zstd" if self.zstd else "")
 
     def bits(self, read: Read) -> Array:
         """The entries, flat, as unsigned integers; as bytes where the dtype does not take whole ones."""
@@ -629,6 +685,28 @@ class StoredTensor:
         return out
 
     def _expanded(self, encoding: Encoding, read: Read, out: Array | None) -> Iterator[Array]:
+        if self.int8:
+            yield from self._multiplied(encoding, read, out)
+        else:
+            yield from self._placed(encoding, read, out)
+
+    def _multiplied(self, encoding: Encoding, read: Read, out: Array | None) -> Iterator[Array]:
+        """The numbers of a rounded tensor times the scales of their rows."""
+        scales = self._stream(read, "scales", self.entry.shape[0]).take(self.entry.shape[0]).view(np.float32).copy()
+        width, at = self.entry.numel // self.entry.shape[0], 0
+        for numbers in self._placed(encoding, read, None):
+            row = np.arange(at, at + numbers.size) // width
+            with np.errstate(all="ignore"):
+                found = numbers.view(np.int8) * scales[row]
+            found[numbers == 128] = -0.0
+            bits = found.view(np.uint32)
+            if out is not None:
+                out[at : at + numbers.size] = bits
+                bits = out[at : at + numbers.size]
+            at += numbers.size
+            yield bits
+
+    def _placed(self, encoding: Encoding, read: Read, out: Array | None) -> Iterator[Array]:
         numel, dtype = self.entry.numel, self._dtype("values")
         values: Stream
         clean = numel
@@ -672,7 +750,9 @@ class StoredTensor:
 
     def _dtype(self, part: str) -> np.dtype[Any]:
         if part == "values":
-            return _BITS[_WIDTHS[self.entry.dtype]]
+            return _BITS[1 if self.int8 else _WIDTHS[self.entry.dtype]]
+        if part == "scales":
+            return _BITS[4]
         places = {} if self.encoding is None else self.encoding.parts(self.entry.numel, self.kept)
         return places[part][0] if part in places else np.dtype(np.uint8)
 
@@ -736,9 +816,9 @@ def _about(path: Path, metadata: Mapping[str, str]) -> Fields | None:
 def _stored(entry: TensorEntry, record: Fields | None, entries: Mapping[str, TensorEntry]) -> StoredTensor:
     where = f"{entry.path}: damaged: {printable(entry.name)}"
     record = record or Fields({"encoding": "dense"}, entry.path, error=CheckpointError)
-    record.only("encoding", "kept", "mask", "constant", "signs", "zstd")
+    record.only("encoding", "kept", "mask", "constant", "signs", "int8", "zstd")
     word = record.take("encoding", str)
-    flags = {flag: flag in record.values and record.take(flag, bool) for flag in ("mask", "constant", "signs")}
+    flags = {flag: flag in record.values and record.take(flag, bool) for flag in ("mask", "constant", "signs", "int8")}
     kept = record.take("kept", int, least=0, most=entry.numel) if "kept" in record.values else entry.numel
     zstd = record.each("zstd", str) if "zstd" in record.values else []
     try:
@@ -752,13 +832,16 @@ def _stored(entry: TensorEntry, record: Fields | None, entries: Mapping[str, Ten
     if encoding is None and not zstd:
         shapes[""] = entry.dtype, entry.shape
     else:
-        shapes["values"] = entry.dtype, (min(kept, 1) if flags["constant"] else kept,)
+        shapes["values"] = "I8" if flags["int8"] else entry.dtype, (min(kept, 1) if flags["constant"] else kept,)
+    if flags["int8"]:
+        shapes["scales"] = "F32", entry.shape[:1]
     if flags["signs"]:
         shapes["signs"] = "U8", (-(-(entry.numel - kept) // 8),)
     wrong = (
         (encoding is None and (kept != entry.numel or flags["constant"]))
         or (entry.dtype not in _WIDTHS and "" not in shapes)
         or (flags["signs"] and (encoding is None or entry.dtype not in _SIGNED_ZERO))
+        or (flags["int8"] and (encoding is None or entry.dtype != "F32" or len(entry.shape) < 2 or not entry.numel))
         or not all(part in shapes for part in zstd)
         or len(set(zstd)) < len(zstd)
     )
@@ -777,7 +860,9 @@ def _stored(entry: TensorEntry, record: Fields | None, entries: Mapping[str, Ten
         )
         if not fits:
             raise CheckpointError(f"{where}: {printable(name)} is not of dtype {dtype} and shape {list(shape)}.")
-    stored = StoredTensor(entry, parts, encoding, kept, flags["mask"], flags["constant"], frozenset(zstd))
+    stored = StoredTensor(
+        entry, parts, encoding, kept, flags["mask"], flags["constant"], frozenset(zstd), flags["int8"]
+    )
     if not _is_justified(entry.nbytes, stored.nbytes):
         raise CheckpointError(
             f"{where}: {stored.nbytes} bytes promise a tensor of {entry.nbytes}; refused as too many."

@@ -9,7 +9,7 @@ from secateur.support.ownership import other_owners, replicating_group, sharded_
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
 from secateur.support.records import Fields, open_regular
-from secateur.support.rounding import rounding_scales, to_int8
+from secateur.support.rounding import MOST_IN_INT8, rounding_scales, to_int8
 from secateur.support.running import (
     Forward,
     Loss,
@@ -44,6 +44,7 @@ __all__ = [
     "Forward",
     "LazyTensors",
     "Loss",
+    "MOST_IN_INT8",
     "NewTensors",
     "ONE_AT_A_TIME",
     "PATIENCE",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["MOST", "rounding_scales", "to_int8"]
+__all__ = ["MOST_IN_INT8", "rounding_scales", "to_int8"]
 
-MOST = 127  # numbers are -127 ... 127, as many below zero as above
+MOST_IN_INT8 = 127  # numbers are -127 ... 127, as many below zero as above
 _SPARE = 0xFF  # bits of a float32 that a scale leaves empty: times a number of 7 bits it is exact
 
 
@@ -36,7 +36,7 @@ def to_int8(weight: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tenso
     weight = weight.detach().float()
     scales = rounding_scales(weight) if scales is None else scales
     each = scales.view(-1, *[1] * (weight.dim() - 1))
-    return (weight / each).round_().clamp_(-MOST, MOST).to(torch.int8), scales
+    return (weight / each).round_().clamp_(-MOST_IN_INT8, MOST_IN_INT8).to(torch.int8), scales
 
 
 def rounding_scales(weight: Tensor) -> Tensor:
@@ -60,10 +60,10 @@ def rounding_scales(weight: Tensor) -> Tensor:
     if not bool(largest.isfinite().all()):
         raise ValueError(f"a weight of shape {tuple(weight.shape)} holds NaN or infinity, which has no place in int8.")
     least = torch.finfo(torch.float32).tiny * (_SPARE + 1)  # below it bits are missing
-    upwards = (largest / MOST).clamp_min(least).view(torch.int32) + _SPARE
+    upwards = (largest / MOST_IN_INT8).clamp_min(least).view(torch.int32) + _SPARE
     scales = torch.where(largest > 0, (upwards & ~_SPARE).view(torch.float32), 1.0)
-    unknown = largest > least * MOST
-    for number in range(MOST, 0, -1):
+    unknown = largest > least * MOST_IN_INT8
+    for number in range(MOST_IN_INT8, 0, -1):
         scale = largest / number
         maybe = (unknown & ((scale.view(torch.int32) & _SPARE) == 0)).nonzero()[:, 0]
         if not len(maybe):
