@@ -24,6 +24,7 @@ def test_a_fit_begins_with_what_sensitivity_wrote(found, monkeypatch):
     done = fit(model, inputs(), budget={"params": 0.7}, levels=folder, evaluations=4, finals=2)
     assert parameters(model) <= 0.7 * done.dense["params"]
     assert dict(done.levels) == dict(measured.levels)
+    assert "Searched on 1 of 4 batches, which the levels that were given may know, in" in str(done)
 
 
 def test_levels_alone_will_do_and_so_will_what_was_returned(found):

@@ -251,6 +251,7 @@ def fit_checkpoint(
         out=out,
         shrunk=shrunk,
         pruned=pruned,
+        apart=known is None,
     )
 
 

@@ -235,6 +235,7 @@ def fit(
         model=model,
         shrunk=shrunk,
         pruned=pruned,
+        apart=known is None,
     )
 
 
