@@ -84,6 +84,15 @@ def test_a_share_is_kept_in_place_of_a_budget(folder):
     assert "--keep 0.9 --target macs" in (folder / "out" / "secateur.json").read_text()
 
 
+def test_what_sensitivity_wrote_is_what_fit_begins_with(folder):
+    text = ("--data", folder / "text.txt", "--samples", 4, "--sequence-length", 16)
+    assert run("sensitivity", folder / "dense", *text, "--store", folder / "levels").exit_code == 0
+    ended = call(folder, "--budget", "params=0.8", "--levels", folder / "levels")
+    assert ended.exit_code == 0, ended.output
+    assert loaded(folder).num_parameters() <= 0.8 * loaded(folder, "dense").num_parameters()
+    fails(call(folder, "--budget", "params=0.8", "--levels", folder / "none", out="two"), "none")
+
+
 def test_torchrun_is_refused(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     fails(call(folder, "--budget", "params=0.8"), "fit runs in one process; start it without torchrun")

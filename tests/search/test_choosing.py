@@ -1,5 +1,8 @@
 """Choosing: nothing changes, it fits, one seed is one result, and latencies are corrected by what was measured."""
 
+import itertools
+import math
+
 import pytest
 import torch
 
@@ -32,6 +35,22 @@ def test_it_fits_and_is_no_worse_than_any_candidate_and_nothing_changes(over):
     assert is_unchanged(model, before)
     with each.levels.assembled(model, found.choice):
         assert each.measured(range(1)) == pytest.approx(found.loss)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.7, 0.85])
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_it_is_within_two_percent_of_the_best_of_all_choices(share, over):
+    """Four layers and three levels: each of the 81 choices is run."""
+    model, batches = blocks(4 if over == "shrink" else 2), inputs()
+    levels = make_levels(model, batches[:3], shares=(0.4, 0.75), over=over, verify=False)
+    asked, measured = parse_budget({"params": share}), HeldBack(model, batches[3:])
+    each = Choosing(model, asked, levels, batches[:3], measured, batches[0][:2], batches[0], over=(over,))
+    found = each.within()
+    every = itertools.product(*map(range, each.space.sizes))
+    assert math.prod(each.space.sizes) == 3**4
+    fitting = [choice for choice in every if each.space.fits(choice, found.limits)]
+    best = min(each._all(choice) for choice in fitting)
+    assert found.loss <= 1.02 * best
 
 
 def test_one_seed_is_one_result():

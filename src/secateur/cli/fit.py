@@ -3,6 +3,7 @@
 Law: results on stdout, everything else on stderr; whatever is wrong with the input is one line and exit code 2.
 """
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -86,6 +87,13 @@ def fit(
     sequence_length: SequenceLength = None,
     seed: Seed = 0,
     store: Store = None,
+    levels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Begin with the levels and scores that secateur sensitivity --store FOLDER wrote: none are made.",
+        ),
+    ] = None,
     report: Report = None,
 ) -> None:
     """Spend no more than a budget, and lose as little as that allows; or keep so much, and spend as little as can be.
@@ -128,6 +136,7 @@ def fit(
             "sequence_length": sequence_length,
             "seed": seed,
             "store": store,
+            "levels": levels,
         }
         with warnings_as_lines():
             batches = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
@@ -151,6 +160,7 @@ def fit(
                 finals=finals,
                 seed=seed,
                 store=store,
+                levels=levels,
                 arguments={"command": command_line("fit", directory, **asked), "directory": str(directory)},
             )
         parts = [*done.parts()]

@@ -23,6 +23,7 @@ from secateur.search.budgets import Budget
 from secateur.search.candidates import candidates
 from secateur.search.evolution import Choice, Evolved, evolved
 from secateur.search.fitted import KINDS, Chosen, Point, cost_text, knee_of
+from secateur.search.given import Given, curves_of
 from secateur.search.held_back import HeldBack
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
@@ -97,6 +98,7 @@ class Choosing:
     spent: float = 0.0
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
     default: ByItself | None = None
+    known: Given | None = None  # that was measured before
 
     def __post_init__(self) -> None:
         self.inner = unwrapped(self.model)
@@ -279,6 +281,10 @@ class Choosing:
     def _weigh_alone(self) -> None:
         """What each class loses by itself in the whole model, at a level or two: what levels say of it is to second
         order, and of a model whose outputs are of all positions together far off."""
+        if self.known is not None and self.known.word == self.measured.word and self.measured.score is None:
+            self.space.curves = curves_of(self.known.scores, self.space.classes)
+            if self.space.curves is not None:
+                return
         batches, granted = len(self.measured.batches), _ALONE * self.passes
         levels = [looked_at(size) for size in self.space.sizes]
         if sum(map(len, levels)) > granted * batches:

@@ -30,15 +30,18 @@ from secateur.search.fitting import (
     Entries,
     Units,
     check_asked,
+    check_unmade,
     kept_by,
     rounding_for,
     shares_for,
     told_of,
 )
+from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
 from secateur.search.making import OVER, example_of, make_levels, refuse_several
 from secateur.search.scoring import SCORES, Score
+from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import CheckpointShrinking, shrink_checkpoint
 from secateur.solvers import admm
 from secateur.support import Fields, check_batches, device_of, unwrapped, write_whole
@@ -72,6 +75,7 @@ def fit_checkpoint(
     finals: int = FINALS,
     seed: int = 0,
     store: Path | str | None = None,
+    levels: Levels | Sensitivity | Path | str | None = None,
     arguments: Mapping[str, Any] | None = None,
 ) -> Fitted:
     """Writes to ``out`` what `secateur.fit` with ``uniform=True`` makes of a directory; ``from_pretrained`` loads it.
@@ -115,19 +119,26 @@ def fit_checkpoint(
     rest, back = split(every, held_back)
     include, exclude = _listed(include), _listed(exclude)
     folder = out.with_name(f"{out.name}.levels") if store is None else Path(store)
-    levels = make_levels(
-        model,
-        rest,
-        over=kinds,
-        shares=shares_for(shares, kinds),
-        include=include,
-        exclude=exclude,
-        solver=solver,
-        round_to=rounding_for(model, example_of(model, every[0]), round_to),
-        store=folder,
-    )
+    known = None if levels is None else given(levels, model)
+    if known is not None:
+        check_unmade(shares, round_to)
+        made = known.levels
+        folder.mkdir(parents=True, exist_ok=True)
+    else:
+        made = make_levels(
+            model,
+            rest,
+            over=kinds,
+            shares=shares_for(shares, kinds),
+            include=include,
+            exclude=exclude,
+            solver=solver,
+            round_to=rounding_for(model, example_of(model, every[0]), round_to),
+            store=folder,
+        )
     said = {
-        "levels": levels.made.digest,
+        "levels": made.made.digest,
+        "measured": "" if known is None else known.word,
         "budget": dict(asked.limits),
         "keep": asked.keep,
         "target": asked.target,
@@ -138,7 +149,7 @@ def fit_checkpoint(
         "seed": seed,
     }
     measured = None
-    chosen = None if callable(score) else _chosen_before(folder / FILE, said, levels, asked.words)
+    chosen = None if callable(score) else _chosen_before(folder / FILE, said, made, asked.words)
     if chosen is None or asked.keep is not None:
         measured = HeldBack(model, back, score=score)
     if chosen is None:
@@ -146,7 +157,7 @@ def fit_checkpoint(
         choosing = Choosing(
             model=model,
             asked=asked,
-            levels=levels,
+            levels=made,
             rest=rest,
             measured=measured,
             example=example_of(model, every[0]),
@@ -156,13 +167,14 @@ def fit_checkpoint(
             seed=seed,
             passes=float(evaluations),
             folder=folder,
+            known=known,
         )
         carrying = Carrying(
             choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False
         )
         chosen = choosing.within(finals, carrying) if asked.keep is None else _kept(choosing, carrying, asked.keep)
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-    told = told_of(levels, chosen.choice)
+    told = told_of(made, chosen.choice)
     units, entries = told.units if chosen.units is None else chosen.units, told.entries
     shrunk: CheckpointShrinking | None = None
     pruned: OneShot | None = None
@@ -231,7 +243,7 @@ def fit_checkpoint(
         asked=asked,
         chosen=chosen,
         got=got,
-        levels=levels,
+        levels=made,
         batches=len(every),
         finished=None if math.isnan(finished[0]) else finished[0],
         finished_score=finished[1],
@@ -239,6 +251,7 @@ def fit_checkpoint(
         out=out,
         shrunk=shrunk,
         pruned=pruned,
+        apart=known is None,
     )
 
 

@@ -115,6 +115,7 @@ class Fitted(Reported):
         model: the module that was fitted, the same object as before; None of a directory.
         out: the directory that was written.
         shrunk, pruned: what the verbs did that carried it out.
+        apart: whether levels were made of other batches than those that the search looked at.
     """
 
     asked: Budget
@@ -129,6 +130,7 @@ class Fitted(Reported):
     out: Path | None = None
     shrunk: Shrunk | CheckpointShrinking | None = field(default=None, repr=False)
     pruned: OneShot | None = field(default=None, repr=False)
+    apart: bool = True
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in Chosen.__dataclass_fields__:
@@ -226,7 +228,8 @@ class Fitted(Reported):
                 if self.asked.keep is not None:
                     left = share_left(self.finished, self.compared)
                     yield f"So {left:.2%} of the dense model is kept, as {_LEFT[self.compared]}."
-        where = f"{back} of {every} batches, held back from the levels" if back < every else "the only batch"
+        apart = "held back from the levels" if self.apart else "which the levels that were given may know"
+        where = f"{back} of {every} batches, {apart}" if back < every else "the only batch"
         yield (
             f"Searched on {where}, in {self.passes:.1f} passes over them and {self.generations} generations; "
             f"{self.seconds:.0f} s in all."

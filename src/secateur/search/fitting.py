@@ -27,11 +27,13 @@ from secateur.search.budgets import Budget, parse_budget
 from secateur.search.candidates import LAYER
 from secateur.search.choosing import ByItself, Choosing
 from secateur.search.fitted import KINDS, Chosen, Fitted, cost_text
+from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import OVER, example_of, make_levels, refuse_several
 from secateur.search.scoring import Score
+from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import Shrunk, shrink
 from secateur.solvers import admm
 from secateur.support import Forward, Undo, check_batches, unwrapped
@@ -43,6 +45,7 @@ __all__ = [
     "Told",
     "Units",
     "check_asked",
+    "check_unmade",
     "fit",
     "kept_by",
     "levels_for",
@@ -86,6 +89,7 @@ def fit(
     finals: int = FINALS,
     seed: int = 0,
     store: Path | str | None = None,
+    levels: Levels | Sensitivity | Path | str | None = None,
     verify: bool = True,
 ) -> Fitted:
     """The least loss at what may be spent, or the least that is spent at what has to be kept; in place.
@@ -133,6 +137,9 @@ def fit(
             of the time; 2: what was found and the best fixed allocation. With ``keep`` it says nothing.
         seed: of the switches. One seed, one result, but for latencies.
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
+        levels: that are made already: what `sensitivity` gave, or the folder that it wrote. None are made then, and
+            what was measured by the same score is not measured again. They may be of all batches, so that nothing is
+            held back from them.
         verify: prove that nothing else changes, on random weights in float64.
 
     Returns:
@@ -168,23 +175,28 @@ def fit(
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     example = example_of(model, every[0]) if example_inputs is None else example_inputs
     scope = {"include": _globs(include), "exclude": _globs(exclude)}
-    levels = make_levels(
-        model,
-        rest,
-        over=levels_for(kinds),
-        shares=shares_for(shares, kinds),
-        solver=solver,
-        round_to=rounding_for(model, example, round_to),
-        verify=verify,
-        example_inputs=example,
-        forward=forward,
-        store=store,
-        **scope,
-    )
+    known = None if levels is None else given(levels, model)
+    if known is not None:
+        check_unmade(shares, round_to)
+        made = known.levels
+    else:
+        made = make_levels(
+            model,
+            rest,
+            over=levels_for(kinds),
+            shares=shares_for(shares, kinds),
+            solver=solver,
+            round_to=rounding_for(model, example, round_to),
+            verify=verify,
+            example_inputs=example,
+            forward=forward,
+            store=store,
+            **scope,
+        )
     choosing = Choosing(
         model=model,
         asked=asked,
-        levels=levels,
+        levels=made,
         rest=rest,
         measured=HeldBack(model, back, forward, score),
         example=example,
@@ -195,6 +207,7 @@ def fit(
         seed=seed,
         passes=float(evaluations),
         folder=None if store is None else Path(store),
+        known=known,
     )
     carrying = Carrying(choosing, every, solver, scope, uniform=uniform, verify=verify)
     if asked.keep is None:
@@ -214,7 +227,7 @@ def fit(
         asked=asked,
         chosen=chosen,
         got=carrying.costs(chosen, shrunk, pruned),
-        levels=levels,
+        levels=made,
         batches=len(every),
         finished=finished[0],
         finished_score=finished[1],
@@ -222,6 +235,7 @@ def fit(
         model=model,
         shrunk=shrunk,
         pruned=pruned,
+        apart=known is None,
     )
 
 
@@ -244,6 +258,12 @@ def check_asked(
     if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
     return kinds
+
+
+def check_unmade(shares: Sequence[float] | None, round_to: int | None) -> None:
+    """ValueError where levels are given, and are to be others."""
+    if shares is not None or round_to is not None:
+        raise ValueError("levels= are made already, with shares= and round_to= of their own; leave these out.")
 
 
 def levels_for(kinds: Sequence[str]) -> tuple[str, ...]:
