@@ -75,10 +75,11 @@ class Elimination:
         self.weight = dense.to(torch.float64, copy=True)
         wide = gram.detach().double().contiguous()
         if lacking is not None and aim:
-            self.weight = aimed(self.weight, lacking.double(), gram=wide, aim=aim, damping=damping)
-        self._scale = scale_of(wide)
-        self._gram, self._damping = wide / self._scale, damping
-        del wide  # and with it the factor that `aimed` remembers for it
+            of_it = wide.detach()  # what is remembered for this tensor goes with it
+            self.weight = aimed(self.weight, lacking.double(), gram=of_it, aim=aim, damping=damping)
+            del of_it
+        self._scale, self._damping = scale_of(wide), damping
+        self._gram = wide / self._scale if wide.data_ptr() == gram.data_ptr() else wide.div_(self._scale)
         self._least = max(10 * torch.finfo(gram.dtype).eps, 1e-12)  # less than this is rounding
         self._light = (_LIGHT * self._gram.diagonal()).clamp_min(self._least)
         lower, failed = cholesky_in_place(_damped(self._gram, self._light))
@@ -187,7 +188,7 @@ class Elimination:
         )
         rows = inverse[at]
         share = torch.cholesky_solve(rows, lower)
-        self.weight -= gone @ share
+        self.weight.addmm_(gone, share, alpha=-1)
         inverse.addmm_(rows.T, share, alpha=-1)
         self.weight[:, at] = 0
         inverse[at] = 0
@@ -221,6 +222,7 @@ class Elimination:
             lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
             share = float(lacks / gave) if float(gave) > 0 else 0.0
             damping = min(damping, max(share * tokens / (tokens - len(stay)), self._least))
+        del lower
         lower, failed = cholesky_in_place(_damped(gram, damping))
         while bool(failed):
             damping *= 10  # to rounding the matrix is positive definite, as the whole one was
