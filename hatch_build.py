@@ -1,7 +1,8 @@
 """Compiles the C files of src/secateur/native/csrc where there is a C compiler; without one the package is pure Python.
 
 Law: a failed compilation never fails the installation; SECATEUR_KERNELS=0 leaves the kernels out and
-SECATEUR_KERNELS=1 insists on them.
+SECATEUR_KERNELS=1 insists on them. SECATEUR_PLATFORM=linux-aarch64 builds for another processor, by the compiler that
+CC names; a kernel that it makes for this one is never put into such a wheel.
 
     python hatch_build.py          compiles into src/secateur/native, which is what an editable installation loads from
     python hatch_build.py DIR --sanitize    the same with AddressSanitizer and UBSan, into DIR
@@ -34,9 +35,17 @@ TUNING = ["-fno-tree-loop-distribute-patterns"]
 SANITIZERS = ["-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g"]
 
 
+def target() -> str:
+    """What is built for, as in a wheel's name: this machine, or SECATEUR_PLATFORM."""
+    asked = os.environ.get("SECATEUR_PLATFORM") or sysconfig.get_platform()
+    return asked.replace("-", "_").replace(".", "_")
+
+
 def levels() -> dict[str, list[str]]:
     """``{file name: flags}``: one shared object for each level of x86-64, one elsewhere."""
-    if platform.machine().lower() in ("x86_64", "amd64") and sys.maxsize > 2**32:
+    elsewhere = os.environ.get("SECATEUR_PLATFORM")
+    machine = elsewhere.replace("-", "_") if elsewhere else platform.machine()
+    if machine.lower().endswith(("x86_64", "amd64")) and sys.maxsize > 2**32:
         return {
             "libkernels.baseline.so": ["-march=x86-64"],
             "libkernels.v3.so": ["-march=x86-64-v3"],
@@ -49,6 +58,7 @@ def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
     """Compiles all levels into the folder, or raises OSError or CalledProcessError and writes nothing."""
     # all that CC says, such as ccache's; of Python's own compiler its name: its flags are of where that was built
     compiler = shlex.split(os.environ.get("CC", "")) or shlex.split(sysconfig.get_config_var("CC") or "cc")[:1]
+    _check_target(compiler)
     done = []
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         for name, march in levels().items():
@@ -60,6 +70,15 @@ def compile_kernels(folder: Path, extra: list[str] | None = None) -> list[Path]:
                 _call([*compiler, *command])
             done.append(out)
         return [Path(out.replace(folder / out.name)) for out in done]
+
+
+def _check_target(compiler: list[str]) -> None:
+    """OSError where another processor is asked for than the compiler compiles for."""
+    if not os.environ.get("SECATEUR_PLATFORM"):
+        return
+    made = subprocess.run([*compiler, "-dumpmachine"], check=True, capture_output=True, text=True).stdout.strip()
+    if not target().endswith(made.split("-")[0].replace("amd64", "x86_64")):
+        raise OSError(f"{shlex.join(compiler)} compiles for {made}, and SECATEUR_PLATFORM is {target()}; name another by CC")
 
 
 def _call(command: list[str]) -> None:
@@ -76,16 +95,23 @@ class CustomBuildHook(BuildHookInterface):  # type: ignore[misc,valid-type]
         wanted = os.environ.get("SECATEUR_KERNELS", "")
         if wanted == "0" or os.name != "posix":
             return
+        # those for another processor never take the place of this one's, which a checkout loads from
+        elsewhere = ROOT / "build" / "kernels" / target() if os.environ.get("SECATEUR_PLATFORM") else None
+        folder = elsewhere or PACKAGE
         try:
-            files = compile_kernels(PACKAGE)
+            folder.mkdir(parents=True, exist_ok=True)
+            files = compile_kernels(folder)
         except (OSError, subprocess.CalledProcessError) as error:
             if wanted == "1":
                 raise RuntimeError(f"the kernels do not compile: {getattr(error, 'stderr', '') or error}") from error
             self.app.display_warning(f"secateur is installed without compiled kernels: {error}")
             return
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
-        build_data["artifacts"] += [f"/src/secateur/native/{file.name}" for file in files]
+        build_data["tag"] = f"py3-none-{target()}"
+        if elsewhere is None:
+            build_data["artifacts"] += [f"/src/secateur/native/{file.name}" for file in files]
+        else:
+            build_data["force_include"].update({str(file): f"secateur/native/{file.name}" for file in files})
 
 
 if __name__ == "__main__":

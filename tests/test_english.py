@@ -107,6 +107,16 @@ def test_figures_of_the_readme_were_measured():
         assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", results), f"{figure} is not in RESULTS.md"
 
 
+def test_figures_of_missed_goals_are_those_of_the_results():
+    limits = (ROOT / "docs/start/limits.md").read_text(encoding="utf-8").split("## Goals that were missed")[1]
+    results = (ROOT / "benchmarks/RESULTS.md").read_text(encoding="utf-8")
+    missed = "\n".join(line for line in results.splitlines() if "**missed" in line or "missed**" in line)
+    figures = [figure for line in limits.splitlines() if "goal" in line for figure in re.findall(r"\d*\.\d+", line)]
+    assert len(figures) >= 12
+    for figure in figures:
+        assert re.search(rf"(?<![\d.])0?{re.escape(figure.lstrip('0'))}(?!\d)", missed), f"{figure} was missed nowhere"
+
+
 def test_the_picture_of_the_guide_is_drawn_from_the_results():
     from docs import make_readme_figure as figure
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.inference import exported, products
+from benchmarks.inference import exported, kernels_right, products
 from benchmarks.inference.exported import slug
 from benchmarks.inference.subjects import Subject, bottlenecks, cached, mlp
 from benchmarks.inference.whole_models import Accuracies, Row, label, packed_copy, table
@@ -127,3 +127,14 @@ def test_threads_of_torch_s_and_of_the_kernels_own(capsys, monkeypatch):
     monkeypatch.setattr(loading, "_team", lambda: None)
     with pytest.raises(SystemExit, match="nothing to compare here"):
         products.bench_threads(options)
+
+
+def test_the_kernels_are_compared_with_what_they_should_give(monkeypatch):
+    torch.manual_seed(0)
+    count, furthest = kernels_right.products(sizes=((16, 16),), batches=(1, 17))
+    assert count == 4 * 2 * 3 * 2 * 2
+    assert furthest < 1e-4
+    assert kernels_right.convolutions() == 30
+    monkeypatch.setattr(kernels_right.SparseLinear, "forward", lambda self, x: x.new_ones(len(x), 16))
+    with pytest.raises(AssertionError, match="not close"):
+        kernels_right.products(sizes=((16, 16),), batches=(1,))

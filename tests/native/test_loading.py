@@ -103,11 +103,31 @@ def hook():
 def test_levels_of_other_machines(monkeypatch, machine, names):
     """Where there is one level it is compiled for the machine as it is, and it is the file that is looked for."""
     monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.delenv("SECATEUR_PLATFORM", raising=False)
     levels = hook().levels()
     assert sorted(levels) == names
     assert all(flags == [] for flags in levels.values()) == (len(names) == 1)
     assert all(any(flag.startswith("-march=x86-64") for flag in flags) for flags in levels.values() if flags)
     assert loading._FILES[0] == "libkernels.baseline.so"
+
+
+@pytest.mark.parametrize(("asked", "count"), [("linux-aarch64", 1), ("manylinux_2_28_x86_64", 3), ("linux_riscv64", 1)])
+def test_another_machine_can_be_asked_for(monkeypatch, asked, count):
+    monkeypatch.setenv("SECATEUR_PLATFORM", asked)
+    built = hook()
+    assert built.target() == asked.replace("-", "_")
+    assert len(built.levels()) == count
+
+
+def test_a_compiler_for_another_machine_than_was_asked_for_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("SECATEUR_PLATFORM", "linux-sparc64")
+    compiler = tmp_path / "mycc"
+    compiler.write_text("#!/bin/sh\necho x86_64-linux-gnu\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    with pytest.raises(OSError, match="mycc compiles for x86_64-linux-gnu, and SECATEUR_PLATFORM is linux_sparc64"):
+        hook().compile_kernels(tmp_path)
+    assert [each.name for each in tmp_path.iterdir()] == ["mycc"]
 
 
 def test_a_machine_without_levels_says_its_name(tmp_path, monkeypatch):

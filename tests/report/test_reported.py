@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from secateur import Pruner, oneshot, pack, recover, save_compressed, sensitivity, shrink, sparsify
+from secateur.checkpoints import inspect_checkpoint
+from secateur.coupling import find_coupling
 from secateur.report import Reported
 from support.reports import Page
 
@@ -65,3 +68,16 @@ def test_a_page_that_cannot_be_written_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="create it first"):
         masks.report(tmp_path / "none" / "masks.html")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_only_looked_at_is_a_table_too(dense, batches, tmp_path):
+    save_file({name: each.detach() for name, each in dense.state_dict().items()}, tmp_path / "model.safetensors")
+    seen = inspect_checkpoint(tmp_path)
+    assert "layers.0.linear1.weight" in str(seen)
+    assert "layers.0.linear1.weight" in seen.report(tmp_path / "page.html").read_text("utf-8").replace("&#8203;", "")
+    found = find_coupling(dense, batches[0])
+    assert str(found).startswith("Group")
+    assert "layers.0.linear1.weight" in str(found)
+    assert "stays whole, because" in str(found)
+    for each in (seen, found):
+        assert "<table" in each._repr_html_()

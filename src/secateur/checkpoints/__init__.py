@@ -42,7 +42,7 @@ from secateur.checkpoints.slicing import (
     sliced_files,
     write_bytes,
 )
-from secateur.checkpoints.tables import left_alone_rows, pruned_rows, verified_rows
+from secateur.checkpoints.tables import inspected_parts, inspected_totals, left_alone_rows, pruned_rows, verified_rows
 from secateur.checkpoints.verification import Verification, VerifiedTensor, verify_checkpoint
 from secateur.checkpoints.writing import (
     OTHER_WEIGHTS,
@@ -85,7 +85,9 @@ __all__ = [
     "files_below",
     "index_text",
     "inspect_checkpoint",
+    "inspected_parts",
     "inspected_sheets",
+    "inspected_totals",
     "is_made_by",
     "left_alone_rows",
     "meta_model_of",

@@ -18,7 +18,8 @@ from torch import Tensor
 from secateur.checkpoints.headers import TensorEntry
 from secateur.checkpoints.layouts import layout_of
 from secateur.checkpoints.reading import Checkpoint, open_checkpoint
-from secateur.support import track
+from secateur.report import Reported, Sheet
+from secateur.support import Part, track
 
 __all__ = ["Inspection", "TensorInspection", "inspect_checkpoint", "inspect_tensor", "zero_pieces"]
 
@@ -119,13 +120,23 @@ class Total:
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """A checkpoint's tensors in natural order (layer 2 before layer 10) and its files."""
+class Inspection(Reported):
+    """A checkpoint's tensors in natural order (layer 2 before layer 10) and its files; as a string, a table."""
 
     path: Path
     files: tuple[str, ...]
     tensors: tuple[TensorInspection, ...]
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def _parts(self) -> Iterator[Part]:
+        from secateur.checkpoints.tables import inspected_parts
+
+        return inspected_parts(self)
+
+    def _sheets(self) -> list[Sheet]:
+        from secateur.checkpoints.sheets import inspected_sheets
+
+        return inspected_sheets(self)
 
     def total(self, dtype: str | None = None) -> Total:
         """The sums over all tensors, or over those of one dtype."""

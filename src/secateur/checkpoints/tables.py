@@ -1,19 +1,23 @@
-"""What was done to a checkpoint, as columns and rows: for a table of plain text, and for one in a terminal.
+"""What is in a checkpoint and what was done to it, as columns and rows: for plain text, and for a terminal.
 
 Law: what ``print(result)`` shows and what the command shows are the same numbers in the same words.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from secateur.support import Rows, percent
+from secateur.checkpoints.sheets import patterns_text, shape_text
+from secateur.support import Part, Rows, bytes_text, percent, percents, printable
 
 if TYPE_CHECKING:
+    from secateur.checkpoints.inspection import Inspection, TensorInspection
     from secateur.checkpoints.pruning import CheckpointSparsification
     from secateur.checkpoints.verification import Verification
 
-__all__ = ["left_alone_rows", "pruned_rows", "verified_rows"]
+__all__ = ["inspected_parts", "inspected_totals", "left_alone_rows", "pruned_rows", "verified_rows"]
 
 
 def pruned_rows(done: CheckpointSparsification) -> Rows:
@@ -51,3 +55,55 @@ def verified_rows(found: Verification) -> Rows:
             ("left alone", f"{len(found.tensors) - pruned:,}", None),
         ],
     )
+
+
+def inspected_parts(inspection: Inspection, *, group: bool = False) -> Iterator[Part]:
+    """A row a tensor, or a kind of tensors, and the totals."""
+    rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
+    yield Rows(("~Tensor", "Shape", "Dtype", ">Size", ">Zeros", "~Patterns"), rows)
+    yield ""
+    yield from inspected_totals(inspection)
+
+
+def inspected_totals(inspection: Inspection) -> Iterator[Part]:
+    """The totals, and where they were found."""
+    dtypes = list(inspection.by_dtype.items())
+    totals = [
+        (
+            dtype,
+            f"{total.tensors:,}",
+            f"{total.parameters:,}",
+            bytes_text(total.nbytes),
+            percent(total.sparsity) if total.counted or not total.parameters else "?",
+        )
+        for dtype, total in ([*dtypes, ("all", inspection.total())] if len(dtypes) != 1 else dtypes)
+    ]
+    yield Rows(("Total", ">Tensors", ">Parameters", ">Size", ">Zeros"), totals)
+    files = len(inspection.files)
+    where = inspection.files[0] if files == 1 else f"{files} files"
+    yield ""
+    yield f"{printable(str(inspection.path))}: {printable(where)}"
+
+
+def _row(name: str, members: Sequence[TensorInspection]) -> tuple[str, ...]:
+    first = members[0]
+    return (
+        printable(name, 1000),
+        shape_text(first),
+        first.dtype,
+        bytes_text(sum(tensor.nbytes for tensor in members)),
+        percents([tensor.sparsity for tensor in members], opaque=first.zeros is None),
+        patterns_text(first),
+    )
+
+
+def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple[str, list[TensorInspection]]]:
+    if not group:
+        yield from ((tensor.name, [tensor]) for tensor in tensors)
+        return
+    groups: dict[tuple[Any, ...], list[TensorInspection]] = {}
+    for tensor in tensors:
+        key = (re.sub("[0-9]+", "*", tensor.name), tensor.shape, tensor.dtype, tensor.pattern)
+        groups.setdefault(key, []).append(tensor)
+    for key, members in groups.items():
+        yield (f"{key[0]} (x{len(members)})" if len(members) > 1 else members[0].name), members

@@ -35,8 +35,8 @@ def inspect(
     Tensors are read in pieces: a file of any size takes little memory.
     """
     with clear_errors():
-        from secateur.checkpoints import inspect_checkpoint, inspected_sheets
-        from secateur.cli.printing.checkpoints import inspected_parts, print_inspection
+        from secateur.checkpoints import inspect_checkpoint, inspected_sheets, inspected_totals
+        from secateur.cli.printing.checkpoints import print_inspection
 
         page = page_at(report)
         inspection = inspect_checkpoint(path)
@@ -47,5 +47,5 @@ def inspect(
                 print_inspection(console, inspection, group)
         asked = {"group": group}
         page.write(
-            str(path), "inspect", [path], asked, inspected_parts(inspection), lambda: inspected_sheets(inspection)
+            str(path), "inspect", [path], asked, inspected_totals(inspection), lambda: inspected_sheets(inspection)
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -41,6 +41,7 @@ from secateur.coupling.equations import (
 from secateur.coupling.numbers import Attribute, Equation, Outcome, parts_of
 from secateur.coupling.residual_streams import Branch
 from secateur.coupling.trace import Look, Trace
+from secateur.support import Part, Rows, Shown, printable
 
 __all__ = ["Coupling", "Group", "Kept"]
 
@@ -71,8 +72,8 @@ class Group:
         return f"Group({self.name!r}, size={self.size}, members={len(self.members)})"
 
 
-class Coupling:
-    """What `find_coupling` found: the free groups, and what is frozen, with the reason.
+class Coupling(Shown):
+    """What `find_coupling` found: the free groups, and what is frozen, with the reason; as a string, tables.
 
     Attributes:
         groups: the `Group`\\ s, in the order of the model's parameters.
@@ -113,6 +114,16 @@ class Coupling:
         self.frozen: dict[tuple[str, int], str] = {}
         self.compared: dict[tuple[str, int], None] = {}
         self._settle()
+
+    def _parts(self) -> Iterator[Part]:
+        rows = [(printable(each.name), f"{each.size:,}", f"{len(each.members):,}") for each in self.groups]
+        yield Rows(("~Group", ">Units", ">Dimensions that leave together"), rows)
+        whole = Counter(printable(why) for why in self.frozen.values())
+        if whole:
+            yield ""
+            yield Rows(
+                ("~What stays whole, because", ">Dimensions"), [(why, f"{n:,}") for why, n in whole.most_common()]
+            )
 
     def freeze(self, groups: Iterable[Group], why: str) -> None:
         """Nothing of these may leave."""

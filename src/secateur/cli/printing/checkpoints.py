@@ -3,9 +3,7 @@
 Law: what is said of a tensor on one is said on the other.
 """
 
-import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import Console
 
@@ -15,18 +13,16 @@ from secateur.checkpoints import (
     Inspection,
     TensorInspection,
     Verification,
+    inspected_parts,
     left_alone_rows,
-    patterns_text,
     pruned_rows,
-    shape_text,
     verified_rows,
 )
 from secateur.storage import Compression, encoding_rows
-from secateur.support import Part, Rows, bytes_text, percent, percents, printable, table_of
+from secateur.support import Part, bytes_text, percent, printable, table_of
 
 __all__ = [
     "compressed_parts",
-    "inspected_parts",
     "print_inspection",
     "pruned_parts",
     "verified_parts",
@@ -34,56 +30,8 @@ __all__ = [
 
 
 def print_inspection(console: Console, inspection: Inspection, group: bool) -> None:
-    columns = ("~Tensor", "Shape", "Dtype", ">Size", ">Zeros", "~Patterns")
-    rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
-    console.print(table_of(columns, rows))
-    console.print()
-    for part in inspected_parts(inspection):
+    for part in inspected_parts(inspection, group=group):
         console.print(part if isinstance(part, str) else table_of(*part))
-
-
-def inspected_parts(inspection: Inspection) -> Iterator[Part]:
-    """The totals, and where they were found."""
-    dtypes = list(inspection.by_dtype.items())
-    totals = [
-        (
-            dtype,
-            f"{total.tensors:,}",
-            f"{total.parameters:,}",
-            bytes_text(total.nbytes),
-            percent(total.sparsity) if total.counted or not total.parameters else "?",
-        )
-        for dtype, total in ([*dtypes, ("all", inspection.total())] if len(dtypes) != 1 else dtypes)
-    ]
-    yield Rows(("Total", ">Tensors", ">Parameters", ">Size", ">Zeros"), totals)
-    files = len(inspection.files)
-    where = inspection.files[0] if files == 1 else f"{files} files"
-    yield ""
-    yield f"{printable(str(inspection.path))}: {printable(where)}"
-
-
-def _row(name: str, members: Sequence[TensorInspection]) -> tuple[str, ...]:
-    first = members[0]
-    return (
-        printable(name, 1000),
-        shape_text(first),
-        first.dtype,
-        bytes_text(sum(tensor.nbytes for tensor in members)),
-        percents([tensor.sparsity for tensor in members], opaque=first.zeros is None),
-        patterns_text(first),
-    )
-
-
-def _grouped(tensors: Sequence[TensorInspection], group: bool) -> Iterator[tuple[str, list[TensorInspection]]]:
-    if not group:
-        yield from ((tensor.name, [tensor]) for tensor in tensors)
-        return
-    groups: dict[tuple[Any, ...], list[TensorInspection]] = {}
-    for tensor in tensors:
-        key = (re.sub("[0-9]+", "*", tensor.name), tensor.shape, tensor.dtype, tensor.pattern)
-        groups.setdefault(key, []).append(tensor)
-    for key, members in groups.items():
-        yield (f"{key[0]} (x{len(members)})" if len(members) > 1 else members[0].name), members
 
 
 def pruned_parts(done: CheckpointSparsification) -> Iterator[Part]:
