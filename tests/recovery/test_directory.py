@@ -199,6 +199,14 @@ def test_what_is_wrong_is_said(directories, monkeypatch):
     assert not (directories / "out.unfinished").exists()
 
 
+def test_an_encoder_has_no_text_of_its_own(tmp_path):
+    make("bert").save_pretrained(tmp_path / "dense")
+    make("bert").save_pretrained(tmp_path / "sparse")
+    with pytest.raises(ValueError, match="share= below 1 asks for the text's own loss"):
+        recover_checkpoint(tmp_path / "sparse", tmp_path / "dense", tmp_path / "out", batches("bert"), share=0.5)
+    assert {each.name for each in tmp_path.iterdir()} == {"dense", "sparse"}
+
+
 def test_a_directory_of_fewer_tokens_is_refused_before_anything_is_copied(directories):
     make("llama", vocab_size=60).save_pretrained(directories / "small")
     with pytest.raises(ValueError, match="the model knows 60 tokens and the teacher 64"):

@@ -57,8 +57,11 @@ def test_what_is_no_text_has_no_loss_of_its_own():
     model, other = nn.Linear(4, 3), nn.Linear(4, 3)
     before = model.weight.detach().clone()
     with pytest.raises(ValueError, match="share= below 1 asks for the text's own loss"):
-        recover(model, other, [torch.randn(5, 4)], steps=1, local=0, share=0.5)
+        recover(model, other, iter([torch.randn(5, 4)]), steps=1, local=0, share=0.5)  # it is known at the first step
     assert torch.equal(model.weight, before)
+    model.forward = other.forward = None
+    with pytest.raises(ValueError, match="share= below 1 asks for the text's own loss"):
+        recover(model, other, [torch.randn(5, 4)], steps=1, local=0, share=0.5)  # before anything is run
 
 
 def test_routers_move_first_where_experts_have_left():

@@ -131,6 +131,36 @@ def test_what_keeps_its_score_is_as_small_as_it_gets():
     assert costs[0] < one.dense["params"]
 
 
+class Finishes:
+    """What loses a share of what it does as levels, and counts how often it is asked."""
+
+    def __init__(self, each, share):
+        self.each, self.share, self.asked = each, share, []
+
+    def held(self, choice):
+        self.asked.append(choice)
+        with self.each.levels.assembled(self.each.model, choice):
+            return self.share * self.each.measured(range(1))
+
+
+@pytest.mark.parametrize("share", [0.1, 100.0])
+def test_what_is_finished_says_how_far_down_it_goes(share):
+    each = task(blocks(3), keep=0.97)
+    most = each.measured.most(0.97)
+    as_levels = each.kept()[0]
+    finishing = Finishes(each, share)
+    found = each.kept(15, finishing)
+    assert 0 < len(finishing.asked) <= 5
+    if share > 1:
+        assert found[0].predicted == as_levels.predicted
+    else:
+        assert found[0].predicted["params"] < as_levels.predicted["params"]
+        assert found[0].loss > most >= share * found[0].loss
+        assert min(found[0].finals.values()) <= most
+    costs = [one.predicted["params"] for one in found]
+    assert costs == sorted(costs)
+
+
 def test_a_score_below_zero_has_no_share():
     with pytest.raises(ValueError, match="the dense model's score is -1, of which no share can be kept"):
         task(blocks(3), keep=0.98, score=lambda _: -1.0).kept()

@@ -51,7 +51,7 @@ from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import Steps, spread_over
 from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
-from secateur.recovery.sampling import Sampled, load_text, sampled, save_text
+from secateur.recovery.sampling import Sampled, check_text, load_text, sampled, save_text
 from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
 from secateur.support import Forward, track, unchanged, write_whole
@@ -146,6 +146,7 @@ def recover_checkpoint(
     else:
         every, held = held_batches(asked)
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
+    check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
     with place.student.begun(out, said) as begun:
         if isinstance(asked, Sampled):

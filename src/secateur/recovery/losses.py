@@ -13,9 +13,23 @@ from torch import Tensor, nn
 
 from secateur.support import tensors_in, unknown
 
-__all__ = ["OutputLoss", "WORDS", "chosen_for", "features_of", "loss_between", "parse", "rows_of", "text_loss"]
+__all__ = [
+    "NO_TEXT",
+    "OutputLoss",
+    "WORDS",
+    "chosen_for",
+    "features_of",
+    "loss_between",
+    "parse",
+    "rows_of",
+    "text_loss",
+]
 
 OutputLoss = Callable[[Any, Any, Any], Tensor]
+NO_TEXT = (
+    "share= below 1 asks for the text's own loss: that is of a causal language model, for batches of two tokens or "
+    "more, or of batches with labels; leave it out."
+)
 UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's
 
 
@@ -156,10 +170,7 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
     ids = batch if isinstance(batch, Tensor) and not batch.is_floating_point() else given.get("input_ids")
     logits = features_of(outputs)
     if not writes or not isinstance(ids, Tensor) or logits.shape[:2] != ids.shape or ids.shape[1] < 2:
-        raise ValueError(
-            "share= below 1 asks for the text's own loss: that is of a causal language model, for batches of two "
-            "tokens or more, or of batches with labels; leave it out."
-        )
+        raise ValueError(NO_TEXT)
     rows, aims = logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1).to(logits.device)
     if mask is not None and mask.shape == ids.shape:
         both = (mask[:, 1:] & mask[:, :-1]).reshape(-1).to(logits.device)

@@ -32,7 +32,7 @@ from secateur.recovery.moving import check_loaded, movers_for, moving, widened_b
 from secateur.recovery.outcome import Recovered, memory_of
 from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers, spread_over
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
-from secateur.recovery.sampling import Sampled, sampled
+from secateur.recovery.sampling import Sampled, check_text, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
 from secateur.shrinking import check_finite
 from secateur.support import Forward, device_of, mapped, moved, repeatable, unchanged, unwrapped
@@ -151,6 +151,7 @@ def _recovered(
     _check_values(model)
     _check_values(teacher)
     check_vocabularies(model, teacher, request.forward)
+    check_text(model, batches, request.share if request.steps else 1.0)
     trained = names_to_train(model, request.include, request.exclude)
     removed = removed_of(model, request.masks)
     _check_apart(model, teacher, trained)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from secateur.blockwise import longest_sequence
 from secateur.checkpoints import CheckpointError
+from secateur.recovery.losses import NO_TEXT
 from secateur.support import device_of, in_mode, track
 
-__all__ = ["Sampled", "load_text", "sampled", "save_text", "writes_text"]
+__all__ = ["Sampled", "check_text", "load_text", "sampled", "save_text", "writes_text"]
 
 LENGTH = 512  # tokens of a sequence, or fewer where the model takes fewer
 TOGETHER = 32  # sequences are drawn at a time, by a seed of their own: a run that was stopped goes on after them
@@ -79,6 +80,15 @@ def writes_text(model: nn.Module) -> bool:
     config: Any = getattr(model, "config", None)
     can = getattr(model, "can_generate", None)
     return config is not None and can is not None and bool(can()) and not getattr(config, "is_encoder_decoder", False)
+
+
+def check_text(model: nn.Module, batches: Any, share: float) -> None:
+    """`ValueError` where a share of the loss is to be the text's own, and there is none: known before anything runs of
+    a list of batches."""
+    first = batches[0] if isinstance(batches, Sequence) and len(batches) else None
+    labelled = isinstance(first, Mapping) and "labels" in first
+    if share < 1 and first is not None and not labelled and not writes_text(model):
+        raise ValueError(NO_TEXT)
 
 
 def sampled(

@@ -32,7 +32,7 @@ from secateur.search.weighing import looked_at, measured_curve, weighed, weights
 from secateur.shrinking import Configured, carry_out, has_configuration, plan_of, tie_roles
 from secateur.support import Forward, track, unwrapped
 
-__all__ = ["ByItself", "Choosing", "Finishing", "WHOLE"]
+__all__ = ["ByItself", "Choosing", "Finishing", "WHOLE", "kept_by"]
 
 _POINTS = 6  # of the curve, below the dense model
 _LEAST = 0.01  # of what the model costs, that the curve goes down to
@@ -40,6 +40,7 @@ _CLOSE = 0.02  # of a latency, that is not corrected any more
 _CORRECTIONS = 3
 _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
+_NEAR_ENOUGH = 0.01  # of what a model costs: two shares are one
 WHOLE = ("branch", "experts")  # kinds of what leaves in one piece
 ERRORS = "errors"  # what the sum of the levels' errors chooses
 SEARCHED, DEFAULT = "searched", "shrink, by itself"
@@ -49,6 +50,15 @@ _SPREAD = 0.5  # of weights of groups around one for all, as a share of it
 _LEVELS_NOISE, _FINISHED_NOISE = 0.15, 0.05  # of what the sum of weighed errors says
 _NEAR = 6  # of so many levels one, from the best to what is finished next
 _DRAWS = 8  # of weights, until no other choice is looked for
+
+
+def kept_by(lost: float, most: float) -> bool:
+    """Whether no more is lost than may be, but for rounding.
+
+    >>> kept_by(0.01 + 1e-15, 0.01), kept_by(0.02, 0.01)
+    (True, False)
+    """
+    return lost <= most + 1e-9 * max(1.0, abs(most))
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,9 @@ class Finishing(Protocol):
 
     def judged(self, choice: Mapping[str, int]) -> float:
         """What the finished model loses on the batches held back."""
+
+    def held(self, choice: Mapping[str, int]) -> float:
+        """What it loses on the batches held back, of which it saw nothing."""
 
     def by_itself(self, limits: Mapping[str, float]) -> ByItself | None:
         """What a verb makes of the budget; None where none takes such a budget."""
@@ -463,9 +476,13 @@ class Choosing:
         """Whether its latency, where one is asked for, is what was predicted."""
         return "latency" not in limits or self._tried(choice) <= limits["latency"] * (1 + _CLOSE)
 
-    def kept(self) -> Sequence[Chosen]:
+    def kept(self, finals: int = 1, finishing: Finishing | None = None) -> Sequence[Chosen]:
         """As little as it gets while the score is kept, and after it what is a little larger, the smallest first: down
-        by dynamic programming, then by searching.
+        by dynamic programming, then by searching; and from there by what is finished, which keeps more than levels do.
+
+        Args:
+            finals: of these a third is finished, at most, on the way down.
+            finishing: what finishes them.
 
         Raises:
             ValueError: the dense model's score is not above 0, or nothing that is smaller keeps so much of it.
@@ -497,9 +514,36 @@ class Choosing:
             share *= _SMALLER
             if share * dense < self.space.cost(self.space.last, word):
                 break
+        if finishing is not None:
+            found = [*self._finished_below(most, found, curve, finals // 3, finishing), *found]
         if not found:
             raise self.nothing_kept(high)
         return found
+
+    def _finished_below(
+        self, most: float, found: Sequence[Chosen], curve: Sequence[Point], tries: int, finishing: Finishing
+    ) -> list[Chosen]:
+        """What is smaller than what was found and keeps the score when it is finished, the smallest first: halfway, and
+        halfway again."""
+        dense, word = self.dense[self.asked.target], self.asked.target
+        high = found[0].limits[word] / dense if found else 1.0
+        low = self.space.cost(self.space.last, word) / dense
+        smaller: list[Chosen] = []
+        finished: dict[str, float] = {}
+        for _ in track(range(tries), "finishing smaller ones"):
+            middle = (low + high) / 2
+            choice = self.space.least({word: middle * dense})
+            if high - low <= _NEAR_ENOUGH or choice is None or not any(choice):
+                break
+            share = self.space.cost(choice, word) / dense
+            lost = finished[f"{share:.1%}"] = finishing.held(self.space.named(choice))
+            if kept_by(lost, most):
+                chosen = self._chosen({word: middle * dense}, Evolved(choice, self._all(choice), {}, 0.0, 0), curve)
+                smaller.insert(0, replace(chosen, finals=dict(finished)))
+                high = share
+            else:
+                low = middle
+        return smaller
 
     def nothing_kept(self, share: float) -> ValueError:
         assert self.asked.keep is not None

@@ -22,7 +22,7 @@ from secateur import solvers
 from secateur.blockwise import OneShot, Solve, blaming_config, oneshot
 from secateur.checkpoints import check_new
 from secateur.search.budgets import parse_budget
-from secateur.search.choosing import Choosing
+from secateur.search.choosing import Choosing, kept_by
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
 from secateur.search.fitting import (
     FINALS,
@@ -31,7 +31,6 @@ from secateur.search.fitting import (
     Units,
     check_asked,
     check_unmade,
-    kept_by,
     rounding_for,
     shares_for,
     told_of,
@@ -172,7 +171,9 @@ def fit_checkpoint(
         carrying = Carrying(
             choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False
         )
-        chosen = choosing.within(finals, carrying) if asked.keep is None else _kept(choosing, carrying, asked.keep)
+        chosen = (
+            choosing.within(finals, carrying) if asked.keep is None else _kept(choosing, carrying, asked.keep, finals)
+        )
         write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
     told = told_of(made, chosen.choice)
     units, entries = told.units if chosen.units is None else chosen.units, told.entries
@@ -255,10 +256,10 @@ def fit_checkpoint(
     )
 
 
-def _kept(choosing: Choosing, carrying: Carrying, keep: float) -> Chosen:
+def _kept(choosing: Choosing, carrying: Carrying, keep: float, finals: int) -> Chosen:
     """The smallest that keeps so much when it is finished; ValueError where none does."""
     most = choosing.measured.most(keep)
-    for chosen in choosing.kept():
+    for chosen in choosing.kept(finals, carrying):
         if kept_by(carrying.lost_of(chosen.choice), most):
             return chosen
     word = choosing.asked.target

@@ -25,7 +25,7 @@ from secateur.coupling import Axis, find_coupling
 from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.candidates import LAYER
-from secateur.search.choosing import ByItself, Choosing
+from secateur.search.choosing import ByItself, Choosing, kept_by
 from secateur.search.fitted import KINDS, Chosen, Fitted, cost_text
 from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
@@ -47,7 +47,6 @@ __all__ = [
     "check_asked",
     "check_unmade",
     "fit",
-    "kept_by",
     "levels_for",
     "rounding_for",
     "shares_for",
@@ -134,7 +133,8 @@ def fit(
         finals: how many models are finished on a copy, by what levels were made of, before the one that loses least
             (half on these batches, half on those held back) is taken: what was found, the fixed allocations, the best
             first, what `shrink` makes of the budget by itself, and then what these say. 1: none is, which takes a tenth
-            of the time; 2: what was found and the best fixed allocation. With ``keep`` it says nothing.
+            of the time; 2: what was found and the best fixed allocation. With ``keep`` a third of them is
+            finished, on the way down from what levels keep.
         seed: of the switches. One seed, one result, but for latencies.
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
         levels: that are made already: what `sensitivity` gave, or the folder that it wrote. None are made then, and
@@ -215,7 +215,7 @@ def fit(
         within_as_it_is(chosen)
         shrunk, pruned, finished = carrying(chosen, None)
     else:
-        for chosen in choosing.kept():
+        for chosen in choosing.kept(finals, carrying):
             try:
                 shrunk, pruned, finished = carrying(chosen, choosing.measured.most(asked.keep))
             except _MissedError:
@@ -297,15 +297,6 @@ def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) ->
     whole = size({})
     units = [whole - size({group.axis: group.size - 1}) for group in coupling.groups if group.size >= ROUNDED_FROM]
     return 1 if units and 16 * min(units) > _SMALL * whole else None
-
-
-def kept_by(lost: float, most: float) -> bool:
-    """Whether no more is lost than may be, but for rounding.
-
-    >>> kept_by(0.01 + 1e-15, 0.01), kept_by(0.02, 0.01)
-    (True, False)
-    """
-    return lost <= most + 1e-9 * max(1.0, abs(most))
 
 
 def within_as_it_is(chosen: Chosen) -> None:
@@ -406,6 +397,10 @@ class Carrying:
         """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
         much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
         return self._lost(self._copied(choice, self.choosing.rest))
+
+    def held(self, choice: Mapping[str, int]) -> float:
+        """What is lost on the batches held back when a choice is carried out on a copy, by the others."""
+        return self.choosing.measured.of(self._copied(choice, self.choosing.rest))
 
     def lost_of(self, choice: Mapping[str, int]) -> float:
         """What is lost on the batches held back when a choice is carried out on a copy, by all there are."""
