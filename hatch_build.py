@@ -78,7 +78,8 @@ def _check_target(compiler: list[str]) -> None:
         return
     made = subprocess.run([*compiler, "-dumpmachine"], check=True, capture_output=True, text=True).stdout.strip()
     if not target().endswith(made.split("-")[0].replace("amd64", "x86_64")):
-        raise OSError(f"{shlex.join(compiler)} compiles for {made}, and SECATEUR_PLATFORM is {target()}; name another by CC")
+        said = f"{shlex.join(compiler)} compiles for {made}, and SECATEUR_PLATFORM is {target()}"
+        raise OSError(f"{said}; name another by CC")
 
 
 def _call(command: list[str]) -> None:
