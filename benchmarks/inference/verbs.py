@@ -30,21 +30,18 @@ from benchmarks.recovery.ways import trained
 from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
-from secateur import Pruner, fit, oneshot, shrink, sparsify
+from secateur import oneshot, shrink, sparsify
 from secateur.inference import pack
 from secateur.shrinking import load_shrunken, save_shrunken
 
 TOKENS = 32
 SHARES = (0.25, 0.4, 0.5, 0.6)  # of the multiply-adds, that leave
-LATENCIES = (0.8, 0.6)  # of the dense model's, that are left
 ZEROS = {  # (verb, pattern): shares; all of these are packed
     ("sparsify", "unstructured"): (0.5, 0.7),
     ("oneshot", "unstructured"): (0.5, 0.7, 0.8),
     ("oneshot", "16x1"): (0.7, 0.8),
-    ("Pruner", "16x1"): (0.7, 0.8),
 }
 CALIBRATED, RECOVERED = 512, 768  # sentences
-STEPS, SIZE, RATE = 300, 16, 2e-4  # of the training that a `Pruner` prunes in; sentences a step
 
 
 class Embeddings(nn.Module):
@@ -110,55 +107,14 @@ def shrunken(subject: MiniLM, share: float, cache: Path, recover: bool) -> nn.Mo
     return model.eval()
 
 
-def fitted(subject: MiniLM, left: float, cache: Path) -> nn.Module:
-    """To a share of the measured milliseconds of one sentence; from the cache, where it is there."""
-    folder = cache / f"fit-{left:g}"
-    model = copy.deepcopy(subject.model)
-    if folder.exists():
-        load_shrunken(model, folder)
-        return model.eval()
-    print(f"  making {folder.name}", flush=True)
-    example = dict(zip(("input_ids", "attention_mask"), one_sentence(subject), strict=True))
-    batches = subject.batches(0, CALIBRATED)
-    done = fit(model, batches, budget={"latency": left}, score="cosine", example_inputs=example, finals=4)
-    print(done, flush=True)
-    save_shrunken(model, folder)
-    return model.eval()
-
-
-def trained_sparse(subject: MiniLM, model: nn.Module, zeros: float, pattern: str) -> None:
-    """By a `Pruner`, in a plain loop that trains the embeddings towards the dense model's."""
-    batches = subject.batches(200, STEPS * SIZE, SIZE)
-    random.Random(0).shuffle(batches)  # they come by length
-    torch.manual_seed(0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=len(batches), pct_start=0.1)
-    pruner = Pruner(
-        model, optimizer, zeros, pattern=pattern, criterion="magnitude", allocate="uniform", total_steps=len(batches),
-        verbose=False,
-    )  # fmt: skip
-    for batch in batches:
-        kept = batch["attention_mask"][..., None].float()
-        with torch.no_grad():
-            wanted = (subject.model(**batch).last_hidden_state * kept).sum(1)
-        optimizer.zero_grad()
-        found = (model(**batch).last_hidden_state * kept).sum(1)
-        (1 - functional.cosine_similarity(found, wanted)).mean().backward()
-        optimizer.step()
-        schedule.step()
-    pruner.finish()
-
-
 def sparse(subject: MiniLM, verb: str, pattern: str, zeros: float, cache: Path) -> nn.Module:
     """With zeros, in dense tensors; from the cache, where it is there."""
 
     def make(model: nn.Module) -> None:
         if verb == "sparsify":
             sparsify(model, zeros, pattern=pattern)
-        elif verb == "oneshot":
-            oneshot(model, subject.batches(0, CALIBRATED), zeros, pattern=pattern)
         else:
-            trained_sparse(subject, model, zeros, pattern)
+            oneshot(model, subject.batches(0, CALIBRATED), zeros, pattern=pattern)
 
     name = f"{pattern}-{zeros:g}" if verb == "oneshot" else f"{verb}-{pattern}-{zeros:g}"
     return cached(cache / f"{name}.safetensors", copy.deepcopy(subject.model), make).eval()
@@ -174,8 +130,6 @@ def variants(subject: MiniLM, cache: Path) -> Iterator[tuple[str, str, nn.Module
         words = f"`{verb}` 16×1, `pack`" if pattern == "16x1" else f"`{verb}`, `pack`"
         for zeros in shares:
             yield words, f"{zeros:.0%} zeros", sparse(subject, verb, pattern, zeros, cache), True
-    for left in LATENCIES:
-        yield "`fit`", f"{left:.0%} of the ms", fitted(subject, left, cache), False
 
 
 def packed(model: nn.Module, example: tuple[Tensor, ...]) -> tuple[nn.Module, str]:
@@ -198,19 +152,21 @@ def bench_verbs(options: Any) -> None:
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
     facts: dict[tuple[str, str], tuple[float, str]] = {}
 
-    def add(verbs: str, asked: str, served: Callable[..., Any], judged: nn.Module, note: str = "") -> None:
-        cosine = known.of(f"{verbs} {asked}".strip(), lambda: subject.measure(judged)[0])
+    def add(
+        verbs: str, asked: str, served: Callable[..., Any], judged: Callable[[], nn.Module], note: str = ""
+    ) -> None:
+        cosine = known.of(f"{verbs} {asked}".strip(), lambda: subject.measure(judged())[0])
         calls[verbs, asked], facts[verbs, asked] = partial(served, *example), (cosine, note)
         print(f"  {verbs} {asked}: {cosine:.4f} {note}", flush=True)
 
     dense = subject.model
     quantized = int8(dense)
-    add("dense", "", Embeddings(dense).eval(), dense)
-    add("int8, torch", "", Embeddings(quantized).eval(), quantized)
+    add("dense", "", Embeddings(dense).eval(), lambda: dense)
+    add("int8, torch", "", Embeddings(quantized).eval(), lambda: quantized)
     with tempfile.TemporaryDirectory() as folder:
         for verbs, asked, model, to_pack in variants(subject, cache):
             served, note = packed(model, example) if to_pack else (Embeddings(model).eval(), "")
-            add(verbs, asked, served, model, note)
+            add(verbs, asked, served, lambda model=model: model, note)
         exported = {("int8, ONNX Runtime", ""): dense} | {
             ("`shrink`, int8, ONNX Runtime", f"−{share:.0%}"): shrunken(subject, share, cache, False)
             for share in SHARES
@@ -219,7 +175,7 @@ def bench_verbs(options: Any) -> None:
             place = Path(folder) / str(number)
             place.mkdir()
             run = session(onnx_file(place / "timed.onnx", Embeddings(model).eval(), example, True), 1)
-            add(verbs, asked, run, Exported(subject, model, place))
+            add(verbs, asked, run, partial(Exported, subject, model, place))
         times = in_milliseconds(calls, options.rounds, options.clock)
     print(f"\nall-MiniLM-L6-v2, one sentence of {TOKENS} tokens, one thread, {options.clock} clock\n")
     print(head(["verbs", "asked", "ms", "times faster than dense", "cosine", ""]))

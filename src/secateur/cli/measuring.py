@@ -129,7 +129,8 @@ def timed_directories(before: Path, after: Path) -> Timed | str:
                 f"{bytes_text(MOST_BYTES)}. secateur bench DIR measures one."
             )
         dense, model = model_in(before), model_in(after)
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)  # type: ignore[union-attr]
+        config: Any = model.config
+        longest = getattr(config.get_text_config(), "max_position_embeddings", None)
         inputs, what = inputs_for(model, str(after), 1, min(TOKENS, longest or TOKENS))
         return before_and_after(dense, model, inputs, call=what)
     except Exception as error:  # of a directory of any kind, whose tensors alone the verb may have needed
