@@ -182,25 +182,23 @@ def frozen(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
 
 FLOAT = ["eager", "channels last", "torch.compile, frozen", "ONNX Runtime", "OpenVINO"]
 INT8 = ["int8, ONNX Runtime", "int8, OpenVINO"]
-OURS = ["packed", "packed and compiled"]
+OURS = ["packed", "packed and compiled", "packed, values in int8"]
 
 
-def whole_rivals(model: nn.Module, x: Tensor, folder: Path) -> dict[str, Callable[[], Any]]:
+def whole_rivals(model: nn.Module, x: Tensor, folder: Path, compiling: bool) -> dict[str, Callable[[], Any]]:
     """Every dense form that there is here, in float32 and int8."""
     threads = torch.get_num_threads()
-    turned, last = (
-        copy.deepcopy(model).to(memory_format=torch.channels_last),
-        x.contiguous(memory_format=torch.channels_last),
-    )
+    last = x.contiguous(memory_format=torch.channels_last)
     plain = onnx_file(folder / "model.onnx", model, (x,), False)
     rounded = onnx_file_of_convolutions(folder / "int8.onnx", model, (x,))
-    calls: dict[str, Callable[[], Any] | None] = {
+    calls: dict[str, Callable[[], Any]] = {
         "eager": partial(model, x),
-        "channels last": partial(turned, last),
-        "torch.compile, frozen": partial(frozen(copy.deepcopy(model), x), x),
+        "channels last": partial(copy.deepcopy(model).to(memory_format=torch.channels_last), last),
         "ONNX Runtime": partial(session(plain, threads), x),
         "int8, ONNX Runtime": partial(session(rounded, threads), x),
     }
+    if compiling:
+        calls["torch.compile, frozen"] = partial(frozen(copy.deepcopy(model), x), x)
     for name, path in (("OpenVINO", plain), ("int8, OpenVINO", rounded)):
         if (made := openvino_session(path, threads)) is not None:
             calls[name] = partial(made, x)
@@ -210,17 +208,20 @@ def whole_rivals(model: nn.Module, x: Tensor, folder: Path) -> dict[str, Callabl
 def bench_whole(options: argparse.Namespace) -> None:
     columns = ["end to end", "threads", "batch", "zeros", *(f"{name}, ms" for name in (*FLOAT, *INT8, *OURS))]
     print("\n" + head([*columns, "than the best dense", "goal", "than the best int8"]))
+    compiling = not options.without_compiling
     for depth in options.depths:
         for images in options.images:
             for sparsity in options.sparsities:
                 model, x = resnet(depth, sparsity), torch.randn(images, 3, 224, 224)
-                packed = copy.deepcopy(model)
+                packed, rounded = copy.deepcopy(model), copy.deepcopy(model)
                 packing = pack(packed, x)
                 torch.testing.assert_close(packed(x), model(x), rtol=1e-3, atol=1e-3)
+                pack(rounded, x, values="int8")
                 with tempfile.TemporaryDirectory() as folder:
-                    calls = whole_rivals(model, x, Path(folder))
-                calls["packed"] = partial(packed, x)
-                calls["packed and compiled"] = partial(frozen(copy.deepcopy(packed), x), x)
+                    calls = whole_rivals(model, x, Path(folder), compiling)
+                calls["packed"], calls["packed, values in int8"] = partial(packed, x), partial(rounded, x)
+                if compiling:
+                    calls["packed and compiled"] = partial(frozen(copy.deepcopy(packed), x), x)
                 times = in_milliseconds(calls, options.rounds, options.clock)
                 medians = {name: statistics.median(own) for name, own in times.items()}
                 floats, ints, ours = (

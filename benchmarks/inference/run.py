@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2; left out without")
     parser.add_argument("--cache", type=Path, default=Path("inference-cache"), help="trained and pruned models")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=["layers", "sums", "whole", "digits"])
+    parser.add_argument("--without-compiling", action="store_true", help="of whole networks leave torch.compile out")
     parser.add_argument("--images", type=numbers, default=[1, 16], help="batches of the networks of convolutions")
     parser.add_argument("--depths", type=numbers, default=[18, 50], help="of ResNets")
     parser.add_argument("--gpt-steps", type=int, default=500)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from secateur.checkpoints import MAX_HEADER, Checkpoint, CheckpointError, TensorEntry, parse_header
 from secateur.storage import FREE, JUSTIFIED, CompressedCheckpoint, save_compressed
-from secateur.support import track
+from secateur.support import to_int8, track
 
 PATH = Path("fuzzed.safetensors")
 
@@ -68,6 +68,12 @@ def read(content: bytes) -> list[tuple[TensorEntry, Tensor | None, Tensor | None
     ]
 
 
+def scaled_of(weight: Tensor) -> Tensor:
+    """A weight that was rounded to int8."""
+    numbers, scales = to_int8(weight)
+    return numbers * scales[:, None]
+
+
 def sound_files() -> list[bytes]:
     """Small files that use every encoding, with and without zstd, masks, signs; and one of compressed-tensors."""
     generator = torch.Generator().manual_seed(0)
@@ -87,6 +93,7 @@ def sound_files() -> list[bytes]:
             "bools": masked > 0,
         },
         {"grouped": grouped, "halves": sparse(33, 33, density=0.3, dtype=torch.bfloat16)},
+        {"rounded": scaled_of(sparse(24, 90, density=0.3)), "negative": -scaled_of(sparse(20, 64, density=0.1))},
         {"masked": masked, "signs": -masked.abs() * (masked > 0.5)},
     ]
     files = []
