@@ -26,32 +26,18 @@ from secateur import oneshot, shrink
 from secateur.recovery import merge_keeping_zeros, recover
 
 SETTINGS = ("2:4", "half", "0.5", "0.6", "0.7", "0.8")
-WAYS = ("plain", "outputs", "local", "both")
+WAYS = ("plain", "outputs", "local", "both", "mixed", "dense")
+SHARES = {"plain": 0.0, "outputs": 1.0, "mixed": 0.5, "dense": 0.0}  # of the teacher; "dense" is plain, of the teacher
 LOCAL = 1  # epochs of the local part, or more where batches are fewer
 EMBEDDINGS = "*embeddings*"  # MiniLM's stay: half of its parameters, and a quarter of the time for nothing
-
-
-class _Nobody(nn.Module):
-    """A teacher that plain fine-tuning does not ask."""
-
-    def forward(self, **_: Any) -> None:
-        return None
-
-
-def _own_loss(outputs: Any, _wanted: Any, _batch: Any) -> Tensor:
-    loss: Tensor = outputs.loss
-    return loss
 
 
 def trained(
     model: nn.Module, teacher: nn.Module, batches: list[dict[str, Tensor]], way: str, steps: int, **options: Any
 ) -> Any:
     """The model after so many batches in one of the `WAYS`."""
-    if way == "plain":
-        labelled = [{**batch, "labels": batch["input_ids"]} for batch in batches]
-        return recover(model, _Nobody(), labelled, steps=steps, local=0, loss=_own_loss, **options)
-    if way == "outputs":
-        return recover(model, teacher, batches, steps=steps, local=0, **options)
+    if way in SHARES:
+        return recover(model, teacher, batches, steps=steps, local=0, share=SHARES[way], **options)
     share = steps if way == "local" else steps // 2  # of the passes, for the local part
     few = max(1, min(len(batches), share // LOCAL))
     local = max(1, share // few)
@@ -152,24 +138,26 @@ def smollm2(
     judge = judge[:judged]
     dense, before = _perplexity(teacher, judge), _perplexity(pruned, judge)
     steps = tokens // (length * size)
-    print(
-        f"dense {dense:.2f}, as pruned {before:.2f}; {steps} steps of {size} × {length} tokens; {len(train)} rows of it"
-    )
-    print(head(["way", "seed", "tokens", "perplexity", "lost perplexity back", "processor s", "wall s"]))
+    far = _divergence(pruned, teacher, judge)
+    print(f"dense {dense:.2f}, as pruned {before:.2f}, {far:.4f} from it; {steps} steps of {size} × {length} tokens")
+    print(f"{len(train)} rows of the text")
+    columns = ["way", "seed", "tokens", "perplexity", "lost perplexity back", "divergence from dense"]
+    print(head([*columns, "processor s", "wall s"]))
     rows = []
     for seed in range(seeds):
         draw = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(train), generator=draw)
         batches = [{"input_ids": train[each]} for each in order.split(size) if len(each) == size]
         for way in ways:
-            model = copy.deepcopy(pruned)
+            model = copy.deepcopy(teacher if way == "dense" else pruned)
             _, seconds, wall = _timed(trained, model, teacher, batches, way, steps, rate=rate, seed=seed)
-            after = _perplexity(model, judge)
+            after, far = _perplexity(model, judge), _divergence(model, teacher, judge)
             back = (before - after) / (before - dense)
             rows.append({"way": way, "seed": seed, "tokens": steps * size * length, "dense": dense, "before": before,
-                         "after": after, "back": back, "seconds": seconds, "wall": wall})  # fmt: skip
-            print(row([way, seed, f"{steps * size * length:,}", f"{after:.3f}", f"{back:.1%}", f"{seconds:.0f}",
-                       f"{wall:.0f}"]), flush=True)  # fmt: skip
+                         "after": after, "back": back, "divergence": far, "seconds": seconds,
+                         "wall": wall})  # fmt: skip
+            print(row([way, seed, f"{steps * size * length:,}", f"{after:.3f}", f"{back:.1%}", f"{far:.4f}",
+                       f"{seconds:.0f}", f"{wall:.0f}"]), flush=True)  # fmt: skip
     return rows
 
 
@@ -182,6 +170,16 @@ def _rows(tokenizer: Any, path: Path, length: int) -> Tensor:
 def _perplexity(model: Any, rows: Tensor) -> float:
     model.eval()
     return math.exp(statistics.mean(float(model(input_ids=part, labels=part).loss) for part in rows.split(1)))
+
+
+@torch.no_grad()
+def _divergence(model: Any, teacher: Any, rows: Tensor) -> float:
+    """A mean over tokens: what plain fine-tuning learns of the text is not in the dense model, and counts as far."""
+    found = []
+    for part in rows.split(1):
+        p, q = (each(input_ids=part).logits[0].float().log_softmax(-1) for each in (teacher, model))
+        found.append(float((p.exp() * (p - q)).sum(-1).mean()))
+    return statistics.mean(found)
 
 
 def adapters() -> list[dict[str, Any]]:
