@@ -1,9 +1,12 @@
 """What bench measures: inputs of the size that a configuration says."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
 
+from secateur.checkpoints import CheckpointError
 from secateur.cli import measuring
 from secateur.cli.measuring import inputs_for
 from secateur.patterns import Rows
@@ -79,3 +82,11 @@ def test_what_would_not_fit_is_not_loaded(two, monkeypatch):
 def test_why_nothing_was_timed_is_said(two, tmp_path):
     said = measuring.timed_directories(two[0], tmp_path)
     assert said == f"Time was not measured: {tmp_path}: no .safetensors file here."
+
+
+def test_a_pickle_beside_the_weights_is_never_read(two, tmp_path):
+    shutil.copytree(two[1], tmp_path / "odd")
+    (tmp_path / "odd" / "model.safetensors").rename(tmp_path / "odd" / "weights.safetensors")
+    (tmp_path / "odd" / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    with pytest.raises(CheckpointError, match="its model cannot be loaded"):
+        measuring.model_in(tmp_path / "odd")

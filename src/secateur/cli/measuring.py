@@ -89,7 +89,9 @@ def model_in(directory: Path) -> nn.Module:
     # Its own bar would be drawn in a pipe as well
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     with waiting("loading the model"), blaming_config(directory, "its model cannot be loaded"):
-        built: nn.Module = kind.from_pretrained(directory, local_files_only=True, dtype="auto")  # type: ignore[attr-defined]
+        built: nn.Module = kind.from_pretrained(  # type: ignore[attr-defined]
+            directory, local_files_only=True, use_safetensors=True, dtype="auto"
+        )
     return built.eval()
 
 
