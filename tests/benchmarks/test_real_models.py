@@ -17,6 +17,7 @@ from benchmarks.shrinking import accuracy, branches, packages, real, rivals, run
 from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case, Options
 from benchmarks.shrinking.rivals import Keep, all_groups
 from benchmarks.shrinking.sizes import count_of, multiply_adds
+from benchmarks.shrinking.tuned import tuned
 from benchmarks.support import corpora
 from benchmarks.support.language_models import SmolLM2
 
@@ -260,6 +261,15 @@ def test_shrink_makes_a_row(directory, short, tmp_path):
     assert found["multiply-adds"] < dense["multiply-adds"]
     assert found["loads"]
     assert SmolLM2.load(tmp_path / "kept").num_parameters() == found["parameters"]
+
+
+def test_each_is_tuned_on_the_same_tokens(directory, short, capsys):
+    tuned(directory, [directory, directory], steps=2, rate=1e-3, judged=3, seed=0)
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith(f"| {directory.name}")]
+    one, other = ([cell.strip() for cell in row.split("|")[2:-2]] for row in rows)  # but for the seconds
+    assert one == other
+    _, *perplexities = one
+    assert perplexities[0] != perplexities[1]
 
 
 def test_calibration_differs_with_the_seed_and_is_not_judged(directory, short):
