@@ -108,3 +108,4 @@ def test_as_many_stay_as_are_chosen():
     (rows,) = [group for group in coupling.groups if group.chosen]
     assert not coupling.contradicted({rows.axis: 2})
     assert coupling.contradicted({rows.axis: 1}) == [rows]
+    assert coupling.least(rows) == 2
