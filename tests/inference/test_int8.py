@@ -137,7 +137,7 @@ def test_the_dense_layer_in_int8_is_one_to_beat(monkeypatch):
     monkeypatch.setattr(inference.private, "int8_linear", lambda matrix, bias: lambda x: x)
     model, x = model_of(Unstructured()), torch.randn(4, 48)
     found = pack(model, x, values="int8", include="0").layers[0]
-    assert (found.kind, found.why) == ("dense", "dense, in int8, is faster")
+    assert (found.kind, found.why) == ("dense", "torch's dense int8 is faster")
     assert (found.dense_int8_ms, found.best_dense_ms, found.speedup) == (1.0, 1.0, 0.5)
     assert pack(model, x, include="0").layers[0].dense_int8_ms is None  # without int8 nobody compares with it
 

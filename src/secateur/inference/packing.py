@@ -207,7 +207,7 @@ def pack(
         semi_structured: on a CUDA device, also try 2:4 on sparse tensor cores (`SemiStructuredLinear`), for weights in
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
         fuse: False to leave everything that is no packed layer as it is.
-        values: "int8" for kernels whose weights are rounded to int8; None for the weights as they are.
+        values: "int8" for kernels, on CPUs, whose weights are rounded to int8; None for the weights as they are.
         inputs: "int8" to also try linear layers that round their inputs to 8 bits, each vector as it comes, where 16
             outputs share their inputs (`BlockLinear`), and take them where they are ``at_least`` times faster than
             the other forms; needs ``values="int8"``.
@@ -471,7 +471,7 @@ def _consider(
         known, dense_ms=times[0], best_dense_ms=best_dense, packed_ms=packed, error=error, dense_int8_ms=dense_int8
     )
     if best_dense < asked.at_least * packed:
-        told = "dense, in int8, is" if best_dense == dense_int8 else "dense is"
+        told = "torch's dense int8 is" if best_dense == dense_int8 else "dense is"
         why = f"{told} {'faster' if best_dense <= packed else 'nearly as fast'}"
         return dataclasses.replace(found, why=why), None
     kind = type(replacement.linear if isinstance(replacement, Pointwise) else replacement).__name__

@@ -120,6 +120,11 @@ class _Rounding(_Adapter):
     solver: Solver
     damping: float
 
+    @property
+    def _is_one_sweep(self) -> bool:
+        solver: object = self.solver
+        return solver is sparsegpt
+
     def __post_init__(self) -> None:
         asked = [p for p in _parameters(self.solver) if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
         if not self._uses_gram:
@@ -134,8 +139,7 @@ class _Rounding(_Adapter):
         self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
     ) -> tuple[Tensor, Tensor]:
         gram = evidence["gram"]
-        solver: Any = self.solver
-        if solver is sparsegpt:
+        if self._is_one_sweep:
             return sparsegpt(weight, sparsity, pattern, gram=gram, damping=self.damping, values="int8")
         own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
         new, mask = self.solver(weight, sparsity, pattern, **own)
