@@ -11,7 +11,8 @@ A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
 digits the divergence of the outputs on the test images. ``--model`` is the directory of all-MiniLM-L6-v2. What is
 measured is written to FILE, a line at a time, and what is there is not measured again. FastNAS is of
-``pip install torch==2.13.0 'nvidia-modelopt==0.47.*'``, of which it is the search alone: no training follows any row.
+``pip install torch==2.13.0 torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no
+training follows any row.
 """
 
 from __future__ import annotations

@@ -40,6 +40,15 @@ def test_every_method_spends_no_more_than_the_budget(setting, monkeypatch, tmp_p
     assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0]) == rows[0]
 
 
+def test_the_peer_is_there_where_it_is_installed_and_for_one_network(monkeypatch):
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda _: None)
+    assert [*search.methods("-20%", "kl", "resnet")] == ["shrink", "uniform", "fit"]
+    monkeypatch.setattr(search.importlib.util, "find_spec", lambda _: "there")
+    assert [*search.methods("-20%", "kl", "resnet")] == ["shrink", "uniform", "fastnas", "fit"]
+    assert "fastnas" not in search.methods("-20%", "kl", "cnn")
+    assert "fastnas" not in search.methods("60%", "kl", "resnet")
+
+
 def test_who_is_right_and_who_is_not():
     def row(method, gap, seed=0):
         return {"subject": "s", "setting": "60%", "seed": seed, "method": method, "gap": gap}

@@ -47,11 +47,14 @@ def fitted(dense, out, **given):
 BOTH = {"over": ("shrink", "oneshot"), "budget": {"params": 0.6}}
 
 
-@pytest.mark.parametrize("given", [{}, BOTH], ids=["one", "both"])
+KEEP = {"budget": None, "keep": 0.9, "evaluations": 10}
+
+
+@pytest.mark.parametrize("given", [{}, BOTH, KEEP], ids=["one", "both", "keep"])
 def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monkeypatch, given):
     """Twice: by a full disk, and where it went on, by hand."""
     fitted(dense, tmp_path / "once", **given)
-    verb = "oneshot" if given else "shrink_checkpoint"
+    verb = "oneshot" if "over" in given else "shrink_checkpoint"
 
     def not_again(*_args, **_named):
         raise AssertionError("it was chosen already")
@@ -68,6 +71,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(dense, tmp_path, monke
         assert not (tmp_path / "again").exists()
         assert (tmp_path / "again.levels" / FILE).exists()
         monkeypatch.setattr(directory.Choosing, "within", not_again)
+        monkeypatch.setattr(directory.Choosing, "kept", not_again)
     fitted(dense, tmp_path / "again", **given)
     first, second = contents(tmp_path / "once"), contents(tmp_path / "again")
     assert first.keys() == second.keys()
@@ -88,9 +92,8 @@ def test_what_was_chosen_is_read_as_it_was_written(dense, before, tmp_path):
     assert one.chosen == two.chosen
 
 
-@pytest.mark.parametrize("given", [{}, {"over": ("shrink", "oneshot")}], ids=["one", "both"])
-def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path, given):
-    done = fitted(dense, tmp_path / "out", budget=None, keep=0.9, evaluations=10, **given)
+def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path):
+    done = fitted(dense, tmp_path / "out", **KEEP, over=("shrink", "oneshot"))
     held = HeldBack(model_of(dense), split(text(), None)[1])
     written = held.of(model_of(tmp_path / "out"))
     assert written == done.finished
@@ -99,15 +102,14 @@ def test_a_share_of_the_outputs_is_kept_by_what_is_written(dense, tmp_path, give
 
 
 def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
-    keeps = {"budget": None, "keep": 0.9, "evaluations": 10}
     with monkeypatch.context() as patch:
         patch.setattr(directory.Carrying, "lost_of", lambda *_: 1.0)
         with pytest.raises(ValueError, match=r"keeps 90\.0% of the dense model's outputs: at .* it is less"):
-            fitted(dense, tmp_path / "out", **keeps)
+            fitted(dense, tmp_path / "out", **KEEP)
         patch.setattr(directory.Carrying, "lost_of", lambda *_: 0.0)
         patch.setattr(directory.HeldBack, "finished_by", lambda *_: (1.0, None))
         with pytest.raises(ValueError, match=r"what was written keeps less than 90\.0%.* and was deleted"):
-            fitted(dense, tmp_path / "out", **keeps)
+            fitted(dense, tmp_path / "out", **KEEP)
     assert not (tmp_path / "out").exists()
 
 
