@@ -49,6 +49,9 @@ OWN = {
     "pattern": {"bench"},  # several
     "allocate": {"shrink"},  # among groups
     "criterion": {"prune", "shrink"},  # of weights, of units
+    "target": {"fit"},  # what a budget counts, not what a share is of
+    "keep": {"vocabulary"},  # how many tokens, not how much of a score
+    "share": {"recover"},  # of a loss, not of what leaves
     "rank": {"vocabulary"},  # of tokens, not of experts
     "include": {
         "shrink",

@@ -250,6 +250,7 @@ def _choice(method: BasePruningMethod, n_dims: int, mask: Tensor) -> Any:
 class Identity(BasePruningMethod):
     """Prunes nothing, but registers the mask of ones.
 
+    >>> import torch
     >>> layer = torch.nn.Linear(2, 1)
     >>> method = Identity.apply(layer, "weight")
     >>> layer.weight_mask.tolist()
@@ -294,6 +295,7 @@ class RandomUnstructured(_Unstructured):
     Args:
         amount: a fraction in [0, 1], or (an integer) how many.
 
+    >>> import torch
     >>> int((RandomUnstructured(amount=3).prune(torch.ones(10)) == 0).sum())
     3
     """
@@ -314,8 +316,9 @@ class L1Unstructured(_Unstructured):
     Args:
         amount: a fraction in [0, 1], or (an integer) how many.
 
+    >>> import torch
     >>> L1Unstructured(amount=2).prune(torch.tensor([3.0, -1.0, 2.0, -4.0])).tolist()
-    [3.0, -0.0, 0.0, -4.0]
+    [3.0, 0.0, 0.0, -4.0]
     """
 
     def _scores(self, t: Tensor) -> Tensor:
@@ -336,6 +339,7 @@ class RandomStructured(BasePruningMethod):
         amount: a fraction of the channels in [0, 1], or (an integer) how many.
         dim: the axis that counts channels.
 
+    >>> import torch
     >>> pruned = RandomStructured(amount=0.5, dim=1).prune(torch.ones(3, 4))
     >>> int((pruned.sum(0) == 0).sum())
     2
@@ -377,6 +381,7 @@ class LnStructured(BasePruningMethod):
         n: the order of the norm, as in ``torch.norm``: a number, ``inf``, ``-inf``, ``'fro'``, ``'nuc'``; None is 2.
         dim: the axis that counts channels.
 
+    >>> import torch
     >>> LnStructured(amount=1, n=2, dim=0).prune(torch.tensor([[3.0, 4.0], [1.0, 1.0]])).tolist()
     [[3.0, 4.0], [0.0, 0.0]]
     """
@@ -426,6 +431,7 @@ class CustomFromMask(BasePruningMethod):
     Args:
         mask: 0 and 1 (or bool) in the shape of the tensor.
 
+    >>> import torch
     >>> layer = torch.nn.Linear(2, 1)
     >>> method = CustomFromMask.apply(layer, "weight", torch.tensor([[1, 0]]))
     >>> layer.weight_mask.tolist()
