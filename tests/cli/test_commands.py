@@ -52,6 +52,7 @@ OWN = {
     "target": {"fit"},  # what a budget counts, not what a share is of
     "keep": {"vocabulary"},  # how many tokens, not how much of a score
     "share": {"recover"},  # of a loss, not of what leaves
+    "values": {"pack"},  # of its kernels, not of what a solver leaves
     "rank": {"vocabulary"},  # of tokens, not of experts
     "include": {
         "shrink",
