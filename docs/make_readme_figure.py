@@ -25,6 +25,7 @@ DOTS = {  # where the word beside it stands, in points
 LINES = {  # color, dashes, which end its name stands at, and where, in points
     "`shrink`": ("#d55e00", "solid", 0, (-4, 10)),
     "`shrink`, `recover`": ("#d55e00", (0, (3, 1)), 1, (-6, 9)),
+    "`fit`": ("#cc79a7", "solid", 0, (7, 4)),
     "`shrink`, int8, ONNX Runtime": ("#009e73", "solid", -1, (9, -6)),
     "`oneshot`, `pack`": ("#0072b2", "solid", -1, (9, -5)),
     "`oneshot` 16×1, `pack`": ("#0072b2", (0, (3, 1)), -1, (8, -4)),

@@ -32,10 +32,12 @@ from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
 from secateur import oneshot, shrink, sparsify
 from secateur.inference import pack
+from secateur.search import fit
 from secateur.shrinking import load_shrunken, save_shrunken
 
 TOKENS = 32
 SHARES = (0.25, 0.4, 0.5, 0.6)  # of the multiply-adds, that leave
+FITTED = (0.25, 0.4)  # the same, chosen by `fit`: a quarter of an hour of the processor each
 ZEROS = {  # (verb, pattern): shares; all of these are packed
     ("sparsify", "unstructured"): (0.5, 0.7),
     ("oneshot", "unstructured"): (0.5, 0.7, 0.8),
@@ -107,6 +109,18 @@ def shrunken(subject: MiniLM, share: float, cache: Path, recover: bool) -> nn.Mo
     return model.eval()
 
 
+def fitted(subject: MiniLM, share: float, cache: Path) -> nn.Module:
+    """The same with counts that `fit` chose with a budget of multiply-adds, on the same sentences."""
+    folder, model = cache / f"fit-{share:g}", copy.deepcopy(subject.model)
+    if folder.exists():
+        load_shrunken(model, folder)
+        return model.eval()
+    print(f"  making {folder.name}", flush=True)
+    fit(model, subject.batches(0, CALIBRATED), budget={"macs": 1 - share}, store=cache / "levels")
+    save_shrunken(model, folder)
+    return model.eval()
+
+
 def sparse(subject: MiniLM, verb: str, pattern: str, zeros: float, cache: Path) -> nn.Module:
     """With zeros, in dense tensors; from the cache, where it is there."""
 
@@ -126,6 +140,8 @@ def variants(subject: MiniLM, cache: Path) -> Iterator[tuple[str, str, nn.Module
         for share in SHARES:
             verbs = "`shrink`, `recover`" if recover else "`shrink`"
             yield verbs, f"−{share:.0%}", shrunken(subject, share, cache, recover), False
+    for share in FITTED:
+        yield "`fit`", f"−{share:.0%}", fitted(subject, share, cache), False
     for (verb, pattern), shares in ZEROS.items():
         words = f"`{verb}` 16×1, `pack`" if pattern == "16x1" else f"`{verb}`, `pack`"
         for zeros in shares:
