@@ -36,7 +36,7 @@ def test_vectors_that_are_kept_are_not_made_again(tmp_path):
 
     first = found(1)
     whole = found(2)  # goes on with those
-    assert torch.equal(whole[:1], first)
+    torch.testing.assert_close(whole[:1], first)  # of two rows a norm is added up in another order
     torch.testing.assert_close(whole, embeddings(model, tokenizer, texts, "it"))
     torch.nn.init.zeros_(model.get_input_embeddings().weight)
     assert torch.equal(found(2), whole)
