@@ -91,8 +91,24 @@ class _FromCriterion(_Adapter):
 
 
 @dataclass(frozen=True)
-class _Refitted(_Adapter):
+class _OnGram(_Adapter):
+    """What works on the Gram matrix after a solver that may not ask for it."""
+
     solver: Solver
+
+    @property
+    def _uses_gram(self) -> bool:
+        return any(p.name == "gram" and p.kind is p.KEYWORD_ONLY for p in _parameters(self.solver))
+
+    def _solved(
+        self, weight: Tensor, sparsity: float | None, pattern: Pattern, evidence: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
+        return self.solver(weight, sparsity, pattern, **own)
+
+
+@dataclass(frozen=True)
+class _Refitted(_OnGram):
     iterations: int
     tolerance: float
 
@@ -102,22 +118,16 @@ class _Refitted(_Adapter):
         settings = f"iterations={self.iterations}, tolerance={self.tolerance}"
         self._present("with_refit", self.solver, [*asked, *more], settings)
 
-    @property
-    def _uses_gram(self) -> bool:
-        return any(p.name == "gram" and p.kind is p.KEYWORD_ONLY for p in _parameters(self.solver))
-
     def __call__(
         self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
     ) -> tuple[Tensor, Tensor]:
         gram = evidence["gram"]
-        own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
-        new, mask = self.solver(weight, sparsity, pattern, **own)
+        new, mask = self._solved(weight, sparsity, pattern, evidence)
         return refit(weight, mask, gram=gram, start=new, iterations=self.iterations, tolerance=self.tolerance), mask
 
 
 @dataclass(frozen=True)
-class _Rounding(_Adapter):
-    solver: Solver
+class _Rounding(_OnGram):
     damping: float
 
     @property
@@ -131,18 +141,13 @@ class _Rounding(_Adapter):
             asked.append(inspect.Parameter("gram", inspect.Parameter.KEYWORD_ONLY, annotation=Tensor))
         self._present("with_rounding", self.solver, asked, f"damping={self.damping}")
 
-    @property
-    def _uses_gram(self) -> bool:
-        return any(p.name == "gram" and p.kind is p.KEYWORD_ONLY for p in _parameters(self.solver))
-
     def __call__(
         self, weight: Tensor, sparsity: float | None, pattern: Pattern, /, **evidence: Tensor
     ) -> tuple[Tensor, Tensor]:
         gram = evidence["gram"]
         if self._is_one_sweep:
             return sparsegpt(weight, sparsity, pattern, gram=gram, damping=self.damping, values="int8")
-        own = evidence if self._uses_gram else {word: value for word, value in evidence.items() if word != "gram"}
-        new, mask = self.solver(weight, sparsity, pattern, **own)
+        new, mask = self._solved(weight, sparsity, pattern, evidence)
         rounded = round_kept(new, mask, gram=gram, damping=self.damping)
         return rounded, mask & rounded.ne(0)
 
