@@ -181,6 +181,7 @@ def frozen(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
 
 
 FLOAT = ["eager", "channels last", "torch.compile, frozen", "ONNX Runtime", "OpenVINO"]
+HALF = ["bfloat16, OpenVINO"]  # on processors that multiply in it
 INT8 = ["int8, ONNX Runtime", "int8, OpenVINO"]
 OURS = ["packed", "packed and compiled", "packed, values in int8"]
 
@@ -199,14 +200,18 @@ def whole_rivals(model: nn.Module, x: Tensor, folder: Path, compiling: bool) -> 
     }
     if compiling:
         calls["torch.compile, frozen"] = partial(frozen(copy.deepcopy(model), x), x)
-    for name, path in (("OpenVINO", plain), ("int8, OpenVINO", rounded)):
-        if (made := openvino_session(path, threads)) is not None:
+    for name, path, precision in (
+        ("OpenVINO", plain, "f32"),
+        ("bfloat16, OpenVINO", plain, "bf16"),
+        ("int8, OpenVINO", rounded, "f32"),
+    ):
+        if (made := openvino_session(path, threads, precision)) is not None:
             calls[name] = partial(made, x)
     return calls
 
 
 def bench_whole(options: argparse.Namespace) -> None:
-    columns = ["end to end", "threads", "batch", "zeros", *(f"{name}, ms" for name in (*FLOAT, *INT8, *OURS))]
+    columns = ["end to end", "threads", "batch", "zeros", *(f"{name}, ms" for name in (*FLOAT, *HALF, *INT8, *OURS))]
     print("\n" + head([*columns, "than the best dense", "goal", "than the best int8"]))
     compiling = not options.without_compiling
     for depth in options.depths:
@@ -231,7 +236,7 @@ def bench_whole(options: argparse.Namespace) -> None:
                 goal = GOALS_OF_50.get((images, sparsity)) if depth == 50 else None
                 told = "" if goal is None else f"{goal} {'met' if faster >= goal else 'missed'}"
                 cells = [f"ResNet-{depth}", f"{torch.get_num_threads()}", f"{images}", f"{100 * sparsity:.0f} %"]
-                cells += [f"{medians[name]:.1f}" if name in medians else "–" for name in (*FLOAT, *INT8, *OURS)]
+                cells += [f"{medians[name]:.1f}" if name in medians else "–" for name in (*FLOAT, *HALF, *INT8, *OURS)]
                 against = f"{ratio(times[ours], times[ints]):.2f} ({ints})"
                 print(row([*cells, f"**{faster:.2f}** ({floats})", told, against]), flush=True)
                 print(f"<!-- {len(packing.packed)} layers packed, {len(packing.blocks)} blocks -->", flush=True)
