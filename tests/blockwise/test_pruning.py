@@ -84,6 +84,15 @@ def test_what_is_kept_is_rounded_and_made_up_for(solver):
             assert torch.equal(numbers * scales[:, None], weight)
 
 
+def test_zeros_that_were_there_before_are_counted():
+    model = stack()
+    weight = model.layers[0].up.weight
+    with torch.no_grad():
+        weight[:, 1:] = 0
+    done = oneshot(model, data(), 0.25, solver="magnitude")
+    assert done.layers[0].sparsity == weight.eq(0).double().mean() > 0.5
+
+
 def test_scores_that_compare_within_an_output_compete_there_unless_told_otherwise():
     model = stack()
     oneshot(model, data(), 0.5, solver=WANDA)

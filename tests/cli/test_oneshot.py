@@ -43,6 +43,8 @@ def call(folder, *words, data="text.txt", out="sparse"):
         ("--sparsity", "0.5"),
         ("--pattern", "2:4", "--solver", "sparsegpt"),
         ("-s", "0.5", "--solver", "sparsegpt", "--values", "int8"),
+        ("-s", "0.5", "--solver", "sparsegpt", "--pattern", "rows", "--values", "int8"),
+        ("-s", "0.5", "--solver", "magnitude", "--pattern", "2x1", "--values", "int8"),
         ("-s", "0.5", "--no-stages", "--aim", "0.25"),
         ("-s", "0.6", "--pattern", "rows", "--solver", "wanda", "--allocate", "owl"),
         ("-s", "0.5", "--solver", "magnitude", "--exclude", "*q_proj*", "--allocate", "progression"),
@@ -60,7 +62,7 @@ def test_a_pruned_directory_loads_and_verifies(folder, words):
     assert record["arguments"]["samples"] == 8
     if "--aim" in words:
         assert "--no-stages --aim 0.25" in record["arguments"]["command"]
-    masks_only = "wanda" in words or "magnitude" in words
+    masks_only = "--values" not in words and ("wanda" in words or "magnitude" in words)
     assert record["kept_weights"] == ("unchanged" if masks_only else "updated")
     aim = 0.25 if "--aim" in words else 0.0 if masks_only else 0.5
     assert (record["stages"], record["aim"]) == (aim == 0.5, aim)

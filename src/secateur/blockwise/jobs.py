@@ -21,6 +21,7 @@ __all__ = ["Job", "Layer", "Pruned", "Solved"]
 class Layer:
     """What became of one weight.
 
+    ``sparsity`` is the share of its stored values that are 0, be they removed or 0 by themselves or by rounding.
     ``error`` is ``‖X(W' - W)ᵀ‖² / ‖XWᵀ‖²``, the squared relative error of its outputs on the inputs that reach it in
     the pruned model, W being the weight that was aimed at; None where no token did, or where the outputs were all 0
     and no longer are. ``tokens`` counts those inputs; ``without_tokens`` are the experts that none were sent to, which

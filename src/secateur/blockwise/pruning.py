@@ -91,7 +91,7 @@ def oneshot(
             same; any other is asked about Wanda's scores on the dense model, which costs one more run if it looks at
             them.
         values: "int8" to also round what is kept to 8 bits with a scale for each output, by `with_rounding` of the
-            solver: later columns make up for what rounding changes, what rounds to 0 is removed, and `secateur.pack`
+            solver: later columns make up for what rounding changes, what rounds to 0 is zero, too, and `secateur.pack`
             with the same word then changes nothing more. The weights stay in their dtype, and a half holds the rounded
             numbers nearly.
         stages: solve a block's weights in the order in which they compute, each stage (queries, keys and values, say,

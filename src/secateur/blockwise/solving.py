@@ -148,7 +148,7 @@ def _solve_pieces(
     job: MatrixJob,
 ) -> Layer:
     started = time.monotonic()
-    removed = lost = whole = 0.0
+    zeros = lost = whole = 0.0
     tokens, unseen, said = 0, [], []
     for number, piece in enumerate(pieces):
         # a copy: outputs first in memory, whatever the layout, and a solver of somebody's own may write into it
@@ -174,9 +174,10 @@ def _solve_pieces(
         if met is not None:
             parts = met.error(matrix, new)
             lost, whole = lost + parts[0], whole + parts[1]
-        removed += mask.numel() - int(mask.sum())
-        if not bool(piece.of(solved.values).copy_(new).isfinite().all()):
+        stored = piece.of(solved.values).copy_(new)
+        if not bool(stored.isfinite().all()):
             raise ValueError(f"{full}: the new weight of shape {tuple(new.shape)} does not fit {parameter.dtype}.")
+        zeros += stored.numel() - int(stored.count_nonzero())
         piece.of(solved.mask).copy_(mask)
     relative = lost / whole if whole > 0 else 0.0 if tokens and not lost > 0 else None
     if tokens and relative is None:
@@ -185,7 +186,7 @@ def _solve_pieces(
         full,
         block,
         tuple(parameter.shape),
-        removed / parameter.numel(),
+        zeros / parameter.numel(),
         relative,
         tokens,
         time.monotonic() - started,

@@ -148,8 +148,7 @@ class _Rounding(_OnGram):
         if self._is_one_sweep:
             return sparsegpt(weight, sparsity, pattern, gram=gram, damping=self.damping, values="int8")
         new, mask = self._solved(weight, sparsity, pattern, evidence)
-        rounded = round_kept(new, mask, gram=gram, damping=self.damping)
-        return rounded, mask & rounded.ne(0)
+        return round_kept(new, mask, gram=gram, damping=self.damping), mask
 
 
 def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:

@@ -51,7 +51,7 @@ def sparsegpt(
     each output, and later columns make up for that, too: pruning and GPTQ (Frantar et al. 2022, arXiv:2210.17323) in
     one sweep, as the paper's section on joint sparsification and quantization has it. Scales are those of
     `secateur.inference.to_int8` for the dense weight, as GPTQ fixes its own before it starts. What rounds to 0 is
-    removed, too.
+    zero, too; the mask, which is the pattern's, calls it kept.
 
     The cost is one Cholesky factorization of the Gram matrix, shared by successive calls with the same tensor, and
     products of inputs² · outputs; nothing is inverted but triangles of 128 by 128.
@@ -87,8 +87,7 @@ def sparsegpt(
         return untouched(weight)
     scales = None if values is None else rounding_scales(dense).to(dense.dtype)
     new, kept = _swept(dense, gram, damping, _Choice(pattern, sparsity), None, scales)
-    new = finished(new, None, weight)
-    return new, kept if scales is None else kept & new.ne(0)
+    return finished(new, None, weight), kept
 
 
 def round_kept(weight: Tensor, mask: Tensor, *, gram: Tensor, damping: float = 0.01) -> Tensor:

@@ -65,7 +65,8 @@ def with_refit(solver: str | Solver, *, iterations: int = 20, tolerance: float =
 def with_rounding(solver: str | Solver, *, damping: float = 0.01) -> Solver:
     """The solver, and what it keeps rounded to int8 with a scale for each output, so that `secateur.pack` with
     ``values="int8"`` changes nothing more: `round_kept`. Of `sparsegpt` pruning and rounding are one sweep. What rounds
-    to 0 is removed, too, so that a few more weights go than were asked for.
+    to 0 is zero, too, so that there are a few more zeros than were asked for; the mask, which is the pattern's, calls
+    them kept.
 
     It names the evidence that the solver names, and the Gram matrix. The weights stay in their dtype: float32 holds
     the rounded numbers exactly, a half nearly.
