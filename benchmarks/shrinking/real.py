@@ -115,7 +115,6 @@ class Rival:
     title: str
     make: Callable[[nn.Module, Batches, Goal], None]
     models: tuple[str, ...] = ("smollm2", "minilm")
-    levels: tuple[str, ...] | None = None  # of MiniLM's; None for all
     package: str | None = None
     calibrated: bool = True  # else one seed says all
 
@@ -155,10 +154,9 @@ RIVALS: dict[str, Rival] = {
     "magnitude": Rival("magnitude of rows and columns", _told(rivals.magnitude), calibrated=False),
     "optipfair": Rival("optipfair 0.4.2, with data", _told(packages.optipfair), LLM, package="optipfair"),
     "tp-norm": Rival(
-        "Torch-Pruning 1.6.1, group norm", _told(packages.group_norm), levels=(UNITS,), package="torch_pruning",
-        calibrated=False,
+        "Torch-Pruning 1.6.1, group norm", _told(packages.group_norm), package="torch_pruning", calibrated=False
     ),
-    "tp-taylor": Rival("Torch-Pruning 1.6.1, Taylor", _told(packages.taylor), LLM, package="torch_pruning"),
+    "tp-taylor": Rival("Torch-Pruning 1.6.1, Taylor", _told(packages.taylor), package="torch_pruning"),
     "wanda": Rival("Wanda by columns", _told(rivals.wanda)),
     "flap": Rival("FLAP, each layer alike", _told(rivals.flap)),
     "flap-adaptive": Rival("FLAP, adaptive", _told(rivals.flap_adaptive)),
@@ -286,11 +284,7 @@ def cases(options: Options, model: str) -> list[Case]:
             rival = RIVALS[name]
             if model not in rival.models or (seed and not rival.calibrated):
                 continue
-            found += [
-                Case(model, name, level, seed, samples, options.judged)
-                for level in levels
-                if rival.levels is None or level in rival.levels or model == "smollm2"
-            ]
+            found += [Case(model, name, level, seed, samples, options.judged) for level in levels]
     return found
 
 
