@@ -41,6 +41,7 @@ MODELS: dict[str, type[SmolLM2 | MiniLM]] = {"smollm2": SmolLM2, "minilm": MiniL
 SAMPLES = {"smollm2": 24, "minilm": 512}
 UNITS, HALF = "half of the MLPs' units", "half of the multiply-adds"
 DENSE = "dense"
+TEXTS = ("modules", "manual")
 TIMES = ("wall", "cpu")
 TITLES = {
     "smollm2": "SmolLM2-135M-Instruct, perplexity",
@@ -58,6 +59,7 @@ class Case:
     seed: int
     samples: int  # to calibrate with
     judged: int  # sequences of each text, of a language model
+    text: str = TEXTS[0]  # that a language model is calibrated on
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Options:
     cache: Path | None
     keep: Path | None
     threads: int = 1
+    text: str = TEXTS[0]
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def measure(case: Case, directory: Path, keep_in: Path | None = None) -> dict[st
     Args:
         keep_in: a folder for the result, where a directory can say it.
     """
-    subject = SmolLM2(directory, case.judged) if case.model == "smollm2" else MiniLM(directory)
+    subject = SmolLM2(directory, case.judged, case.text) if case.model == "smollm2" else MiniLM(directory)
     model = subject.model
     batches = subject.batches(case.seed, case.samples)
     example: dict[str, Any] = {name: tensor[:1, :64] for name, tensor in batches[0].items()}
@@ -278,13 +281,13 @@ def cases(options: Options, model: str) -> list[Case]:
     """Seed by seed, so that a run that ends early has each row once."""
     levels = options.levels if model == "smollm2" else (UNITS, HALF)
     samples = options.samples if model == "smollm2" else SAMPLES[model]
-    found = [Case(model, DENSE, "0", 0, samples, options.judged)]
+    found = [Case(model, DENSE, "0", 0, samples, options.judged, options.text)]
     for seed in range(options.seeds):
         for name in options.rows:
             rival = RIVALS[name]
             if model not in rival.models or (seed and not rival.calibrated):
                 continue
-            found += [Case(model, name, level, seed, samples, options.judged) for level in levels]
+            found += [Case(model, name, level, seed, samples, options.judged, options.text) for level in levels]
     return found
 
 

@@ -94,6 +94,9 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--levels", default="0.1,0.2,0.3", help="of all parameters of SmolLM2 (%(default)s)")
     one.add_argument("--seeds", type=int, default=3, help="of the calibration (%(default)s)")
     one.add_argument("--samples", type=int, default=24, help="sequences of 512 tokens to calibrate with (%(default)s)")
+    one.add_argument(
+        "--text", choices=real.TEXTS, default=real.TEXTS[0], help="what SmolLM2 is calibrated on (%(default)s)"
+    )
     one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
     one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
     one.add_argument("--keep", type=Path, help="a folder for the models, to take their times")
@@ -144,6 +147,7 @@ def _real(given: argparse.Namespace) -> None:
             cache=given.cache,
             keep=given.keep,
             threads=given.threads,
+            text=given.text,
         )
     )
 

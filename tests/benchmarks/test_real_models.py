@@ -280,6 +280,14 @@ def test_calibration_differs_with_the_seed_and_is_not_judged(directory, short):
     assert [rows.shape for rows in subject.held_out] == [(3, 32), (1, 32)]
 
 
+def test_another_text_to_calibrate_on_is_not_judged_either(directory, short, monkeypatch):
+    monkeypatch.setattr(corpora, "language_reference", lambda: " ".join(str(number) for number in range(400)))
+    subject = SmolLM2(directory, 90, "manual")
+    assert len(subject.train) > 10
+    judged = {tuple(row) for row in subject.held_out[1].tolist()}
+    assert judged.isdisjoint(tuple(row) for row in subject.train.tolist())
+
+
 def test_no_docstring_is_in_both_texts():
     first, second = corpora.of_modules()
     assert min(len(first), len(second)) > 100_000
