@@ -54,12 +54,29 @@ def _blocks(branches: Sequence[Branch]) -> list[Branch]:
     ]
 
 
-def chosen(model: str, directory: Path) -> dict[str, Any]:
+def counts_of(model: str, leave: str | None) -> dict[str, tuple[int, ...]]:
+    """``{"branches": (2, 4), ...}`` of what the command was told to leave out, or of all that is shown.
+
+    Raises:
+        SystemExit: it was told something else.
+    """
+    if leave is None:
+        return COUNTS[model]
+    found: dict[str, tuple[int, ...]] = {}
+    for each in leave.split(","):
+        count, _, kind = each.strip().partition(" ")
+        if not count.isdigit() or kind not in ("branches", "blocks"):
+            raise SystemExit(f"--leave: {each!r} is not so many branches or blocks, such as '4 branches'.")
+        found[kind] = (*found.get(kind, ()), int(count))
+    return found
+
+
+def chosen(model: str, directory: Path, counts: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """``{way: {kind: parameters of what leaves, first to last}}``, and how long each way took."""
     subject = _subject(model, directory, 1)
     batches = subject.batches(0, SAMPLES[model])
     coupling = find_coupling(subject.model, _example(batches[0], model), modes=[False])
-    most = {kind: max(counts) for kind, counts in COUNTS[model].items()}
+    most = {kind: max(several) for kind, several in counts.items()}
     kinds = {"branches": coupling.branches, "blocks": _blocks(coupling.branches) if "blocks" in most else []}
     found: dict[str, Any] = {"branches": len(coupling.branches), "seconds": {}}
     began = time.perf_counter()
@@ -109,12 +126,16 @@ def measured(told: Mapping[str, Any]) -> dict[str, Any]:
 def child(told: Mapping[str, Any]) -> None:
     """One row, or what is chosen."""
     with redirect_stdout(sys.stderr):
-        found = measured(told) if "names" in told else chosen(told["model"], Path(told["directory"]))
+        found = measured(told) if "names" in told else chosen(told["model"], Path(told["directory"]), told["counts"])
     print(json.dumps(found))
 
 
-def branches(directories: Mapping[str, Path], judged: int, cache: Path | None) -> None:
-    """The tables of all models that are given; what is in the file is not measured again."""
+def branches(directories: Mapping[str, Path], judged: int, cache: Path | None, leave: str | None = None) -> None:
+    """The tables of all models that are given; what is in the file is not measured again.
+
+    Args:
+        leave: what leaves, such as ``"4 branches,2 blocks"``; by default `COUNTS`.
+    """
     known: dict[str, Any] = {}
     if cache is not None and cache.exists():
         known = dict(map(json.loads, cache.read_text(encoding="utf-8").splitlines()))
@@ -132,11 +153,13 @@ def branches(directories: Mapping[str, Path], judged: int, cache: Path | None) -
 
     for model, directory in directories.items():
         about = {"model": model, "directory": str(directory.resolve())}
-        choice = found(f"{model}, chosen", **about)
+        counts = counts_of(model, leave)
+        key = f"{model}, chosen" if leave is None else f"{model}, {leave} chosen"
+        choice = found(key, **about, counts=counts)
         rows = []
         for kind, count, way in [
             ("branches", 0, "dense"),
-            *((kind, count, way) for kind, counts in COUNTS[model].items() for count in counts for way in WAYS),
+            *((kind, count, way) for kind, several in counts.items() for count in several for way in WAYS),
         ]:
             its = choice["influence" if way == "influence" else "outputs"][kind][:count]
             names = [name for each in its for name in each]

@@ -1,5 +1,7 @@
 """Rivals that are packages, on real transformers: Torch-Pruning and optipfair, which take units of MLPs.
 
+Torch-Pruning takes heads, too, where each has its own keys and values.
+
 Elsewhere: `pip install --no-deps torch-pruning==1.6.1 optipfair==0.4.2` into the environment of the tests (or
 `--target FOLDER`, and FOLDER in PYTHONPATH), so that torch stays the one of constraints.txt.
 """
@@ -13,9 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.shrinking.rivals import Batches, Keep, all_groups, best, per_unit, told
+from benchmarks.shrinking.rivals import Batches, Keep, all_groups, best, columns_of, per_unit, told
 
-PACKAGES = {"torch_pruning": "torch-pruning==1.6.1", "optipfair": "optipfair==0.4.2"}
+PACKAGES = {
+    "torch_pruning": "torch-pruning==1.6.1",
+    "optipfair": "optipfair==0.4.2",
+    "onnxsim": "onnxsim==0.8.1",
+}
 
 
 def missing(package: str) -> str | None:
@@ -41,16 +47,15 @@ def _torch_pruning(
     )
     score = importance(tp)
     for group in all_groups(model):
-        kept = keep.of(group)
+        kept, width = keep.of(group), group.consumer.in_features
         if kept == group.count:
             continue
-        if group.kind != "units":
-            raise ValueError("Torch-Pruning is compared on the units of MLPs only.")
         first = group.producers[0]
-        everything = graph.get_pruning_group(first, tp.prune_linear_out_channels, idxs=list(range(group.count)))
-        scores = per_unit(group, score(everything).detach())
-        stays = set(best(scores, kept).tolist())
-        gone = [unit for unit in range(group.count) if unit not in stays]
+        if first.out_features != width:
+            raise ValueError("Torch-Pruning is compared where each head has its own keys and values.")
+        everything = graph.get_pruning_group(first, tp.prune_linear_out_channels, idxs=list(range(width)))
+        stays = set(columns_of(group, best(per_unit(group, score(everything).detach()), kept)).tolist())
+        gone = [entry for entry in range(width) if entry not in stays]
         graph.get_pruning_group(first, tp.prune_linear_out_channels, idxs=gone).prune()
     model.zero_grad()
     told(model, keep)
@@ -62,10 +67,29 @@ def group_norm(model: nn.Module, batches: Batches, keep: Keep) -> None:
 
 
 def taylor(model: nn.Module, batches: Batches, keep: Keep) -> None:
-    """First order, with the gradient of the calibration's next-token loss."""
-    for batch in batches:
-        (model(**batch, labels=batch["input_ids"], use_cache=False).loss / len(batches)).backward()
+    """First order, with the gradient of the calibration's next-token loss; of an encoder, of `contrast`."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for batch in batches:
+            if hasattr(model, "lm_head"):
+                loss = model(**batch, labels=batch["input_ids"], use_cache=False).loss
+            else:
+                loss = contrast(model, batch)
+            (loss / len(batches)).backward()
     _torch_pruning(model, batches, keep, lambda tp: tp.importance.GroupTaylorImportance())
+
+
+def contrast(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """A loss that sentences alone give (SimCSE, 2104.08821): each finds itself among the batch, under other dropout."""
+
+    def embedded() -> Tensor:
+        kept = batch["attention_mask"][..., None].float()
+        return nn.functional.normalize((model(**batch)[0] * kept).sum(1) / kept.sum(1))
+
+    model.train()
+    similar = embedded() @ embedded().T / 0.05
+    model.eval()
+    return nn.functional.cross_entropy(similar, torch.arange(len(similar)))
 
 
 def optipfair(model: nn.Module, batches: Batches, keep: Keep) -> None:

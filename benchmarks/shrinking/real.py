@@ -41,6 +41,7 @@ MODELS: dict[str, type[SmolLM2 | MiniLM]] = {"smollm2": SmolLM2, "minilm": MiniL
 SAMPLES = {"smollm2": 24, "minilm": 512}
 UNITS, HALF = "half of the MLPs' units", "half of the multiply-adds"
 DENSE = "dense"
+TEXTS = ("modules", "manual")
 TIMES = ("wall", "cpu")
 TITLES = {
     "smollm2": "SmolLM2-135M-Instruct, perplexity",
@@ -58,6 +59,7 @@ class Case:
     seed: int
     samples: int  # to calibrate with
     judged: int  # sequences of each text, of a language model
+    text: str = TEXTS[0]  # that a language model is calibrated on
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Options:
     cache: Path | None
     keep: Path | None
     threads: int = 1
+    text: str = TEXTS[0]
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,6 @@ class Rival:
     title: str
     make: Callable[[nn.Module, Batches, Goal], None]
     models: tuple[str, ...] = ("smollm2", "minilm")
-    levels: tuple[str, ...] | None = None  # of MiniLM's; None for all
     package: str | None = None
     calibrated: bool = True  # else one seed says all
 
@@ -155,10 +157,9 @@ RIVALS: dict[str, Rival] = {
     "magnitude": Rival("magnitude of rows and columns", _told(rivals.magnitude), calibrated=False),
     "optipfair": Rival("optipfair 0.4.2, with data", _told(packages.optipfair), LLM, package="optipfair"),
     "tp-norm": Rival(
-        "Torch-Pruning 1.6.1, group norm", _told(packages.group_norm), levels=(UNITS,), package="torch_pruning",
-        calibrated=False,
+        "Torch-Pruning 1.6.1, group norm", _told(packages.group_norm), package="torch_pruning", calibrated=False
     ),
-    "tp-taylor": Rival("Torch-Pruning 1.6.1, Taylor", _told(packages.taylor), LLM, package="torch_pruning"),
+    "tp-taylor": Rival("Torch-Pruning 1.6.1, Taylor", _told(packages.taylor), package="torch_pruning"),
     "wanda": Rival("Wanda by columns", _told(rivals.wanda)),
     "flap": Rival("FLAP, each layer alike", _told(rivals.flap)),
     "flap-adaptive": Rival("FLAP, adaptive", _told(rivals.flap_adaptive)),
@@ -178,7 +179,7 @@ def measure(case: Case, directory: Path, keep_in: Path | None = None) -> dict[st
     Args:
         keep_in: a folder for the result, where a directory can say it.
     """
-    subject = SmolLM2(directory, case.judged) if case.model == "smollm2" else MiniLM(directory)
+    subject = SmolLM2(directory, case.judged, case.text) if case.model == "smollm2" else MiniLM(directory)
     model = subject.model
     batches = subject.batches(case.seed, case.samples)
     example: dict[str, Any] = {name: tensor[:1, :64] for name, tensor in batches[0].items()}
@@ -280,17 +281,13 @@ def cases(options: Options, model: str) -> list[Case]:
     """Seed by seed, so that a run that ends early has each row once."""
     levels = options.levels if model == "smollm2" else (UNITS, HALF)
     samples = options.samples if model == "smollm2" else SAMPLES[model]
-    found = [Case(model, DENSE, "0", 0, samples, options.judged)]
+    found = [Case(model, DENSE, "0", 0, samples, options.judged, options.text)]
     for seed in range(options.seeds):
         for name in options.rows:
             rival = RIVALS[name]
             if model not in rival.models or (seed and not rival.calibrated):
                 continue
-            found += [
-                Case(model, name, level, seed, samples, options.judged)
-                for level in levels
-                if rival.levels is None or level in rival.levels or model == "smollm2"
-            ]
+            found += [Case(model, name, level, seed, samples, options.judged, options.text) for level in levels]
     return found
 
 

@@ -5,7 +5,8 @@
     python benchmarks/shrinking/run.py real --smollm2 DIR --minilm DIR [--rows ours,flap] [--seeds 3] [--cache FILE]
     python benchmarks/shrinking/run.py real --times DIR DIR
     python benchmarks/shrinking/run.py tuned --smollm2 DIR DIR2 [DIR3 ...] [--steps 24]
-    python benchmarks/shrinking/run.py branches --smollm2 DIR --minilm DIR [--cache FILE]
+    python benchmarks/shrinking/run.py onnxsim --minilm DIR [--samples 512] [--level 'half of the multiply-adds']
+    python benchmarks/shrinking/run.py branches --smollm2 DIR --minilm DIR [--cache FILE] [--leave '4 branches']
     python benchmarks/shrinking/run.py expand FOLDER OUT
 
 Law: nothing here trusts the library's own proof. Whether a smaller model is right is decided by a comparison that is
@@ -30,7 +31,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.shrinking import branches, peers, real, times
+from benchmarks.shrinking import branches, graphs, packages, peers, real, times
 from benchmarks.shrinking.accuracy import accuracy
 from benchmarks.shrinking.correctness import coverage
 from benchmarks.shrinking.effect import depth, effect
@@ -71,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _real(given)
     elif given.what == "branches":
         _branches(given)
+    elif given.what == "onnxsim":
+        if why := packages.missing("onnxsim"):
+            raise SystemExit(why)
+        graphs.repaired(given.minilm, given.samples, given.level)
     elif given.what == "tuned":
         tuned(given.smollm2, given.directories, given.steps, given.rate, given.judged, given.seed)
     elif given.what == "expand":
@@ -89,6 +94,9 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--levels", default="0.1,0.2,0.3", help="of all parameters of SmolLM2 (%(default)s)")
     one.add_argument("--seeds", type=int, default=3, help="of the calibration (%(default)s)")
     one.add_argument("--samples", type=int, default=24, help="sequences of 512 tokens to calibrate with (%(default)s)")
+    one.add_argument(
+        "--text", choices=real.TEXTS, default=real.TEXTS[0], help="what SmolLM2 is calibrated on (%(default)s)"
+    )
     one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
     one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
     one.add_argument("--keep", type=Path, help="a folder for the models, to take their times")
@@ -96,11 +104,16 @@ def _declare_real(commands: Any) -> None:
     one.add_argument("--times", type=Path, nargs="+", help="directories: only the milliseconds of these, in turn")
     one.add_argument("--rounds", type=int, default=9, help="of the times (%(default)s)")
     one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
+    one = commands.add_parser("onnxsim", help="MiniLM as a file of ONNX, pruned and repaired by onnxsim")
+    one.add_argument("--minilm", type=Path, required=True, help="the model's directory")
+    one.add_argument("--samples", type=int, default=512, help="sentences to calibrate with (%(default)s)")
+    one.add_argument("--level", choices=graphs.SHARES, default=real.HALF, help="what leaves (%(default)s)")
     one = commands.add_parser("branches", help="real trained models that lose depth, without training")
     for model in branches.MODELS:
         one.add_argument(f"--{model}", type=Path, help="the model's directory")
     one.add_argument("--judged", type=int, default=24, help="sequences of 512 tokens of each text (%(default)s)")
     one.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
+    one.add_argument("--leave", help="such as 4 branches,2 blocks; by default all that RESULTS.md shows")
     one.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
     one = commands.add_parser("tuned", help="directories that `real --keep` left, after equal plain fine-tuning")
     one.add_argument("--smollm2", type=Path, required=True, help="the whole model's directory")
@@ -134,6 +147,7 @@ def _real(given: argparse.Namespace) -> None:
             cache=given.cache,
             keep=given.keep,
             threads=given.threads,
+            text=given.text,
         )
     )
 
@@ -144,7 +158,7 @@ def _branches(given: argparse.Namespace) -> None:
         return
     print(f"{platform.machine()}, 1 thread, torch {torch.__version__}, Python {platform.python_version()}, {commit()}")
     directories = {model: path for model in branches.MODELS if (path := getattr(given, model)) is not None}
-    branches.branches(directories, given.judged, given.cache)
+    branches.branches(directories, given.judged, given.cache, given.leave)
 
 
 def _beside_torch_pruning(given: argparse.Namespace) -> None:

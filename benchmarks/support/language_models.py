@@ -117,22 +117,23 @@ class SmolLM2:
     """SmolLM2-135M-Instruct, or another causal model of transformers with its tokenizer in a directory.
 
     Measured by its perplexity on docstrings of modules that no calibration sees, and on a third as much of Python's own
-    manual.
+    manual. Calibrated on other modules, or on the second half of the manual, which is not judged.
     """
 
     columns = ("perplexity", "of the manual")
     higher_is_better = False
     length = 512
 
-    def __init__(self, directory: Path, judged: int = 24) -> None:
+    def __init__(self, directory: Path, judged: int = 24, text: str = "modules") -> None:
         import transformers
 
         transformers.logging.disable_progress_bar()
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
         self.model = self.load(directory)
         calibration, held_out = corpora.of_modules()
-        self.train = self._rows(calibration)
-        self.held_out = [self._rows(held_out)[:judged], self._rows(corpora.language_reference())[: -(-judged // 3)]]
+        manual = self._rows(corpora.language_reference())
+        self.train = manual[len(manual) // 2 :] if text == "manual" else self._rows(calibration)
+        self.held_out = [self._rows(held_out)[:judged], manual[: len(manual) // 2][: -(-judged // 3)]]
 
     @staticmethod
     def load(directory: Path) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.shrinking import accuracy, branches, packages, real, rivals, run, times
+from benchmarks.shrinking import accuracy, branches, graphs, packages, real, rivals, run, times
 from benchmarks.shrinking.real import DENSE, HALF, UNITS, Case, Options
 from benchmarks.shrinking.rivals import Keep, all_groups
 from benchmarks.shrinking.sizes import count_of, multiply_adds
@@ -280,6 +280,14 @@ def test_calibration_differs_with_the_seed_and_is_not_judged(directory, short):
     assert [rows.shape for rows in subject.held_out] == [(3, 32), (1, 32)]
 
 
+def test_another_text_to_calibrate_on_is_not_judged_either(directory, short, monkeypatch):
+    monkeypatch.setattr(corpora, "language_reference", lambda: " ".join(str(number) for number in range(400)))
+    subject = SmolLM2(directory, 90, "manual")
+    assert len(subject.train) > 10
+    judged = {tuple(row) for row in subject.held_out[1].tolist()}
+    assert judged.isdisjoint(tuple(row) for row in subject.train.tolist())
+
+
 def test_no_docstring_is_in_both_texts():
     first, second = corpora.of_modules()
     assert min(len(first), len(second)) > 100_000
@@ -462,7 +470,8 @@ def test_depth_of_a_real_model(monkeypatch, capsys, tmp_path, llama):
 
     def here(key, _file, _topic, _child, told, **_):
         told = json.loads(told)
-        found = branches.measured(told) if "names" in told else branches.chosen(told["model"], Path(told["directory"]))
+        folder, counts = Path(told["directory"]), told.get("counts")
+        found = branches.measured(told) if "names" in told else branches.chosen(told["model"], folder, counts)
         return json.loads(json.dumps(found))
 
     monkeypatch.setattr(branches, "in_a_process", here)
@@ -475,3 +484,84 @@ def test_depth_of_a_real_model(monkeypatch, capsys, tmp_path, llama):
     branches.branches({"smollm2": tmp_path}, 8, cache)
     table = said[said.index("| leaves") : said.index("chosen in")]
     assert table in capsys.readouterr().out
+
+
+def test_what_leaves_can_be_told():
+    assert branches.counts_of("minilm", None) == branches.COUNTS["minilm"]
+    assert branches.counts_of("smollm2", "4 branches,2 blocks,6 branches") == {"branches": (4, 6), "blocks": (2,)}
+    with pytest.raises(SystemExit, match="--leave: '4 heads' is not so many branches or blocks"):
+        branches.counts_of("smollm2", "4 heads")
+
+
+# ---- packages -------------------------------------------------------------------------------------------------------
+
+
+def test_a_loss_of_sentences_alone(bert, batches):
+    """Sentences that are far from each other are found; the model is in evaluation mode again, and has gradients."""
+    batch = {**batches[0], "attention_mask": torch.ones(2, 16, dtype=torch.long)}
+    loss = packages.contrast(bert, batch)
+    loss.backward()
+    assert loss > 0
+    assert not bert.training
+    assert bert.encoder.layer[0].attention.self.query.weight.grad.norm() > 0
+
+
+@pytest.mark.parametrize("method", [packages.group_norm, packages.taylor])
+def test_torch_pruning_takes_heads_and_units(method, bert, batches):
+    pytest.importorskip("torch_pruning")
+    padded = [{**batch, "attention_mask": torch.ones(2, 16, dtype=torch.long)} for batch in batches]
+    method(bert, padded, Keep(units=20, heads=3))
+    attention = bert.encoder.layer[0].attention
+    assert attention.self.query.weight.shape == attention.self.value.weight.shape == (12, 24)
+    assert bert.encoder.layer[1].intermediate.dense.weight.shape == (20, 24)
+    assert logits(bert, padded).isfinite().all()
+
+
+@pytest.fixture
+def attention():
+    """Into heads and back as torch exports it: a product, an addition, and a shape put together from the input's."""
+    onnx = pytest.importorskip("onnx")
+    node, weight, bias = onnx.helper.make_node, torch.randn(8, 8), torch.randn(8)
+    nodes = [
+        node("Identity", ["x"], ["stream"]),
+        node("Shape", ["x"], ["whole"]),
+        node("Slice", ["whole", "first", "third"], ["outer"]),
+        node("Concat", ["outer", "two", "four"], ["into"], axis=0),
+        node("Concat", ["outer", "eight"], ["back"], axis=0),
+        node("MatMul", ["stream", "weight"], ["product"]),
+        node("Add", ["product", "bias"], ["query"]),
+        node("Reshape", ["query", "into"], ["heads"], allowzero=1),
+        node("Reshape", ["heads", "back"], ["y"], allowzero=1),
+    ]
+    numbers = {"first": [0], "third": [2], "two": [2], "four": [4], "eight": [8]}
+    held = {name: torch.tensor(value).numpy() for name, value in numbers.items()}
+    held |= {"weight": weight.numpy(), "bias": bias.numpy()}
+    info, kind = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    constants = [onnx.numpy_helper.from_array(value, name) for name, value in held.items()]
+    graph = onnx.helper.make_graph(
+        nodes, "attention", [info("x", kind, ["b", "n", 8])], [info("y", kind, ["b", "n", 8])], constants
+    )
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)])
+
+
+def test_onnxsim_is_given_the_same_network(attention):
+    """With constant shapes and biases as rows it computes what it did, and holds no more than it needs."""
+    from types import SimpleNamespace
+
+    from onnx.reference import ReferenceEvaluator
+
+    x = torch.randn(3, 5, 8).numpy()
+    expected = ReferenceEvaluator(attention).run(None, {"x": x})[0]
+    graphs.with_constant_shapes(attention, SimpleNamespace(hidden_size=8, num_attention_heads=2))
+    graphs.with_biases_as_rows(attention)
+    found = ReferenceEvaluator(attention).run(None, {"x": x})[0]
+    torch.testing.assert_close(torch.as_tensor(found), torch.as_tensor(expected))
+    shapes = [node.input[1] for node in attention.graph.node if node.op_type == "Reshape"]
+    assert set(shapes) <= {each.name for each in attention.graph.initializer}
+    assert graphs.parameters(attention) == 8 * 8 + 8 + 2  # the row, a zero and a one
+
+
+def test_onnxsim_that_is_missing_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"pip install --no-deps onnxsim==0\.8\.1"):
+        run.main(["onnxsim", "--minilm", str(tmp_path)])
