@@ -2,12 +2,14 @@
 
     python benchmarks/recovery/run.py minilm --minilm DIR [--settings 2:4,half,0.7] [--ways outputs,local,both]
                                              [--sentences 1536] [--seeds 0,1,2]
-    python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [--tokens 1000000]
+    python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [FILE ...]
+                                              [--ways outputs,plain,mixed] [--tokens 1000000] [--seeds 0,1,2]
     python benchmarks/recovery/run.py adapters
     python benchmarks/recovery/run.py measure --minilm DIR DIR2 [DIR3 ...]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2. ``--pruned`` is what a verb left of ``--teacher``, such as
-``secateur shrink DIR -s 0.2 --data FILE --out DIR2``. What is judged on is not trained on.
+``secateur shrink DIR -s 0.2 --data FILE --out DIR2``. What is judged on is not trained on. Each ``--judge`` has a
+column; what is back, and how far the outputs are, is of the first.
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ def main() -> None:
     command.add_argument("--pruned", type=Path, required=True)
     command.add_argument("--teacher", type=Path, required=True)
     command.add_argument("--data", type=Path, required=True)
-    command.add_argument("--judge", type=Path, required=True)
+    command.add_argument("--judge", type=Path, required=True, nargs="+")
     command.add_argument("--ways", default=",".join(WAYS))
-    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--seeds", default="0")
     command.add_argument("--tokens", type=int, default=1_000_000)
     command.add_argument("--length", type=int, default=512)
     command.add_argument("--batch", type=int, default=4)
@@ -62,13 +64,14 @@ def main() -> None:
     rows: list[dict[str, Any]]
     if arguments.command == "minilm":
         settings, ways = arguments.settings.split(","), arguments.ways.split(",")
-        seeds = [int(each) for each in arguments.seeds.split(",")]
+        seeds = _seeds(arguments.seeds)
         rates = {"rate": arguments.rate, "local_rate": arguments.local_rate}
         rows = minilm(arguments.minilm, settings, ways, seeds, arguments.sentences, arguments.batch, rates)
     elif arguments.command == "smollm2":
         rows = smollm2(
-            (arguments.pruned, arguments.teacher), (arguments.data, arguments.judge), arguments.ways.split(","),
-            arguments.seeds, arguments.tokens, arguments.length, arguments.batch, arguments.rate, arguments.judged,
+            (arguments.pruned, arguments.teacher), (arguments.data, *arguments.judge), arguments.ways.split(","),
+            _seeds(arguments.seeds), arguments.tokens, arguments.length, arguments.batch, arguments.rate,
+            arguments.judged,
         )  # fmt: skip
     elif arguments.command == "measure":
         rows = measured(arguments.minilm, arguments.directories)
@@ -76,6 +79,10 @@ def main() -> None:
         rows = adapters()
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def _seeds(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
 
 
 if __name__ == "__main__":

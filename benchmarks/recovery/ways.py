@@ -117,16 +117,19 @@ def measured(directory: Path, others: list[Path]) -> list[dict[str, Any]]:
 
 def smollm2(
     directories: tuple[Path, Path],
-    texts: tuple[Path, Path],
+    texts: tuple[Path, ...],
     ways: list[str],
-    seeds: int,
+    seeds: list[int],
     tokens: int,
     length: int,
     size: int,
     rate: float,
     judged: int,
 ) -> list[dict[str, Any]]:
-    """A language model that was pruned, by its perplexity on a text that it is not trained on."""
+    """A language model that was pruned, by its perplexity on texts that it is not trained on.
+
+    The first text is trained on. What is back, and how far the outputs are, is of the second; others are read, too.
+    """
     import transformers
 
     transformers.logging.disable_progress_bar()
@@ -134,31 +137,38 @@ def smollm2(
         transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
-    train, judge = (_rows(tokenizer, path, length) for path in texts)
-    judge = judge[:judged]
-    dense, before = _perplexity(teacher, judge), _perplexity(pruned, judge)
+    train, *judges = (_rows(tokenizer, path, length) for path in texts)
+    judges = [each[:judged] for each in judges]
+    dense, before = ([_perplexity(each, judge) for judge in judges] for each in (teacher, pruned))
     steps = tokens // (length * size)
-    far = _divergence(pruned, teacher, judge)
-    print(f"dense {dense:.2f}, as pruned {before:.2f}, {far:.4f} from it; {steps} steps of {size} × {length} tokens")
+    far = _divergence(pruned, teacher, judges[0])
+    print(
+        f"dense {_told(dense)}, as pruned {_told(before)}, {far:.4f} from it; {steps} steps of {size} × {length} tokens"
+    )
     print(f"{len(train)} rows of the text")
     columns = ["way", "seed", "tokens", "perplexity", "lost perplexity back", "divergence from dense"]
-    print(head([*columns, "processor s", "wall s"]))
+    print(head([*columns, *(each.stem for each in texts[2:]), "back of these", "processor s", "wall s"]), flush=True)
     rows = []
-    for seed in range(seeds):
+    for seed in seeds:
         draw = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(train), generator=draw)
         batches = [{"input_ids": train[each]} for each in order.split(size) if len(each) == size]
         for way in ways:
             model = copy.deepcopy(teacher if way == "dense" else pruned)
             _, seconds, wall = _timed(trained, model, teacher, batches, way, steps, rate=rate, seed=seed)
-            after, far = _perplexity(model, judge), _divergence(model, teacher, judge)
-            back = (before - after) / (before - dense)
+            after, far = [_perplexity(model, judge) for judge in judges], _divergence(model, teacher, judges[0])
+            back = [(was - now) / (was - whole) for was, now, whole in zip(before, after, dense, strict=True)]
             rows.append({"way": way, "seed": seed, "tokens": steps * size * length, "dense": dense, "before": before,
                          "after": after, "back": back, "divergence": far, "seconds": seconds,
                          "wall": wall})  # fmt: skip
-            print(row([way, seed, f"{steps * size * length:,}", f"{after:.3f}", f"{back:.1%}", f"{far:.4f}",
+            print(row([way, seed, f"{steps * size * length:,}", f"{after[0]:.3f}", f"{back[0]:.1%}", f"{far:.4f}",
+                       *(f"{each:.3f}" for each in after[1:]), ", ".join(f"{each:.1%}" for each in back[1:]),
                        f"{seconds:.0f}", f"{wall:.0f}"]), flush=True)  # fmt: skip
     return rows
+
+
+def _told(perplexities: list[float]) -> str:
+    return " and ".join(f"{each:.2f}" for each in perplexities)
 
 
 def _rows(tokenizer: Any, path: Path, length: int) -> Tensor:

@@ -78,6 +78,44 @@ def test_activations_may_lie_in_files(directories):
     assert list((directories / "scratch").iterdir()) == []
 
 
+@pytest.mark.parametrize("options", [{"local": 0}, {"local": 1, "adapters": 2}, {"local": 0, "share": 0.5}], ids=str)
+def test_a_teacher_on_the_disk_teaches_the_same_bytes(directories, options, monkeypatch):
+    sparse, dense = directories / "sparse", directories / "dense"
+    asked = {"steps": 3, **FAST, **options}
+    recover_checkpoint(sparse, dense, directories / "one", batches("llama"), **asked)
+    kind, loaded, load = type(make("llama")), [], block_files.BlockFiles.load
+
+    def counted(self, block, **keywords):
+        load(self, block, **keywords)
+        loaded.append(sum(not each.is_meta for its in self.blocks.values() for each in its.parameters()))
+
+    monkeypatch.setattr(block_files.BlockFiles, "load", counted)
+    real = kind.from_pretrained
+    read = []
+    monkeypatch.setattr(
+        kind, "from_pretrained", lambda folder, **keywords: (read.append(folder), real(folder, **keywords))[1]
+    )
+    done = recover_checkpoint(sparse, dense, directories / "other", batches("llama"), teacher_on_disk=True, **asked)
+    assert contents(directories / "one") == contents(directories / "other")
+    assert dense not in read  # it was never whole in memory
+    assert max(loaded) == min(loaded) == len([*make("llama").model.layers[0].parameters()])  # one block at a time
+    assert done.steps == 3
+
+
+def test_a_teacher_on_the_disk_that_fails_lets_go_of_its_blocks(directories):
+    from secateur.blockwise import DirectoryWalk
+    from secateur.checkpoints import open_checkpoint
+
+    walk = DirectoryWalk(open_checkpoint(directories / "dense"), directories / "dense", batches("llama"))
+    with pytest.raises(IndexError), torch.no_grad(), walk.files.in_turn():
+        walk.model(input_ids=torch.full((1, 4), 10**6))
+    with pytest.raises(RuntimeError, match="shape"), torch.no_grad(), walk.files.in_turn():
+        walk.blocks["model.layers.1"].mlp.register_forward_pre_hook(lambda _, args: (args[0][..., :3],))
+        walk.model(**batches("llama")[0])
+    assert all(each.is_meta for each in walk.model.parameters())
+    assert not any(block._forward_hooks or block._forward_pre_hooks for block in walk.blocks.values())
+
+
 STEPS = {
     "write": (block_files, "write_tensor"),
     "copy": (resumable, "copy_tree"),

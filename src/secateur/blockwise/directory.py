@@ -241,6 +241,22 @@ class BlockFiles:
             for module, parameters in zip(own, before, strict=True):
                 private.parameters_of(module).update(parameters)
 
+    @contextlib.contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Within, the model runs from end to end: a block's weights are read when it runs, and go when it has run."""
+        hooks = []
+        for name, block in self.blocks.items():
+            hooks += [
+                block.register_forward_pre_hook(lambda *_, name=name: self.load(name, finished=False)),
+                block.register_forward_hook(lambda *_, name=name: self.unload(name), always_call=True),
+            ]
+        try:
+            with self.arriving():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def write(self, block: str, new: Mapping[str, Tensor]) -> dict[str, Written]:
         """Writes new values, by names in the block, into the copy; returns what was written, by names in files."""
         return self.put({f"{block}.{local}": values for local, values in new.items()})

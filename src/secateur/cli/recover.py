@@ -89,15 +89,22 @@ def recover(
     ] = None,
     exclude: Exclude = None,
     activations: Activations = None,
+    teacher_on_disk: Annotated[
+        bool,
+        typer.Option(
+            "--teacher-on-disk",
+            help="By the outputs, too, hold one block of the teacher: slower by reading all of them at each step.",
+        ),
+    ] = False,
     device: Device = None,
     report: Report = None,
 ) -> None:
     """Train what pruning left towards the model that it came from. What is zero stays zero, to the last one.
 
     First block by block against the teacher's activations, with one block of each model in memory; then the whole model
-    by the teacher's outputs, with both in memory: --steps 0 leaves that out. No labels are needed. A run that was
-    stopped goes on where it was if the same command is given again; OUT appears complete or not at all, and
-    secateur verify OUT counts its zeros.
+    by the teacher's outputs, with both in memory: --steps 0 leaves that out, --teacher-on-disk the teacher. No labels
+    are needed. A run that was stopped goes on where it was if the same command is given again; OUT appears complete or
+    not at all, and secateur verify OUT counts its zeros.
     """
     with clear_errors(), terminable(), resumable():
         from secateur.cli.printing.recovered import recovered_parts
@@ -144,6 +151,7 @@ def recover(
                 exclude=exclude or None,
                 seed=seed,
                 activations=activations,
+                teacher_on_disk=teacher_on_disk,
                 device=device,
                 arguments=arguments_said("recover", directory, options),
                 on_part=_say_part,

@@ -86,6 +86,7 @@ def recover_checkpoint(
     forward: Forward | None = None,
     seed: int = 0,
     activations: Path | str | None = None,
+    teacher_on_disk: bool = False,
     device: torch.device | str | None = None,
     arguments: Mapping[str, Any] | None = None,
     on_part: OnPart | None = None,
@@ -103,6 +104,8 @@ def recover_checkpoint(
         steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, share, include, exclude, forward,
             seed: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
+        teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
+            step. The bytes of the result are the same.
         device: where the models compute; None: the processor.
         arguments: what the record shall say of the call.
         on_part: called with each part of a block when it is done.
@@ -153,7 +156,7 @@ def recover_checkpoint(
             every[:] = _text(place, begun, asked, request.seed)
             said = {**said, "data": digest(every)}
         parts, left_out = _local(place, begun, request, on_part)
-        ended = _by_outputs(place, begun, request, every, on_step) if request.steps else None
+        ended = _by_outputs(place, begun, request, every, on_step, on_disk=teacher_on_disk) if request.steps else None
         zeros, folder = _written(place, begun, ended, parts, said, previous_record(source), arguments)
         begun.publish(folder)
     return Recovered(
@@ -355,10 +358,16 @@ class _Ended:
 
 
 def _by_outputs(
-    place: _Place, begun: Unfinished, request: Request, batches: Sequence[Any], on_step: OnStep | None
+    place: _Place,
+    begun: Unfinished,
+    request: Request,
+    batches: Sequence[Any],
+    on_step: OnStep | None,
+    *,
+    on_disk: bool,
 ) -> _Ended:
     model = _loaded(begun.folder, place.student)
-    teacher = _loaded(place.theirs.source.root, place.theirs)
+    teacher = place.theirs.model if on_disk else _loaded(place.theirs.source.root, place.theirs)
     removed = removed_of(model, also=place.kept)
     model.requires_grad_(False)
     teacher.requires_grad_(False)
@@ -367,6 +376,8 @@ def _by_outputs(
         for each in (model, teacher):
             stack.enter_context(unchanged(each))
             stack.enter_context(prepared(each))
+        if on_disk:
+            stack.enter_context(place.theirs.files.in_turn())
         held = stack.enter_context(moving(model, trained, removed))
         steps = steps_of(model, teacher, held.parameters, removed, request)
         if begun.state.exists():

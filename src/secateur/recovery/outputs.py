@@ -116,8 +116,9 @@ class Steps:
     def _step(self, batch: Any, batches: Sequence[Any]) -> None:
         wanted = None
         if self.share:
+            where = device_of(self.teacher) or device_of(self.model)  # a teacher in files is nowhere yet
             with torch.no_grad(), naming_batch(batches, batch, self.forward, "the teacher"):
-                wanted = run_batch(self.teacher, moved(batch, device_of(self.teacher)), self.forward)
+                wanted = run_batch(self.teacher, moved(batch, where), self.forward)
         here = moved(mapped(batch, widened_batch) if self._is_widened else batch, device_of(self.model))
         with naming_batch(batches, batch, self.forward):
             outputs = run_batch(self.model, here, self.forward)
