@@ -71,16 +71,15 @@ def shrunken(source: Path, scratch: Path, texts: list[str], keep: int | None, **
 @torch.no_grad()
 def embeddings(model: nn.Module, tokenizer: Any, texts: list[str], what: str, found: Tensor | None = None) -> Tensor:
     """Means over tokens, of length one. What was ``found`` before is not made again: rows of NaN are filled in."""
-    order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
+    ids = tokenizer(texts, truncation=True, max_length=128)["input_ids"]
+    order = sorted(range(len(texts)), key=lambda at: len(ids[at]))  # of characters, a third of a batch is padding
     if found is None:
         found = torch.full((len(texts), model.config.hidden_size), math.nan)  # type: ignore[union-attr]
     for begin in track(range(0, len(texts), 128), what):
         some = order[begin : begin + 128]
         if bool(found[some].isfinite().all()):
             continue
-        batch = tokenizer(
-            [texts[at] for at in some], padding=True, truncation=True, max_length=128, return_tensors="pt"
-        )
+        batch = tokenizer.pad({"input_ids": [ids[at] for at in some]}, return_tensors="pt")
         kept = batch["attention_mask"][..., None].float()
         found[some] = (model(**batch).last_hidden_state * kept).sum(1) / kept.sum(1)
     return nn.functional.normalize(found)

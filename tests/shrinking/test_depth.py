@@ -9,7 +9,7 @@ import torch
 from secateur.shrinking import depth
 from secateur.shrinking.configuration import Described
 from secateur.shrinking.depth import Stack, narrowed, passed_on, passing, prove_without, renamed, stacks_of
-from secateur.shrinking.directory import example_for
+from secateur.shrinking.examples import example_for
 from secateur.support import run_example
 from support.families import FAMILIES, make
 

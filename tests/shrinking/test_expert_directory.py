@@ -113,6 +113,23 @@ def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
         torch.testing.assert_close(each, model.state_dict()[name], rtol=1e-3, atol=1e-5)
 
 
+def test_a_configuration_that_asks_for_the_routers_scores_changes_nothing(dense, mended, tmp_path):
+    """Scores that are an output would stay whole, and a loss takes them from all blocks at once."""
+    asks = tmp_path / "asks"
+    shutil.copytree(dense, asks)
+    changed("config.json", output_router_logits=True)(asks)
+    how = {"batches": batches(), "verify": False, "profile": tmp_path / "profile.json"}
+    done = shrink_experts_checkpoint(asks, None, **how)
+    assert sorted(done.profile.beyond) == [0.125, 0.25, 0.5]
+    assert done.counts == {}
+    del how["profile"]
+    done = shrink_experts_checkpoint(asks, tmp_path / "small", 0.25, **how)
+    assert done.kept == mended.kept
+    its, mine = (open_checkpoint(each.out) for each in (mended, done))
+    assert all(torch.equal(its[name], mine[name]) for name in its)
+    assert json.loads((done.out / "config.json").read_text())["output_router_logits"] is True
+
+
 def test_what_was_repaired_is_told_apart(dense, mended):
     found = verify_experts_checkpoint(mended.out, dense)
     assert found.ok, found.problems

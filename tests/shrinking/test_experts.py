@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
 from secateur.shrinking.request import request
 from support.unchanged import is_unchanged, state_of
-from zoo.mixtures import MixtureInTurn
+from zoo.mixtures import MixtureInTurn, MixtureOfCopies
 
 
 def test_a_fraction_or_a_number_of_experts_leaves():
@@ -146,3 +147,42 @@ def test_experts_that_python_counts_leave_with_what_the_configuration_says(name,
     found = model.config.to_dict()
     assert {key: found[key] for key in said} == said != {key: dense[key] for key in said}
     zoo.run(model.train(), inputs)
+
+
+class OfStatistics(MixtureOfCopies):
+    """Scores that meet a statistic over all of them."""
+
+    def prepare(self, experts, changed):
+        super().prepare(experts)
+        self.changed = changed
+
+    def route(self, x):
+        best, chosen = self.changed(self.router(x)).topk(self.k, -1)
+        return best, chosen
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda scores: (scores - scores.mean(-1, keepdim=True)).softmax(-1),
+        lambda scores: F.layer_norm(scores, scores.shape[-1:]),
+        lambda scores: scores.softmax(-1) / scores.softmax(-1).mean(-1, keepdim=True),
+    ],
+    ids=["centered", "normalized", "shares"],
+)
+def test_experts_whose_scores_meet_a_statistic_stay(changed):
+    """Without some of them it is another number, and that of minus infinity is none."""
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match=r"no experts of the model can leave.*\n.*computed something else"):
+        shrink(OfStatistics(changed=changed), torch.randn(2, 3, 16), experts=1)
+
+
+def test_a_statistic_of_scores_that_moves_no_output_keeps_no_experts():
+    class Told(OfStatistics):
+        def route(self, x):
+            self.load = self.router(x).softmax(-1).mean()
+            return super().route(x)
+
+    torch.manual_seed(0)
+    model = Told(changed=lambda scores: scores.softmax(-1))
+    assert shrink(model, torch.randn(2, 3, 16), experts=1).experts == {"router.weight": (6, 5)}

@@ -57,6 +57,24 @@ def test_tied_groups_leave_together():
     assert len(groups_in_scope(coupling, request())) == 2
 
 
+def test_why_no_experts_leave_is_said_once_for_many_places():
+    class Tells(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scores = nn.ModuleList(nn.Linear(4, 6) for _ in range(3))
+            self.tables = nn.ParameterList(torch.randn(6, 3) for _ in range(3))
+
+        def forward(self, x):
+            scores = [score(x) for score in self.scores]
+            return sum(table[each.argmax(-1)] for table, each in zip(self.tables, scores, strict=True)), scores
+
+    with pytest.raises(ValueError, match="no experts of the model can leave: nothing that may is known to") as said:
+        groups_in_scope(find_coupling(Tells(), torch.ones(1, 4)), request(), chosen=True)
+    _, reasons, hint = str(said.value).split("\n  ")
+    assert reasons.startswith("scores.0.weight dimension 0 and 8 others: an output of the model; ")
+    assert "output_router_logits=False" in hint
+
+
 def test_a_glob_has_to_match():
     known = names_of(coupled())
     assert {"0.weight", "2.bias", "4.bias"} <= known

@@ -28,16 +28,17 @@ __all__ = ["find_next", "in_place", "observe", "prepared", "stages_of", "store"]
 
 @contextlib.contextmanager
 def prepared(model: nn.Module) -> Iterator[None]:
-    """For replaying: evaluation mode, no key/value caches (a second run of a block would attend to its first), and
-    experts one after the other, so that each one's product is seen. The fused attention of nn.TransformerEncoder reads
-    the weights of its layers without running them, and is off."""
+    """For replaying: evaluation mode, no key/value caches (a second run of a block would attend to its first), no
+    scores of routers (a loss would take them from all blocks at once), and experts one after the other, so that each
+    one's product is seen. The fused attention of nn.TransformerEncoder reads the weights of its layers without running
+    them, and is off."""
     model.eval()
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
     changed: list[tuple[Any, str, Any]] = []
     for config in configs.values():
-        for key, value in (("use_cache", False), private.experts_in_turn()):
+        for key, value in (("use_cache", False), ("output_router_logits", False), private.experts_in_turn()):
             if hasattr(config, key) and getattr(config, key) not in (value, None):
                 changed.append((config, key, getattr(config, key)))
                 setattr(config, key, value)

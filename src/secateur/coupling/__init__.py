@@ -15,7 +15,7 @@ from secateur.coupling.axes import (
     unify,
 )
 from secateur.coupling.equations import Polynomial, counted, evaluated, representative
-from secateur.coupling.finding import find_coupling
+from secateur.coupling.finding import OUTPUT, find_coupling
 from secateur.coupling.flow import SameDraws
 from secateur.coupling.groups import Coupling, Group, Kept
 from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
@@ -34,6 +34,7 @@ __all__ = [
     "Group",
     "Kept",
     "Look",
+    "OUTPUT",
     "Operation",
     "Polynomial",
     "Product",

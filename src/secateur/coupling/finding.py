@@ -24,7 +24,9 @@ from secateur.coupling.spots import Whereabouts
 from secateur.coupling.trace import Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
-__all__ = ["find_coupling"]
+__all__ = ["OUTPUT", "find_coupling"]
+
+OUTPUT = "an output of the model"  # why what is returned stays whole
 
 _TURNS = 64  # passes with other choices, at most
 
@@ -142,9 +144,9 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
             with torch.no_grad(), _without_values(tensors), Unseen(trace), trace, flow:
                 out = run_example(model, inputs)
             for each in tensors_in(out):
-                trace.freeze_pooled(each, "a statistic over it is an output of the model")
+                trace.freeze_pooled(each, f"a statistic over it is {OUTPUT}")
                 for dim in trace.dims(each):
-                    freeze(dim, "an output of the model")
+                    freeze(dim, OUTPUT)
     finally:
         if any(first):
             trace.products, trace.made = first  # the cost is that of the first pass

@@ -227,8 +227,9 @@ class Coupling(Shown):
         return list({(each.spot, each.made, each.at): each for each in self._trace.looks}.values())
 
     def statistics(self, groups: Iterable[Group]) -> dict[Any, set[tuple[str, int]]]:
-        """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes."""
-        axes = {group.axis for group in groups}
+        """For each pass the calls, by name and number, that compute a statistic over one of the groups' axes; not of
+        units that are chosen between, whose scores are minus infinity and not zero where they leave."""
+        axes = {group.axis for group in groups if not group.chosen}
         found: dict[Any, set[tuple[str, int]]] = {in_pass: set() for in_pass in self.passes}
         for flag in self._trace.flagged:
             if flag.in_pass in found and not axes.isdisjoint(leaves(flag.dim)):

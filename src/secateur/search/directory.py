@@ -38,10 +38,10 @@ from secateur.search.fitting import (
 from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, example_of, make_levels, refuse_several
+from secateur.search.making import OVER, make_levels, refuse_several
 from secateur.search.scoring import SCORES, Score
 from secateur.search.sensitivity import Sensitivity
-from secateur.shrinking import CheckpointShrinking, shrink_checkpoint
+from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
 from secateur.solvers import admm
 from secateur.support import Fields, check_batches, device_of, unwrapped, write_whole
 

@@ -31,10 +31,10 @@ from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, example_of, make_levels, refuse_several
+from secateur.search.making import OVER, make_levels, refuse_several
 from secateur.search.scoring import Score
 from secateur.search.sensitivity import Sensitivity
-from secateur.shrinking import Shrunk, shrink
+from secateur.shrinking import Shrunk, example_of, shrink
 from secateur.solvers import admm
 from secateur.support import Forward, Undo, check_batches, unwrapped
 

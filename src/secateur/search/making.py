@@ -6,7 +6,6 @@ groups that are on disk, to the same bytes.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,11 +48,13 @@ from secateur.shrinking import (
     check_finite,
     check_globs,
     counts_at,
+    example_of,
     for_slopes,
     free_in,
     gradable,
     names_of,
     not_finite,
+    shorter,
     subject_of,
     ties_around,
 )
@@ -62,18 +63,14 @@ from secateur.support import (
     Forward,
     check_batches,
     described,
-    mapped,
     matches,
-    tensors_in,
     unwrapped,
 )
 
-__all__ = ["OVER", "SHARES", "example_of", "make_levels"]
+__all__ = ["OVER", "SHARES", "make_levels"]
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
-_PROVED = 8  # tokens of a text
-_ROWS = 2  # of the first batch, that are watched to find what leaves together: sizes say nothing of it
 
 
 def make_levels(
@@ -173,7 +170,7 @@ def make_levels(
     parts = parts_of(inner)
     tied: list[Tied] = []
     left_alone: dict[str, str] = {}
-    subject = subject_of(inner, coupling, [_shorter(example)], proved_on=inner if verify else None)
+    subject = subject_of(inner, coupling, [shorter(example)], proved_on=inner if verify else None)
     branches: list[Branch] = []
     mixtures: list[Tied] = []
     parameters = {name for name, _ in inner.named_parameters(remove_duplicate=False)}
@@ -236,33 +233,6 @@ def _check_values(model: nn.Module) -> None:
 
 def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
     return None if given is None else (given,) if isinstance(given, str) else tuple(given)
-
-
-def example_of(model: nn.Module, batch: Any, rows: int | None = _ROWS) -> Any:
-    """What the model is called with, as `run_batch` calls it: the first rows of a batch, or all of them, and no cache,
-    which would be an output of the model."""
-    given = batch if isinstance(batch, Mapping | Tensor) else batch[0]
-    sizes = {each.shape[0] if each.dim() else 0 for each in tensors_in(given)}
-    if rows is not None and len(sizes) == 1 and min(sizes) > rows:
-        given = mapped(given, lambda tensor: tensor[:rows])
-    main = getattr(model, "main_input_name", None)
-    if isinstance(given, Tensor) and isinstance(main, str):
-        given = {main: given}
-    if not isinstance(given, Mapping):
-        return given
-    caches = "use_cache" in inspect.signature(model.forward).parameters
-    return {**given, **({"use_cache": False} if caches else {})}
-
-
-def _shorter(example: Any) -> Any:
-    """Of a text a few tokens, which the proof of what leaves together needs no more of."""
-    ids = example.get("input_ids") if isinstance(example, Mapping) else None
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.shape[1] <= _PROVED:
-        return example
-    return {
-        name: each[:, :_PROVED] if isinstance(each, Tensor) and each.shape == ids.shape else each
-        for name, each in example.items()
-    }
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
 from secateur.shrinking.depth_verification import has_fewer_blocks, verify_depth_checkpoint
 from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
+from secateur.shrinking.examples import example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
 from secateur.shrinking.expert_verification import has_fewer_experts, verify_experts_checkpoint
@@ -58,6 +59,7 @@ __all__ = [
     "counts_at",
     "depth_parts",
     "directory_sheets",
+    "example_of",
     "experts_parts",
     "experts_sheets",
     "for_slopes",
@@ -83,6 +85,7 @@ __all__ = [
     "routed_in_memory",
     "running",
     "save_shrunken",
+    "shorter",
     "shrink",
     "shrink_checkpoint",
     "shrink_depth_checkpoint",

@@ -40,7 +40,8 @@ from secateur.shrinking.configuration import Described, has_configuration
 from secateur.shrinking.depth import Stack, narrowed, prove_without, renamed, stacks_of
 from secateur.shrinking.depth_costs import DepthCosts, least
 from secateur.shrinking.depth_patching import patched_in_directory
-from secateur.shrinking.directory import config_text, example_for
+from secateur.shrinking.directory import config_text
+from secateur.shrinking.examples import example_for
 from secateur.shrinking.origins import Origin, origins_text, write_origins
 from secateur.shrinking.request import request
 from secateur.shrinking.scope import check_globs, may_leave

@@ -57,6 +57,7 @@ from secateur.criteria import magnitude
 from secateur.report import Reported, Sheet
 from secateur.shrinking.configuration import Configured, Described, has_configuration
 from secateur.shrinking.counts import Choice, choose
+from secateur.shrinking.examples import example_for
 from secateur.shrinking.fields import Place, with_fields
 from secateur.shrinking.files import text_of
 from secateur.shrinking.plan import Factors, Plan, factors_of, multiplied
@@ -74,7 +75,6 @@ __all__ = [
     "CheckpointShrinking",
     "PROVED",
     "config_text",
-    "example_for",
     "shrink_checkpoint",
     "tensor_names",
     "write_cut",
@@ -373,29 +373,6 @@ def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, re
         "repair": repair,
         "processes": rank_and_world()[1],
         "versions": {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
-    }
-
-
-def example_for(model: nn.Module) -> dict[str, Any]:
-    """What transformers takes as an example of the model's inputs, without a cache."""
-    import inspect
-
-    known = inspect.signature(model.forward).parameters
-    config: Any = model.config
-    name = getattr(model, "main_input_name", None)
-    if name == "input_ids":
-        tokens = torch.tensor([[7, 6, 5, 4, 1], [1, 2, 3, 5, 4]])
-        # with a mask, no model has to look for padding, which it cannot on meta
-        found = {name: tokens, "attention_mask": torch.ones_like(tokens)}
-    elif name == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
-        found = {name: torch.zeros(2, getattr(config, "num_channels", 3), config.image_size, config.image_size)}
-    else:
-        raise ValueError(f"give example_inputs: {type(model).__name__} takes {name}, of which no example is known.")
-    if config.is_encoder_decoder and "decoder_input_ids" in known:
-        found.setdefault("decoder_input_ids", found["input_ids"])
-    return {
-        **{key: value for key, value in found.items() if key in known},
-        **({"use_cache": False} if "use_cache" in known else {}),
     }
 
 

@@ -28,7 +28,8 @@ from secateur.blockwise import (
 from secateur.checkpoints import Checkpoint, CheckpointError, meta_model_of
 from secateur.coupling import Axis, Coupling, Group, find_coupling
 from secateur.shrinking.configuration import Configured, has_configuration
-from secateur.shrinking.directory import PROVED, example_for
+from secateur.shrinking.directory import PROVED
+from secateur.shrinking.examples import example_for
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_subsets import (
     Losses,

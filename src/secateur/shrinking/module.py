@@ -28,6 +28,7 @@ from secateur.shrinking.calibrated import chosen_by_data
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
+from secateur.shrinking.examples import example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_merging import Merged, Merging
 from secateur.shrinking.expert_repair import MendedMixtures, change_mixtures
@@ -105,7 +106,7 @@ class Shrunk(Reported):
 
 def shrink(
     model: nn.Module,
-    example_inputs: Any,
+    example_inputs: Any = None,
     sparsity: float | None = None,
     *,
     criterion: str | Callable[..., Tensor] = magnitude,
@@ -145,7 +146,9 @@ def shrink(
 
     Args:
         model: any module; its parameters stay the same objects, with smaller data.
-        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
+        example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments. None: the first of
+            ``batches``, without a cache or routers' scores beside the results; of it two rows, and a few tokens of a
+            text, but for a ``target`` of time or memory.
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
@@ -268,6 +271,9 @@ def shrink(
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
+    held = None if batches is None else _held(batches)  # run through several times
+    if example_inputs is None:
+        example_inputs = _example_in(model, held, forward, target)
     inputs = [example_inputs, *more_inputs]
     watched = functools.partial(
         find_coupling,
@@ -278,7 +284,6 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
-    held = None if batches is None else _held(batches)  # run through several times
     dense_outputs = None  # beside which batch normalizations are made anew
     if held is None:
         warn_without_data(model, before, asked)
@@ -432,6 +437,18 @@ def _held(batches: Iterable[Any]) -> list[Any]:
     if not (held := list(batches)):
         raise ValueError("there are no batches: what should leave is learned from running the model.")
     return held
+
+
+def _example_in(model: nn.Module, batches: Sequence[Any] | None, forward: Forward | None, target: str) -> Any:
+    """What the model is called with, as a batch says it."""
+    if batches is None or forward is not None:
+        raise ValueError(
+            "give example_inputs, what the model is called with; or batches= without forward=, of which the first says "
+            "it."
+        )
+    if target in ("latency", "memory"):
+        return example_of(model, batches[0], None)
+    return shorter(example_of(model, batches[0]))
 
 
 def _gone(share: float, choice: Choice) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from secateur.coupling import Coupling, Group
+from secateur.coupling import OUTPUT, Coupling, Group
 from secateur.shrinking.request import Request
 from secateur.support import matched, matches
 
@@ -50,9 +50,15 @@ def groups_in_scope(coupling: Coupling, asked: Request, *, chosen: bool = False)
     partly = {group.tied for group in coupling.groups if group not in left}
     left = [group for group in left if group.tied not in partly]
     if not left and chosen:
+        by_reason: dict[str, list[str]] = {}
+        for name, at in coupling.compared:
+            by_reason.setdefault(coupling.frozen[name, at], []).append(f"{name} dimension {at}")
         why = "".join(
-            f"\n  {name} dimension {at}: {coupling.frozen[name, at]}" for name, at in [*coupling.compared][:10]
+            f"\n  {places[0]}{f' and {len(places) - 1} others' if len(places) > 1 else ''}: {reason}."
+            for reason, places in [*by_reason.items()][:10]
         )
+        if any(OUTPUT in reason for reason in by_reason):
+            why += "\n  Where routers return their scores, give an example without, such as output_router_logits=False."
         raise ValueError(f"no experts of the model can leave: nothing that may is known to be chosen between.{why}")
     if not left:
         reasons = dict.fromkeys(coupling.frozen.values())
