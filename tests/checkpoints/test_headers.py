@@ -160,6 +160,12 @@ def test_a_huge_promised_header_is_not_read(tmp_path):
         open_checkpoint(tmp_path / "x.safetensors")
 
 
+def test_what_torch_saved_is_told_from_damage(tmp_path):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "x.safetensors")
+    with pytest.raises(CheckpointError, match=r"torch\.save wrote: torch\.load it"):
+        read_header(tmp_path / "x.safetensors")
+
+
 def test_pipes_and_devices_are_refused(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")  # opening it would wait for ever
     for path in (tmp_path, tmp_path / "model.safetensors", "/dev/zero"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from support.commands import run
 from support.vocabularies import TEXT, wrapped
@@ -71,6 +72,13 @@ def build():
 
 
 inputs = torch.randn(4, 32, generator=torch.Generator().manual_seed(0))
+
+
+def cnn():
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1))
+
+
+image = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 """
 
 
@@ -151,6 +159,10 @@ def desk(made, tmp_path, monkeypatch):
     for name, text in (("text.jsonl", TEXT[:150]), ("more.jsonl", TEXT[150:300])):
         Path(name).write_text((json.dumps({"text": text}) + "\n") * 40, encoding="utf-8")
     Path("models.py").write_text(MODELS)
+    weights = {f"{layer}.weight": torch.zeros(16, inputs, 3, 3) for layer, inputs in ((0, 3), (2, 16))}
+    for weight in weights.values():
+        weight[:, 0, 1, 1] = 1
+    save_file(weights | {f"{layer}.bias": torch.ones(16) for layer in (0, 2)}, "cnn-95.safetensors")
     yield made
     sys.modules.pop("models", None)
 

@@ -123,6 +123,11 @@ def read_header(path: Path) -> tuple[dict[str, TensorEntry], dict[str, str]]:
             raise CheckpointError(f"{path}: not a safetensors file: {size} bytes are too few for a header.")
         length = int.from_bytes(prefix, "little")
         if length > MAX_HEADER:
+            if prefix.startswith(b"PK\x03\x04"):
+                raise CheckpointError(
+                    f"{path}: not a safetensors file but one that torch.save wrote: "
+                    "torch.load it, and write its tensors by safetensors.torch.save_file."
+                )
             raise CheckpointError(
                 f"{path}: not a safetensors file: its first 8 bytes promise a header of {length} bytes."
             )
