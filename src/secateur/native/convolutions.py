@@ -29,7 +29,7 @@ _WIDE = 0  # numbers in a vector: 0 for what suits the processor; 8 or 16 where 
 _TILE = 208  # places of the output that a tile has, more or less
 _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside the rest
 _BETWEEN = 16  # numbers that are left empty after a channel's
-_WEIGHTS = 8  # of an output in a block
+_WEIGHTS = 10  # of an output in a block
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -119,7 +119,7 @@ def together_for(channels: int, kernel: Sequence[int], places: int, below: int, 
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
     enough = _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
     most = max(_NEAR // of_channel, min(math.ceil(enough), channels), 1)
-    return max(1, -(-channels // max(-(-channels // most), 1)))
+    return max(1, -(-channels // max(round(channels / most), 1)))
 
 
 def dense_convolution(
