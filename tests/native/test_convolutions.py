@@ -120,6 +120,12 @@ def test_gradients_reach_the_input_and_the_addend():
         torch.testing.assert_close(own, dense, rtol=1e-4, atol=1e-4)
 
 
+def test_gradients_reach_an_addend_beside_an_input_that_needs_none():
+    addend = torch.randn(2, 2, 2, 2, requires_grad=True)
+    call(addend=addend).sum().backward()
+    torch.testing.assert_close(addend.grad, torch.ones(2, 2, 2, 2))
+
+
 def call(**changes):
     """A call that is right, but for the changes."""
     right = {
@@ -199,6 +205,45 @@ def test_tensors_are_checked_again_after_a_change():
     call(indices=right, pointers=pointers)
     with pytest.raises(ValueError, match="an index lies in another block of channels"):
         call(indices=right, pointers=pointers, x=torch.randn(2, 6, 4, 4), kernel=[3, 1], together=4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda given: given["indices"].__setitem__(1, 60000), "an index is 60000"),
+        (lambda given: given["pointers"].__setitem__(1, 9), "do not rise from 0 to 4"),
+        (lambda given: setattr(given["values"], "data", torch.randn(3)), "4 indices for values of shape"),
+        (lambda given: setattr(given["values"], "data", torch.randn(4).double()), "values are float32"),
+        (lambda given: setattr(given["bias"], "data", torch.randn(1)), "the bias is float32 of shape"),
+        (lambda given: given.update(bias=torch.randn(3)), "the bias is float32 of shape"),
+        (lambda given: given.update(x=torch.randn(2, 3, 4, 4)), "pointers where|outputs|index"),
+        (lambda given: given.update(x=torch.randn(2, 2, 2, 2)), "is larger than the padded image"),
+        (lambda given: given["kernel"].append(3), "kernel, stride and dilation are two numbers"),
+    ],
+)
+def test_a_call_that_was_right_is_looked_at_again_when_anything_changed(spoil, message):
+    given = {
+        "x": torch.randn(2, 2, 4, 4),
+        "indices": torch.tensor([0, 8, 9, 17]).to(torch.uint16),
+        "pointers": torch.tensor([0, 2, 2, 3, 4], dtype=torch.int32),
+        "values": torch.randn(4),
+        "bias": torch.randn(2),
+        "kernel": [3, 3],
+    }
+    assert torch.equal(call(**given), call(**given))
+    spoil(given)
+    with pytest.raises(ValueError, match=message):
+        call(**given)
+
+
+def test_one_layer_on_images_of_two_sizes_and_moved_weights():
+    weight = torch.randn(3, 2, 3, 3) * (torch.rand(3, 2, 3, 3) < 0.4)
+    layer = SparseConv2d.from_dense(weight)
+    for size in (5, 7, 5, 7):
+        x = torch.randn(1, 2, size, size)
+        torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, weight))
+    layer.values.data = 2 * layer.values
+    torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, 2 * weight))
 
 
 def test_blocks_stay_in_the_cache():

@@ -1,4 +1,5 @@
 from .convolutions import dense_convolution as dense_convolution
+from .convolutions import size_after as size_after
 from .convolutions import sparse_convolution as sparse_convolution
 from .convolutions import together_for as together_for
 from .loading import available as available

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +21,15 @@ from torch.nn.grad import conv2d_input
 from secateur.native import operators
 from secateur.native.loading import library
 from secateur.native.operators import KINDS, check_entries, define, dense_csr, is_plain, scaled
+from secateur.support import private
 
-__all__ = ["dense_convolution", "sparse_convolution", "together_for"]
+__all__ = ["dense_convolution", "size_after", "sparse_convolution", "together_for"]
 
 _WIDE = 0  # numbers in a vector: 0 for what suits the processor; 8 or 16 where AVX-512 has both
 _TILE = 208  # places of the output that a tile has, more or less
 _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside the rest
 _BETWEEN = 16  # numbers that are left empty after a channel's
-_WEIGHTS = 8  # of an output in a block
+_WEIGHTS = 10  # of an output in a block
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -79,7 +82,8 @@ def sparse_convolution(
     tensor([[[[10., 12.],
               [18., 20.]]]])
     """
-    operator = _convolution if is_plain(x) else torch.ops.secateur.sparse_convolution
+    plain = is_plain(x) and (addend is None or is_plain(addend))
+    operator = _convolution if plain else torch.ops.secateur.sparse_convolution
     result: Tensor = operator(
         x,
         indices,
@@ -115,7 +119,7 @@ def together_for(channels: int, kernel: Sequence[int], places: int, below: int, 
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
     enough = _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
     most = max(_NEAR // of_channel, min(math.ceil(enough), channels), 1)
-    return max(1, -(-channels // max(-(-channels // most), 1)))
+    return max(1, -(-channels // max(round(channels / most), 1)))
 
 
 def dense_convolution(
@@ -127,19 +131,109 @@ def dense_convolution(
     return dense_csr(indices, pointers, values, rows, columns, panels, max(rows, 1)).view(rows, channels, *kernel)
 
 
-def _rows_of(x: Tensor, pointers: Tensor, groups: int, together: int) -> int:
-    return int((pointers.shape[0] - 1) // max(1, -(-(x.shape[1] // groups) // together)))
+def _rows_of(channels: int, pointers: Tensor, groups: int, together: int) -> int:
+    return int((pointers.shape[0] - 1) // max(1, -(-(channels // groups) // together)))
 
 
-def _out_of(
-    x: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+def size_after(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, int]:
-    """The height and width of the result."""
-    height, width = (
-        (x.shape[2 + d] + padding[2 * d] + padding[2 * d + 1] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1
-        for d in range(2)
+    """The height and width of what a convolution makes of an image of such a size.
+
+    >>> size_after((7, 8), [3, 3], [1, 2], [1, 1, 0, 1], [1, 1])
+    (7, 4)
+    """
+    above, below, left, right = padding
+    return (
+        (size[0] + above + below - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1,
+        (size[1] + left + right - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1,
     )
-    return height, width
+
+
+# indices, pointers, values, scales and bias
+_Stored = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+_Seen = tuple["weakref.ref[Tensor]", int, torch.Size, torch.dtype, bool]  # a tensor, and what it was like
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that was found to be right, so that the next one like it need not be looked at: that took as long as a
+    third of the kernel's work on an image of 7x7."""
+
+    shape: torch.Size  # of the input
+    device: torch.device
+    geometry: tuple[Any, ...]
+    tensors: tuple[_Seen | None, ...]  # of the layer
+    versions: tuple[int, int] | None  # of indices and pointers; None where they do not count their changes
+    made: tuple[int, int, int, int]
+    of_group: int  # channels
+    sizes: Any  # for the C code
+    work: int
+
+    def is_of(self, shape: torch.Size, device: torch.device, stored: _Stored, geometry: tuple[Any, ...]) -> bool:
+        if self.shape != shape or self.geometry != geometry or self.device != device or self.versions is None:
+            return False
+        for seen, tensor in zip(self.tensors, stored, strict=True):
+            if (seen is None) != (tensor is None):
+                return False
+            if seen is not None and tensor is not None and (seen[0]() is not tensor or seen[1:] != _like(tensor)):
+                return False
+        return self.versions == (private.version_of(stored[0]), private.version_of(stored[1]))
+
+
+_CALLS: dict[int, _Call] = {}  # by the id of the indices: the last of each layer
+
+
+def _like(tensor: Tensor) -> tuple[int, torch.Size, torch.dtype, bool]:
+    return tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.is_contiguous()
+
+
+def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
+    """A call whose tensors and numbers fit; or ValueError."""
+    indices, pointers, values, scales, bias = stored
+    kernel, stride, padding, dilation, groups, together, rectified, wide = geometry
+    if x.dim() != 4 or x.dtype not in _FLOATS:
+        raise ValueError(f"the input is (images, channels, height, width) of floats, not {x.dtype} {tuple(x.shape)}.")
+    if any(len(each) != 2 or min(each) < 1 for each in (kernel, stride, dilation)) or min(groups, together) < 1:
+        raise ValueError("kernel, stride and dilation are two numbers from 1 on, groups and together one.")
+    if len(padding) != 4 or min(padding) < 0:
+        raise ValueError("padding is four numbers from 0 on: above, below, left and right.")
+    images, channels, height, width = x.shape
+    of_group = channels // groups
+    together = min(together, max(of_group, 1))
+    rows = _rows_of(channels, pointers, groups, together)
+    panels = max(1, -(-of_group // together))
+    if channels % groups or rows % groups:
+        raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
+    if values.shape != indices.shape:
+        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    area = kernel[0] * kernel[1]
+    check_entries(x, of_group * area, indices, pointers, values, scales, bias, panels * rows, rows, together * area)
+    out_height, out_width = size_after((height, width), kernel, stride, padding, dilation)
+    if out_height < 1 or out_width < 1:
+        raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
+    sizes = (ctypes.c_size_t * 19)(
+        images, channels, height, width, rows, out_height, out_width, *kernel, *stride, *dilation,
+        padding[0], padding[2], groups, together, rectified, wide,
+    )  # fmt: skip
+    key = id(indices)
+    refs: list[weakref.ref[Tensor] | None] = [weakref.ref(indices, lambda _: _CALLS.pop(key, None))]
+    refs += [None if tensor is None else weakref.ref(tensor) for tensor in stored[1:]]
+    counted = not (indices.is_inference() or pointers.is_inference())
+    return _Call(
+        shape=x.shape,
+        device=x.device,
+        geometry=tuple(tuple(each) if isinstance(each, Sequence) else each for each in geometry),
+        tensors=tuple(
+            None if ref is None or tensor is None else (ref, *_like(tensor))
+            for ref, tensor in zip(refs, stored, strict=True)
+        ),
+        versions=(private.version_of(indices), private.version_of(pointers)) if counted else None,
+        made=(images, rows, out_height, out_width),
+        of_group=of_group,
+        sizes=sizes,
+        work=images * out_height * out_width * (indices.shape[0] + channels),
+    )
 
 
 def _convolution(
@@ -158,48 +252,36 @@ def _convolution(
     rectified: bool,
     scales: Tensor | None = None,
 ) -> Tensor:
-    if x.dim() != 4 or x.dtype not in _FLOATS:
-        raise ValueError(f"the input is (images, channels, height, width) of floats, not {x.dtype} {tuple(x.shape)}.")
-    if any(len(each) != 2 or min(each) < 1 for each in (kernel, stride, dilation)) or min(groups, together) < 1:
-        raise ValueError("kernel, stride and dilation are two numbers from 1 on, groups and together one.")
-    if len(padding) != 4 or min(padding) < 0:
-        raise ValueError("padding is four numbers from 0 on: above, below, left and right.")
-    images, channels, height, width = x.shape
-    of_group = channels // groups
-    together = min(together, max(of_group, 1))
-    rows = _rows_of(x, pointers, groups, together)
-    panels = max(1, -(-of_group // together))
-    if channels % groups or rows % groups:
-        raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
-    if values.shape != indices.shape:
-        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    area = kernel[0] * kernel[1]
-    check_entries(x, of_group * area, indices, pointers, values, scales, bias, panels * rows, rows, together * area)
-    out_height, out_width = _out_of(x, kernel, stride, padding, dilation)
-    if out_height < 1 or out_width < 1:
-        raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
-    shape = (images, rows, out_height, out_width)
-    if addend is not None and (addend.shape != shape or addend.device != x.device):
-        raise ValueError(f"what is added is of shape {shape} on {x.device}, not {tuple(addend.shape)}.")
+    stored = indices, pointers, values, scales, bias
+    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, _WIDE
+    call = _CALLS.get(id(indices))
+    if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
+        call = _looked_at(x, stored, geometry)
+        if call.versions is not None:
+            _CALLS[id(indices)] = call
+    if addend is not None and (addend.shape != call.made or addend.device != x.device):
+        raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = dense_convolution(indices, pointers, values, rows, of_group, kernel, together)
+        weight = dense_convolution(indices, pointers, values, call.made[1], call.of_group, kernel, together)
         return _dense(x, scaled(weight, scales), bias, addend, stride, padding, dilation, groups, rectified)
-    y = torch.empty(shape)
+    y = torch.empty(call.made)
     if not y.numel():
         return y.to(x.dtype)
-    tensors = [indices, pointers, values, scales, bias, None if addend is None else addend.float(), x.float()]
-    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in (*held, y)]
-    sizes = (ctypes.c_size_t * 19)(
-        images, channels, height, width, rows, out_height, out_width, *kernel, *stride, *dilation,
-        padding[0], padding[2], groups, together, rectified, _WIDE,
-    )  # fmt: skip
-    work = images * out_height * out_width * (indices.shape[0] + channels) // operators._WORK_FOR_A_THREAD
-    threads = min(torch.get_num_threads(), 1 + work)
-    if compiled.secateur_convolution(*addresses, sizes, KINDS[values.dtype], threads):
-        raise MemoryError(f"no memory for the copied inputs of {together} channels of an image of {height}×{width}.")
-    return y.to(x.dtype)
+    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in stored]
+    held += [_plain(addend), _plain(x), y]
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
+    threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
+    if compiled.secateur_convolution(*addresses, call.sizes, KINDS[values.dtype], threads):
+        raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
+    return y if x.dtype == torch.float32 else y.to(x.dtype)
+
+
+def _plain(tensor: Tensor | None) -> Tensor | None:
+    """As the C code reads it."""
+    if tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous()):
+        return tensor
+    return tensor.float().contiguous()
 
 
 def _dense(
@@ -231,8 +313,8 @@ def _around(padding: Sequence[int]) -> list[int]:
 def _fake(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, *rest: Any) -> Tensor:
     del indices, values
     kernel, stride, padding, dilation, groups, together = rest[2:8]
-    rows = _rows_of(x, pointers, groups, together)
-    return x.new_empty(x.shape[0], rows, *_out_of(x, kernel, stride, padding, dilation))
+    rows = _rows_of(x.shape[1], pointers, groups, together)
+    return x.new_empty(x.shape[0], rows, *size_after(x.shape[2:], kernel, stride, padding, dilation))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

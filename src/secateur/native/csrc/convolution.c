@@ -47,21 +47,17 @@ typedef struct {
 } Block;
 
 #define UP_TO_12(EACH) EACH(1) EACH(2) EACH(3) EACH(4) EACH(5) EACH(6) EACH(7) EACH(8) EACH(9) EACH(10) EACH(11) EACH(12)
-#define UP_TO_28(EACH)                                                                                                 \
-    UP_TO_12(EACH)                                                                                                     \
-    EACH(13) EACH(14) EACH(15) EACH(16) EACH(17) EACH(18) EACH(19) EACH(20) EACH(21) EACH(22) EACH(23) EACH(24)        \
-    EACH(25) EACH(26) EACH(27) EACH(28)
+#define UP_TO_14(EACH) UP_TO_12(EACH) EACH(13) EACH(14)
 
 #define AS_IS(name) name
 #define OF_16(name) name##_16
 
-/* Numbers in a vector of the processor. With AVX-512 there are 32 registers for 8 numbers, too: of 16 nearly each load
-that is no multiple of a line of the cache takes two lines. On a Zen 4, which loads 64 bytes in a cycle either way, 8 were
-as fast or up to a third faster (images of 7×7), but where all loads are aligned 16 were up to a tenth faster; processors
-of Intel load twice as much with 16. */
+/* Numbers in a vector of the processor. With AVX-512 there are vectors of 8 numbers, too: images of 7×7 fill them. There
+are registers for twice as many vectors, but with tiles of more than 14 vectors of 16 a Zen 4 was slower by up to a
+seventh: the inputs of a block no longer stay near. */
 #if defined(__AVX512F__)
-enum { MOST_TILE = 28 };
-#define TILES UP_TO_28
+enum { MOST_TILE = 14 };
+#define TILES UP_TO_14
 #define WIDE 16
 #define NAMED OF_16
 #include "convolution_tiles.h"
@@ -106,11 +102,11 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static size_t over(size_t a, size_t b) { return (a + b - 1) / b; }
 
 /* How many vectors a tile has: as many as leave the fewest places of the last tile empty, where what a weight costs by
-itself is about that of one vector. */
+itself is about that of a third of a vector. */
 static size_t tile_for(size_t places, size_t wide) {
     size_t vectors = over(places, wide), best = 1, best_cost = SIZE_MAX;
     for (size_t tile = 1; tile <= MOST_TILE; tile++) {
-        size_t cost = over(vectors, tile) * (tile + 1);
+        size_t cost = over(vectors, tile) * (3 * tile + 1);
         if (cost <= best_cost) best = tile, best_cost = cost;
     }
     return best;
@@ -124,13 +120,11 @@ static size_t pitch_for(const Convolution *c, size_t wide) {
     return is_worth ? pitch : c->out_width;
 }
 
-/* 16 if vectors of so many are compiled, and asked for, or better on this processor: where all loads are aligned. */
+/* 16 if vectors of so many are compiled, and asked for, or the image has more than a few of them. */
 static size_t width_for(const Convolution *c) {
 #if defined(__AVX512F__)
     if (c->wide) return c->wide == 16 ? 16 : 8;
-    __builtin_cpu_init();
-    const int is_aligned = c->kernel_height == 1 ? c->stride_x == 1 : pitch_for(c, 16) % 16 == 0;
-    return c->out_height * c->out_width > 64 && (is_aligned || __builtin_cpu_is("intel")) ? 16 : WIDE;
+    return c->out_height * c->out_width > 64 ? 16 : WIDE;
 #else
     (void)c;
     return WIDE;
@@ -140,7 +134,7 @@ static size_t width_for(const Convolution *c) {
 /* Rows of the kernel whose inputs lie in the same rows of the image share a plane, unless a tile is so small a part of a
 row that the rows between would be most of the copy. */
 static int plan_for(Plan *p, const Convolution *c) {
-    const size_t columns = c->channels / c->groups * c->kernel_height * c->kernel_width;
+    const size_t area = c->kernel_height * c->kernel_width, columns = c->channels / c->groups * area;
     const size_t wide = width_for(c), pitch = pitch_for(c, wide), places = c->out_height * pitch;
     const size_t tile = tile_for(places, wide);
     *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
@@ -171,14 +165,17 @@ static int plan_for(Plan *p, const Convolution *c) {
     /* offsets have 32 bits */
     const size_t of_channel = p->is_direct ? places : c->kernel_width * p->planes * p->per_channel;
     if (of_channel > INT32_MAX / c->together) return 1;
-    for (size_t channel = 0, at = 0; at < columns; channel++)
+    /* all blocks are alike, and to divide for each column took longer than some layers' products */
+    const size_t of_block = least(c->together * area, columns);
+    for (size_t channel = 0, at = 0; at < of_block; channel++)
         for (size_t ky = 0; ky < c->kernel_height; ky++)
             for (size_t kx = 0; kx < c->kernel_width; kx++, at++) {
-                size_t within = channel % c->together;
-                size_t plane = (within * c->kernel_width + kx) * p->planes + p->plane_of[ky];
-                size_t offset = p->is_direct ? within * places : plane * p->per_channel + p->rows_down[ky] * pitch;
+                size_t plane = (channel * c->kernel_width + kx) * p->planes + p->plane_of[ky];
+                size_t offset = p->is_direct ? channel * places : plane * p->per_channel + p->rows_down[ky] * pitch;
                 p->table[at] = (int32_t)offset;
             }
+    for (size_t at = of_block; at < columns; at += of_block)
+        memcpy(p->table + at, p->table, least(of_block, columns - at) * sizeof *p->table);
     return 0;
 }
 

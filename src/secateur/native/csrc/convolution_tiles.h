@@ -29,6 +29,13 @@ static void NAMED(rows_stored)(const Block *b, size_t output, const float *all) 
     }
 }
 
+/* Asks for the lines of the cache in which `tile` vectors of an output will be, and those of what is added to them. */
+INLINE void NAMED(fetched)(const Block *b, size_t place, const int tile) {
+    if (b->addend)
+        for (int t = 0; t < tile * WIDE; t += LINE) __builtin_prefetch(b->addend + place + t);
+    for (int t = 0; t < tile * WIDE; t += LINE) __builtin_prefetch(b->y + place + t, 1);
+}
+
 /* Sums of `tile` vectors of places for some outputs, over one block of channels. Each kept weight is one load of its
 place in the table, one of the place's offset, one of its value, and then `tile` multiplications whose inputs come from
 memory: the sums stay in registers. A removed weight is not multiplied. */
@@ -45,6 +52,8 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int kind) {
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
                 a[t] = *(const NAMED(Loose) *)(partial + t * WIDE);
         }
+        if (b->is_last && o + 1 < b->end_row) /* the next output lies a plane further, where no processor looks ahead */
+            NAMED(fetched)(b, (o + 1) * b->places + b->start, tile);
         for (size_t at = b->pointers[o], end = b->pointers[o + 1]; at < end; at++) {
             const float *x = b->x + table[indices[at]];
             const float value = value_at(b->values, at, kind);
