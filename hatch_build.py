@@ -28,7 +28,7 @@ except ImportError:  # run as a command, without hatchling
 ROOT = Path(__file__).parent
 PACKAGE = ROOT / "src" / "secateur" / "native"
 SOURCE = PACKAGE / "csrc" / "kernels.c"
-MORE = [SOURCE.with_name("convolution.c"), SOURCE.with_name("expand.c")]  # into the same object
+MORE = [SOURCE.with_name(f"{name}.c") for name in ("convolution", "convolution_int8", "expand")]  # into the same object
 FLAGS = ["-std=c11", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-ffp-contract=fast"]
 # gcc's; tried first, and left out where a compiler does not know them
 TUNING = ["-fno-tree-loop-distribute-patterns"]

@@ -75,22 +75,30 @@ def masked(weight: Tensor, sparsity: float) -> Tensor:
 
 
 def bench_layers(options: argparse.Namespace, rate: float) -> None:
-    columns = ["", "best dense, ms", *(f"{100 * each:.0f} %" for each in SPARSITIES), "floor / ours at 90 %", "goals"]
+    columns = [
+        "",
+        "best dense, ms",
+        *(f"{100 * each:.0f} %, float32 / int8" for each in SPARSITIES),
+        "floor / ours at 90 %",
+        "goals",
+    ]
     print(head(columns))
     for group, layers in LAYERS.items():
         for images, channels, size, outputs, kernel, stride in layers:
             module = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False).requires_grad_(False)
             x, weight = torch.randn(images, channels, size, size), module.weight.clone()
             forms = dense_forms(module, x)
-            dense, ours = [*forms], {}
+            dense, ours, rounding = [*forms], {}, {}
             expected = module(x).shape
             for sparsity in SPARSITIES:
                 module.weight.copy_(masked(weight, sparsity))
                 layer = SparseConv2d.from_module(module, size=expected[2:])
                 torch.testing.assert_close(layer(x), module(x), rtol=1e-3, atol=1e-3)
                 ours[sparsity] = partial(layer, x)
+                inputs_too = SparseConv2d.from_module(module, size=expected[2:], values="int8", inputs="int8")
+                rounding[f"int8 {sparsity}"] = partial(inputs_too, x)
             module.weight.copy_(weight)
-            times = in_milliseconds({**forms, **ours}, options.rounds, options.clock)
+            times = in_milliseconds({**forms, **ours, **rounding}, options.rounds, options.clock)
             best = min(dense, key=lambda name: statistics.median(times[name]))
             faster = {each: ratio(times[each], times[best]) for each in SPARSITIES}
             products = 0.1 * weight.numel() * expected[0] * expected[2] * expected[3]
@@ -104,7 +112,7 @@ def bench_layers(options: argparse.Namespace, rate: float) -> None:
             cells = [
                 told,
                 f"{statistics.median(times[best]):.2f} ({best})",
-                *(f"{faster[each]:.2f}" for each in SPARSITIES),
+                *(f"{faster[each]:.2f} / {ratio(times[f'int8 {each}'], times[best]):.2f}" for each in SPARSITIES),
             ]
             print(row([*cells, f"{floor:.2f}", ", ".join(goals)]), flush=True)
 
@@ -183,7 +191,7 @@ def frozen(model: nn.Module, x: Tensor) -> Callable[[Tensor], Any]:
 FLOAT = ["eager", "channels last", "torch.compile, frozen", "ONNX Runtime", "OpenVINO"]
 HALF = ["bfloat16, OpenVINO"]  # on processors that multiply in it
 INT8 = ["int8, ONNX Runtime", "int8, OpenVINO"]
-OURS = ["packed", "packed and compiled", "packed, values in int8"]
+OURS = ["packed", "packed and compiled", "packed, values in int8", "packed, values and inputs in int8"]
 
 
 def whole_rivals(model: nn.Module, x: Tensor, folder: Path, compiling: bool) -> dict[str, Callable[[], Any]]:
@@ -218,28 +226,35 @@ def bench_whole(options: argparse.Namespace) -> None:
         for images in options.images:
             for sparsity in options.sparsities:
                 model, x = resnet(depth, sparsity), torch.randn(images, 3, 224, 224)
-                packed, rounded = copy.deepcopy(model), copy.deepcopy(model)
+                packed, rounded, inputs_too = (copy.deepcopy(model) for _ in range(3))
                 packing = pack(packed, x)
                 torch.testing.assert_close(packed(x), model(x), rtol=1e-3, atol=1e-3)
                 pack(rounded, x, values="int8")
+                in_int8 = pack(inputs_too, x, values="int8", inputs="int8")
                 with tempfile.TemporaryDirectory() as folder:
                     calls = whole_rivals(model, x, Path(folder), compiling)
-                calls["packed"], calls["packed, values in int8"] = partial(packed, x), partial(rounded, x)
+                ours_of = dict(zip((OURS[0], *OURS[2:]), (packed, rounded, inputs_too), strict=True))
+                calls |= {name: partial(each, x) for name, each in ours_of.items()}
                 if compiling:
                     calls["packed and compiled"] = partial(frozen(copy.deepcopy(packed), x), x)
                 times = in_milliseconds(calls, options.rounds, options.clock)
                 medians = {name: statistics.median(own) for name, own in times.items()}
-                floats, ints, ours = (
-                    min((n for n in names if n in medians), key=lambda n: medians[n]) for names in (FLOAT, INT8, OURS)
+                floats, ints, ours, best = (
+                    min((n for n in names if n in medians), key=lambda n: medians[n])
+                    for names in (FLOAT, INT8, OURS[:2], OURS)
                 )
                 faster = ratio(times[ours], times[floats])
                 goal = GOALS_OF_50.get((images, sparsity)) if depth == 50 else None
                 told = "" if goal is None else f"{goal} {'met' if faster >= goal else 'missed'}"
                 cells = [f"ResNet-{depth}", f"{torch.get_num_threads()}", f"{images}", f"{100 * sparsity:.0f} %"]
                 cells += [f"{medians[name]:.1f}" if name in medians else "–" for name in (*FLOAT, *HALF, *INT8, *OURS)]
-                against = f"{ratio(times[ours], times[ints]):.2f} ({ints})"
+                against = f"**{ratio(times[best], times[ints]):.2f}** ({ints})"
                 print(row([*cells, f"**{faster:.2f}** ({floats})", told, against]), flush=True)
-                print(f"<!-- {len(packing.packed)} layers packed, {len(packing.blocks)} blocks -->", flush=True)
+                error = float((inputs_too(x) - model(x)).norm() / model(x).norm())
+                told = f"{len(packing.packed)} layers packed, {len(packing.blocks)} blocks; inputs in int8: "
+                told += f"{sum('inputs' in each.int8 for each in in_int8.layers)} layers, "
+                told += f"logits change by {100 * error:.2g} %"
+                print(f"<!-- {told} -->", flush=True)
                 torch.compiler.reset()
 
 

@@ -166,6 +166,63 @@ def test_convolutions_and_what_follows_them(fastest, tmp_path):
     assert torch.equal(again(x), model(x))
 
 
+@needs_kernels
+def test_convolutions_that_round_each_image(fastest, tmp_path):
+    fastest(rounds)
+
+    def build():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(4, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+
+    model, x = build(), torch.randn(2, 4, 9, 9)
+    model[1].running_mean.normal_()
+    model[1].running_var.uniform_(0.5, 2)
+    sparsify(model, 0.7, include="*.weight", allocate=uniform)
+    expected = model(x)
+    packing = pack(model, x, values="int8", inputs="int8")
+    assert [each.int8 for each in packing.layers] == [("values", "inputs")] * 2
+    assert all(0 < each.error < 0.02 for each in packing.layers)
+    assert "SparseConv2d, values and inputs in int8, with 1 and 2" in str(packing)
+    assert all(rounds(model[at]) for at in (0, 3))
+    assert 0 < (model(x) - expected).norm() / expected.norm() < 0.02
+    assert torch.equal(model(x[:1]), model(x)[:1])  # each image by itself
+    save_packed(model, tmp_path / "packed.safetensors")
+    again = build()
+    load_packed(again, tmp_path / "packed.safetensors")
+    assert torch.equal(again(x), model(x))
+    assert repr(again) == repr(model)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("0.scales"), "the scales of int8 values are float32"),
+        (lambda tensors: tensors["0.indices"].view(torch.int16).fill_(36), "an index is 36"),
+        (lambda tensors: tensors["0.pointers"][1:-1].add_(1), "a pointer is no multiple of 4|do not rise"),
+        (lambda tensors: tensors.update({"0.values": tensors["0.values"][:-1].clone()}), "indices for values of shape"),
+        (lambda tensors: tensors.update({"0.values": tensors["0.values"].float()}), "side by side are int8"),
+    ],
+)
+def test_a_hostile_file_of_a_convolution_is_refused(change, message, tmp_path, fastest):
+    fastest(rounds)
+    model = nn.Sequential(nn.Conv2d(4, 8, 3)).eval()
+    sparsify(model, 0.7, include="*.weight")
+    pack(model, torch.randn(1, 4, 9, 9), values="int8", inputs="int8")
+    path = tmp_path / "packed.safetensors"
+    save_packed(model, path)
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
+        header = file.metadata()["secateur"]
+    change(tensors)
+    save_file(tensors, path, metadata={"secateur": header})
+    fresh = nn.Sequential(nn.Conv2d(4, 8, 3))
+    with pytest.raises(ValueError, match=message):
+        load_packed(fresh, path)
+    assert type(fresh[0]) is nn.Conv2d
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

@@ -44,7 +44,7 @@ def pack(
     ] = None,
     inputs: Annotated[
         str | None,
-        typer.Option(metavar="WORD", help="int8: also try 16x1 layers that round their inputs as they come."),
+        typer.Option(metavar="WORD", help="int8: also try forms that round their inputs as they come."),
     ] = None,
     semi_structured: Annotated[
         bool, typer.Option("--semi-structured", help="On a CUDA device, also try 2:4 on sparse tensor cores.")

@@ -208,9 +208,9 @@ def pack(
             float16 or bfloat16 with multiples of 32 outputs and 64 inputs, whose zeros are 2:4.
         fuse: False to leave everything that is no packed layer as it is.
         values: "int8" for kernels, on CPUs, whose weights are rounded to int8; None for the weights as they are.
-        inputs: "int8" to also try linear layers that round their inputs to 8 bits, each vector as it comes, where 16
-            outputs share their inputs (`BlockLinear`), and take them where they are ``at_least`` times faster than
-            the other forms; needs ``values="int8"``.
+        inputs: "int8" to also try layers that round their inputs to 8 bits as they come, and take them where they are
+            ``at_least`` times faster than the other forms; needs ``values="int8"``. Linear layers round each vector,
+            where 16 outputs share their inputs (`BlockLinear`); convolutions each image.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 
@@ -314,8 +314,8 @@ def _fused(packed: SparseConv2d, module: nn.Module, after: list[nn.Module]) -> S
     """The same layer with the work of what follows it."""
     norm = next((each for each in after if private.is_batchnorm(each)), None)
     if norm is not None:
-        values = None if packed.scales is None else "int8"
-        packed = type(packed).from_module(module, norm, together=packed.together, values=values)
+        values, inputs = (None if not rounded else "int8" for rounded in (_rounds(packed), packed.rounds_inputs))
+        packed = type(packed).from_module(module, norm, together=packed.together, values=values, inputs=inputs)
         packed = packed.to(packed.values.device)
     packed.rectified = any(isinstance(each, nn.ReLU) for each in after)
     return packed
@@ -432,7 +432,8 @@ def _consider(
             if with_kernels and available() and not _why_no_convolution(module, zeros, weight.dtype):
                 form = SparseConv1d if weight.dim() == 3 else SparseConv2d
                 values = "int8" if asked.values else None
-                candidates.append(form.from_module(module, size=_size_of_output(module, x), values=values))
+                made_of = functools.partial(form.from_module, module, size=_size_of_output(module, x), values=values)
+                candidates += [made_of(), *([made_of(inputs="int8")] if asked.inputs else [])]
         if not candidates:
             why = no_fours or _no_form(module, zeros, with_kernels)
             return dataclasses.replace(known, why=why), None
@@ -582,7 +583,7 @@ def _candidates(
 def _rounds(candidate: nn.Module, inputs: bool = False) -> bool:
     """Whether a form has rounded weights, or rounds its inputs, too."""
     form = candidate.linear if isinstance(candidate, Pointwise) else candidate
-    return isinstance(form, BlockLinear) and form.rounds_inputs if inputs else getattr(form, "scales", None) is not None
+    return getattr(form, "rounds_inputs", False) if inputs else getattr(form, "scales", None) is not None
 
 
 def _of_rounded(module: nn.Module, x: Tensor) -> Tensor:

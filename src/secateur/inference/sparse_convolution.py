@@ -123,34 +123,41 @@ class SparseConv2d(KernelLayer):
         size: Sequence[int] = (56, 56),
         together: int | None = None,
         scales: Tensor | None = None,
+        round_inputs: bool = False,
     ) -> Self:
         """The layer of a weight (outputs, channels of a group, height, width) with zeros.
 
         Args:
             size: height and width of an output, for which it is laid out to be fastest; or ``together`` says how.
             scales: of a weight in int8, as `to_int8` gives both.
+            round_inputs: whether inputs are rounded to 8 bits, too, each image as it comes; needs scales.
 
         Raises:
-            ValueError: scales do not fit the weight.
+            ValueError: scales do not fit the weight, or are missing where inputs are rounded.
         """
+        if round_inputs and scales is None:
+            raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
         weight = as_stored(weight, scales)
         rows, channels, *kernel = weight.shape
         area = kernel[0] * kernel[1]
         few_columns(channels * area)
         share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
         below = (kernel[0] - 1) * dilation[0] // stride[0] * size[1]
-        together = together or together_for(channels, kernel, size[0] * size[1], below, share)
+        places = size[0] * size[1]
+        together = together or together_for(channels, kernel, places, below, share, of_bytes=round_inputs)
         flat, columns_together = weight.flatten(1), together * area
         blocks = [flat[:, left : left + columns_together] for left in range(0, channels * area, columns_together)]
         entries = [block.nonzero(as_tuple=True) for block in blocks]
         none = torch.zeros(0, device=weight.device)
-        columns = [column + n * columns_together for n, (_, column) in enumerate(entries)]
-        values = [block[at] for block, at in zip(blocks, entries, strict=True)]
+        columns = [none.long(), *(column + n * columns_together for n, (_, column) in enumerate(entries))]
+        values = [none.to(weight.dtype), *(block[at] for block, at in zip(blocks, entries, strict=True))]
         lengths = [none.long(), *(block.ne(0).sum(1) for block in blocks)]
-        stored = torch.cat([none.to(weight.dtype), *values])
+        column, stored, length = torch.cat(columns), torch.cat(values), torch.cat(lengths)
+        if round_inputs:
+            column, stored, length = _in_fours(column, stored, length)
         return cls(
-            torch.cat([none.long(), *columns]).to(torch.int32).to(torch.uint16),
-            functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).to(torch.int32),
+            column.to(torch.int32).to(torch.uint16),
+            functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
             stored,
             bias,
             channels * groups,
@@ -174,14 +181,17 @@ class SparseConv2d(KernelLayer):
         size: Sequence[int] = (56, 56),
         together: int | None = None,
         values: str | None = None,
+        inputs: str | None = None,
     ) -> Self:
         """The layer of a convolution of torch, and of the batch normalization that follows, if any.
 
         Args:
             values: "int8" for a rounded weight; a batch normalization then goes into its scales.
+            inputs: "int8" with it, to round each image as it comes.
 
         Raises:
-            ValueError: its padding is none with zeros, or it is transposed, of three dimensions or depthwise.
+            ValueError: inputs are to be rounded without values, its padding is none with zeros, or it is transposed, of
+                three dimensions or depthwise.
         """
         if why := why_no_sparse_convolution(module):
             raise ValueError(f"{type(module).__name__} cannot be skipped through: {why}.")
@@ -198,6 +208,7 @@ class SparseConv2d(KernelLayer):
             size=[1, *size][-2:],
             together=together,
             scales=scales,
+            round_inputs=inputs is not None,
             **_geometry_of(module),
         )
 
@@ -244,6 +255,14 @@ class SparseConv2d(KernelLayer):
             rectified,
             own["scales"],
         )
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs are rounded to 8 bits as they come."""
+        return self.values.dim() == 2
+
+    def _in_int8(self) -> str:
+        return super()._in_int8() + (", inputs=int8" if self.rounds_inputs else "")
 
     def described(self, module: Any = None) -> dict[str, Any]:
         """What makes two convolutions the same but for their numbers: of this one, or of a module of torch."""
@@ -298,6 +317,20 @@ class SparseConv1d(SparseConv2d):
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         return super().forward(x.unsqueeze(-2), None if addend is None else addend.unsqueeze(-2)).squeeze(-2)
+
+
+def _in_fours(column: Tensor, values: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of segments of so many, filled up to multiples of 4 by zeros in the column of the last; values (., 4).
+
+    >>> _in_fours(torch.tensor([3, 7]), torch.tensor([5, 6]), torch.tensor([0, 2]))
+    (tensor([3, 7, 7, 7]), tensor([[5, 6, 0, 0]]), tensor([0, 4]))
+    """
+    padded = length + -length % 4
+    segment = torch.arange(len(length), device=length.device).repeat_interleave(padded)
+    within = torch.arange(len(segment), device=length.device) - (padded.cumsum(0) - padded)[segment]
+    is_kept, first = within < length[segment], (length.cumsum(0) - length)[segment]
+    at = first + torch.minimum(within, length[segment] - 1)
+    return column[at], torch.where(is_kept, values[at], 0).view(-1, 4), padded
 
 
 def _geometry_of(module: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch.nn.grad import conv2d_input
 
 from secateur.native import operators
 from secateur.native.loading import library
-from secateur.native.operators import KINDS, check_entries, define, dense_csr, is_plain, scaled
+from secateur.native.operators import KINDS, check_entries, define, dense_csr, is_plain, rounded_inputs, scaled
 from secateur.support import private
 
 __all__ = ["dense_convolution", "size_after", "sparse_convolution", "together_for"]
@@ -28,6 +28,7 @@ __all__ = ["dense_convolution", "size_after", "sparse_convolution", "together_fo
 _WIDE = 0  # numbers in a vector: 0 for what suits the processor; 8 or 16 where AVX-512 has both
 _TILE = 208  # places of the output that a tile has, more or less
 _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside the rest
+_NEAR_BYTES = 24576  # the same where inputs are bytes
 _BETWEEN = 16  # numbers that are left empty after a channel's
 _WEIGHTS = 10  # of an output in a block
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -103,7 +104,9 @@ def sparse_convolution(
     return result
 
 
-def together_for(channels: int, kernel: Sequence[int], places: int, below: int, share: float) -> int:
+def together_for(
+    channels: int, kernel: Sequence[int], places: int, below: int, share: float, *, of_bytes: bool = False
+) -> int:
     """How many of a group's channels make a block: those whose copied inputs stay in the first cache, but enough that
     an output keeps some weights of them, for its sums are put away and fetched once for each block.
 
@@ -112,13 +115,14 @@ def together_for(channels: int, kernel: Sequence[int], places: int, below: int, 
         places: of an output.
         below: how many numbers of a tile's inputs lie below it, in rows that the kernel reaches.
         share: of the weights that are kept.
+        of_bytes: whether inputs are copied as bytes; sums are put away by fours of weights, too.
 
     >>> together_for(64, [3, 3], 56 * 56, 2 * 56, 0.1), together_for(512, [1, 1], 7 * 7, 0, 0.05)
     (8, 128)
     """
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
-    enough = _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
-    most = max(_NEAR // of_channel, min(math.ceil(enough), channels), 1)
+    enough = (4 if of_bytes else 1) * _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
+    most = max((_NEAR_BYTES if of_bytes else _NEAR) // of_channel, min(math.ceil(enough), channels), 1)
     return max(1, -(-channels // max(round(channels / most), 1)))
 
 
@@ -128,6 +132,7 @@ def dense_convolution(
     """The weight (rows, channels of a group, *kernel) of `sparse_convolution`, float32."""
     columns = channels * kernel[0] * kernel[1]
     panels = max(1, -(-channels // together))
+    values = values.reshape(-1)  # four side by side where inputs are rounded
     return dense_csr(indices, pointers, values, rows, columns, panels, max(rows, 1)).view(rows, channels, *kernel)
 
 
@@ -205,10 +210,12 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     panels = max(1, -(-of_group // together))
     if channels % groups or rows % groups:
         raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
-    if values.shape != indices.shape:
-        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    rounds, kept = values.dim() == 2, indices.shape[0] if indices.dim() else 0
+    if values.shape != ((kept // 4, 4) if rounds else (kept,)) or (rounds and kept % 4):
+        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
     area = kernel[0] * kernel[1]
-    check_entries(x, of_group * area, indices, pointers, values, scales, bias, panels * rows, rows, together * area)
+    segments, block = panels * rows, together * area
+    check_entries(x, of_group * area, indices, pointers, values, scales, bias, segments, rows, block, fours=rounds)
     out_height, out_width = size_after((height, width), kernel, stride, padding, dilation)
     if out_height < 1 or out_width < 1:
         raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
@@ -264,7 +271,8 @@ def _convolution(
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
         weight = dense_convolution(indices, pointers, values, call.made[1], call.of_group, kernel, together)
-        return _dense(x, scaled(weight, scales), bias, addend, stride, padding, dilation, groups, rectified)
+        weight, seen = scaled(weight, scales), _rounded_images(x) if values.dim() == 2 else x
+        return _dense(seen, weight, bias, addend, stride, padding, dilation, groups, rectified).to(x.dtype)
     y = torch.empty(call.made)
     if not y.numel():
         return y.to(x.dtype)
@@ -272,7 +280,8 @@ def _convolution(
     held += [_plain(addend), _plain(x), y]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
-    if compiled.secateur_convolution(*addresses, call.sizes, KINDS[values.dtype], threads):
+    function = compiled.secateur_convolution_int8 if values.dim() == 2 else compiled.secateur_convolution
+    if function(*addresses, call.sizes, KINDS[values.dtype], threads):
         raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
     return y if x.dtype == torch.float32 else y.to(x.dtype)
 
@@ -282,6 +291,12 @@ def _plain(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous()):
         return tensor
     return tensor.float().contiguous()
+
+
+def _rounded_images(x: Tensor) -> Tensor:
+    """Images as the kernel rounds them, float64."""
+    images = x.detach().float().flatten(1)
+    return (rounded_inputs(images) if images.numel() else images).double().view(x.shape)
 
 
 def _dense(

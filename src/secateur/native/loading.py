@@ -92,6 +92,8 @@ def _opened(path: Path) -> Any:
         function = getattr(opened, name)
         function.restype = ctypes.c_int
         function.argtypes = [ctypes.c_void_p] * tensors + [ctypes.c_size_t] * sizes + [ctypes.c_int, ctypes.c_size_t]
-    opened.secateur_convolution.restype = ctypes.c_int
-    opened.secateur_convolution.argtypes = [*[ctypes.c_void_p] * 9, ctypes.c_int, ctypes.c_size_t]
+    for name in ("secateur_convolution", "secateur_convolution_int8"):
+        function = getattr(opened, name)
+        function.restype = ctypes.c_int
+        function.argtypes = [*[ctypes.c_void_p] * 9, ctypes.c_int, ctypes.c_size_t]
     return opened

@@ -410,7 +410,8 @@ def dense_csr(
     order = _row_order(rows, panels, rows_together).to(indices.device)
     at = order.repeat_interleave(pointers.diff().long())
     weight = torch.zeros(rows, columns, dtype=torch.float32, device=values.device)
-    return weight.index_put_((at, indices.long()), values.float())
+    # what fills up a four is 0, beside an entry that is kept
+    return weight.index_put_((at, indices.long()), values.float(), accumulate=True)
 
 
 def _row_order(rows: int, panels: int, rows_together: int) -> Tensor:

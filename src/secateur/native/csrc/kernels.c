@@ -8,6 +8,7 @@ gcc from unrolling them into scalars before it looks for vectors; built without 
 registers (with it gcc 12 makes a memset of their zeros, and then they stay in memory: twice the time). Single entries
 of x are loaded one by one: on the machines measured the processor's gather was slower (docs/notes/kernels.md). */
 
+#include "rounding.h"
 #include "threads.h"
 
 #include <pthread.h>
@@ -417,12 +418,6 @@ static void *block_part(void *argument) {
 
 typedef uint32_t Words __attribute__((vector_size(64)));
 
-/* How a vector was rounded: input = scale * (code - zero). */
-typedef struct {
-    float scale;
-    int32_t zero;
-} Rounded;
-
 /* Outputs of a block whose sums for 16 vectors stay in registers. */
 #if defined(__AVX512F__)
 enum { OUTPUTS_AT_ONCE = 16 };
@@ -452,33 +447,10 @@ INLINE float unrounded(const Product *p, size_t row, uint32_t sum, uint32_t of_w
     return (float)whole * (r->scale * p->scales[row]) + (p->bias ? p->bias[row] : 0);
 }
 
-/* Codes of 8 bits, such that 0 has one and the extremes are there; of a vector that is not finite the scale is NaN, and
-so are all outputs. Adding and subtracting 3 * 2**22 rounds to even. */
 static Rounded round_vector(const float *restrict x, size_t columns, uint8_t *restrict codes) {
-    const float whole = 12582912.0f;
-    float low = 0, high = 0, odd = 0;
-    for (size_t c = 0; c < columns; c++) {
-        low = x[c] < low ? x[c] : low;
-        high = x[c] > high ? x[c] : high;
-    }
-    for (size_t c = 0; c < columns; c++) odd += x[c] == x[c] ? 0.0f : 1.0f;
-    const float scale = high / 255.0f - low / 255.0f;
-    if (odd > 0 || !(scale <= 3.4028234e38f)) {
-        memset(codes, 0, columns);
-        return (Rounded){__builtin_nanf(""), 0};
-    }
-    if (!(scale > 1e-35f)) { /* its inverse would overflow */
-        memset(codes, 0, columns);
-        return (Rounded){0, 0};
-    }
-    const float inverse = 1.0f / scale;
-    const float zero = (-low * inverse + whole) - whole;
-    for (size_t c = 0; c < columns; c++) {
-        float code = ((x[c] * inverse + whole) - whole) + zero;
-        code = code < 0 ? 0 : code > 255 ? 255 : code;
-        codes[c] = (uint8_t)(int32_t)code;
-    }
-    return (Rounded){scale, (int32_t)zero};
+    const Rounded r = rounded_for(extremes(x, columns));
+    to_codes(x, columns, r, codes);
+    return r;
 }
 
 /* Any processor: bytes as 32 bits. */
