@@ -6,7 +6,7 @@ Law: the output is that of the dense convolution with its zeros, and of what was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns
 from secateur.native import dense_convolution, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
-__all__ = ["SparseConv1d", "SparseConv2d", "why_no_sparse_convolution"]
+__all__ = ["SparseConv1d", "SparseConv2d", "kept_places", "why_no_sparse_convolution"]
 
 _LAYOUT = ("kernel", "stride", "padding", "dilation")
 
@@ -45,6 +45,15 @@ def why_no_sparse_convolution(module: Any) -> str:
     return ""
 
 
+def kept_places(weight: Tensor, shared: int) -> Tensor:
+    """Which inputs so many consecutive outputs keep: bool (outputs / shared, inputs of an output).
+
+    >>> kept_places(torch.tensor([[1.0, 0.0, 0.0]] * 3 + [[0.0, 2.0, 0.0]]), 4)
+    tensor([[ True,  True, False]])
+    """
+    return weight.ne(0).reshape(weight.shape[0] // shared, shared, -1).any(1)
+
+
 class SparseConv2d(KernelLayer):
     """A convolution with any zeros, as its kept weights and their 16-bit places; computed by a kernel in C.
 
@@ -70,6 +79,8 @@ class SparseConv2d(KernelLayer):
     True
     """
 
+    OUTPUTS: ClassVar[int] = 1  # that share the places of their kept weights
+
     def __init__(
         self,
         indices: Tensor,
@@ -91,11 +102,13 @@ class SparseConv2d(KernelLayer):
         self.kernel, self.stride, self.padding, self.dilation = map(list, (kernel, stride, padding, dilation))
         self.groups, self.together, self.rectified = groups, together, bool(rectified)
         stored = {"indices": indices, "pointers": pointers, "values": values}
-        self._check_kernel()
+        self._check_kernel(values)
         super().__init__(stored, bias, in_channels, out_channels, scales)
 
-    def _check_kernel(self) -> None:
-        """The operator checks it."""
+    def _check_kernel(self, values: Tensor) -> None:
+        """The operator checks the rest."""
+        if values.dim() != (wanted := 1 if self.OUTPUTS == 1 else 2):
+            raise ValueError(f"values of a {type(self).__name__} have {wanted} dimensions, not {values.dim()}.")
 
     def _nothing(self) -> Tensor:
         sizes = [1 + step * (size - 1) for step, size in zip(self.dilation, self.kernel, strict=True)]
@@ -137,21 +150,26 @@ class SparseConv2d(KernelLayer):
         rows, channels, *kernel = weight.shape
         area = kernel[0] * kernel[1]
         few_columns(channels * area)
-        share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+        if rows // groups % (shared := cls.OUTPUTS):
+            raise ValueError(f"{rows // groups} outputs of a group are no multiple of the {shared} that share places.")
+        units, kept = weight.reshape(rows // shared, shared, channels * area), kept_places(weight, shared)
+        share = int(torch.count_nonzero(kept)) / max(kept.numel(), 1)
         below = (kernel[0] - 1) * dilation[0] // stride[0] * size[1]
-        together = together or together_for(channels, kernel, size[0] * size[1], below, share)
-        flat, columns_together = weight.flatten(1), together * area
-        blocks = [flat[:, left : left + columns_together] for left in range(0, channels * area, columns_together)]
-        entries = [block.nonzero(as_tuple=True) for block in blocks]
+        together = together or together_for(channels, kernel, size[0] * size[1], below, share, shared)
+        columns_together = together * area
+        starts = range(0, channels * area, columns_together)
+        entries = [kept[:, left : left + columns_together].nonzero(as_tuple=True) for left in starts]
         none = torch.zeros(0, device=weight.device)
-        columns = [column + n * columns_together for n, (_, column) in enumerate(entries)]
-        values = [block[at] for block, at in zip(blocks, entries, strict=True)]
-        lengths = [none.long(), *(block.ne(0).sum(1) for block in blocks)]
-        stored = torch.cat([none.to(weight.dtype), *values])
+        columns = [column + left for left, (_, column) in zip(starts, entries, strict=True)]
+        values = [units[at, :, column] for (at, _), column in zip(entries, columns, strict=True)]
+        lengths = [none.long(), *(kept[:, left : left + columns_together].sum(1) for left in starts)]
+        stored = torch.cat([none.to(weight.dtype).view(0, 1).expand(0, shared), *values])
+        if shared == 1:
+            stored = stored[:, 0]
         return cls(
             torch.cat([none.long(), *columns]).to(torch.int32).to(torch.uint16),
             functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).to(torch.int32),
-            stored,
+            stored.contiguous(),
             bias,
             channels * groups,
             rows,
@@ -287,7 +305,8 @@ class SparseConv1d(SparseConv2d):
     True
     """
 
-    def _check_kernel(self) -> None:
+    def _check_kernel(self, values: Tensor) -> None:
+        super()._check_kernel(values)
         if self.kernel[0] != 1:
             raise ValueError(f"a kernel of {self.kernel[0]} rows has two dimensions.")
 

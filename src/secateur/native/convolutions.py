@@ -27,6 +27,7 @@ _TILE = 208  # places of the output that a tile has, more or less
 _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside the rest
 _BETWEEN = 16  # numbers that are left empty after a channel's
 _WEIGHTS = 8  # of an output in a block
+_SHARED_NEAR, _SHARED_WEIGHTS = 16384, 24  # the same where outputs share places
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -56,7 +57,8 @@ def sparse_convolution(
     Args:
         x: (images, channels, height, width), any floating dtype and memory format; computed in float32, or in float64
             without kernels if it is float64.
-        indices, pointers, values: as in `csr_linear`.
+        indices, pointers, values: as in `csr_linear`. Values of shape (kept, 4) are those of 4 consecutive
+            outputs, which share the places of their kept weights; pointers then count fours of rows.
         bias: float32 (outputs), or None.
         addend: of the result's shape, added to it; or None.
         kernel, stride, dilation: of height and width.
@@ -99,7 +101,7 @@ def sparse_convolution(
     return result
 
 
-def together_for(channels: int, kernel: Sequence[int], places: int, below: int, share: float) -> int:
+def together_for(channels: int, kernel: Sequence[int], places: int, below: int, share: float, shared: int = 1) -> int:
     """How many of a group's channels make a block: those whose copied inputs stay in the first cache, but enough that
     an output keeps some weights of them, for its sums are put away and fetched once for each block.
 
@@ -108,27 +110,39 @@ def together_for(channels: int, kernel: Sequence[int], places: int, below: int, 
         places: of an output.
         below: how many numbers of a tile's inputs lie below it, in rows that the kernel reaches.
         share: of the weights that are kept.
+        shared: outputs that share the places of their weights.
 
     >>> together_for(64, [3, 3], 56 * 56, 2 * 56, 0.1), together_for(512, [1, 1], 7 * 7, 0, 0.05)
     (8, 128)
     """
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
-    enough = _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
-    most = max(_NEAR // of_channel, min(math.ceil(enough), channels), 1)
+    enough = (_WEIGHTS if shared == 1 else _SHARED_WEIGHTS) / max(share * kernel[0] * kernel[1], 1e-9)
+    most = max((_NEAR if shared == 1 else _SHARED_NEAR) // of_channel, min(math.ceil(enough), channels), 1)
     return max(1, -(-channels // max(-(-channels // most), 1)))
 
 
 def dense_convolution(
     indices: Tensor, pointers: Tensor, values: Tensor, rows: int, channels: int, kernel: Sequence[int], together: int
 ) -> Tensor:
-    """The weight (rows, channels of a group, *kernel) of `sparse_convolution`, float32."""
+    """The weight (rows, channels of a group, *kernel) of `sparse_convolution`, float32, before scales."""
     columns = channels * kernel[0] * kernel[1]
     panels = max(1, -(-channels // together))
-    return dense_csr(indices, pointers, values, rows, columns, panels, max(rows, 1)).view(rows, channels, *kernel)
+    units = rows // _shared(values)
+    each = [
+        dense_csr(indices, pointers, column, units, columns, panels, max(units, 1))
+        for column in (values.unbind(1) if values.dim() == 2 else [values])
+    ]
+    return torch.stack(each, 1).view(rows, channels, *kernel)
 
 
-def _rows_of(x: Tensor, pointers: Tensor, groups: int, together: int) -> int:
-    return int((pointers.shape[0] - 1) // max(1, -(-(x.shape[1] // groups) // together)))
+def _shared(values: Tensor) -> int:
+    """How many consecutive outputs share the places of their kept weights."""
+    return int(values.shape[1]) if values.dim() == 2 else 1
+
+
+def _rows_of(x: Tensor, pointers: Tensor, values: Tensor, groups: int, together: int) -> int:
+    units = (pointers.shape[0] - 1) // max(1, -(-(x.shape[1] // groups) // together))
+    return int(units) * _shared(values)
 
 
 def _out_of(
@@ -167,14 +181,18 @@ def _convolution(
     images, channels, height, width = x.shape
     of_group = channels // groups
     together = min(together, max(of_group, 1))
-    rows = _rows_of(x, pointers, groups, together)
-    panels = max(1, -(-of_group // together))
-    if channels % groups or rows % groups:
-        raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
-    if values.shape != indices.shape:
+    shared = _shared(values)
+    if values.shape not in (indices.shape, (*indices.shape, shared)):
         raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
+    if values.dim() == 2 and shared != 4:
+        raise ValueError(f"{shared} outputs share the places of their weights; the kernel has 4.")
+    rows = _rows_of(x, pointers, values, groups, together)
+    panels = max(1, -(-of_group // together))
+    if channels % groups or rows // shared % groups:
+        raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
     area = kernel[0] * kernel[1]
-    check_entries(x, of_group * area, indices, pointers, values, scales, bias, panels * rows, rows, together * area)
+    segments, columns = panels * (rows // shared), together * area
+    check_entries(x, of_group * area, indices, pointers, values, scales, bias, segments, rows, columns, shared=shared)
     out_height, out_width = _out_of(x, kernel, stride, padding, dilation)
     if out_height < 1 or out_width < 1:
         raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
@@ -191,11 +209,11 @@ def _convolution(
     tensors = [indices, pointers, values, scales, bias, None if addend is None else addend.float(), x.float()]
     held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in tensors]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in (*held, y)]
-    sizes = (ctypes.c_size_t * 19)(
+    sizes = (ctypes.c_size_t * 20)(
         images, channels, height, width, rows, out_height, out_width, *kernel, *stride, *dilation,
-        padding[0], padding[2], groups, together, rectified, _WIDE,
+        padding[0], padding[2], groups, together, rectified, _WIDE, shared,
     )  # fmt: skip
-    work = images * out_height * out_width * (indices.shape[0] + channels) // operators._WORK_FOR_A_THREAD
+    work = images * out_height * out_width * (values.numel() + channels) // operators._WORK_FOR_A_THREAD
     threads = min(torch.get_num_threads(), 1 + work)
     if compiled.secateur_convolution(*addresses, sizes, KINDS[values.dtype], threads):
         raise MemoryError(f"no memory for the copied inputs of {together} channels of an image of {height}×{width}.")
@@ -229,9 +247,9 @@ def _around(padding: Sequence[int]) -> list[int]:
 
 
 def _fake(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, *rest: Any) -> Tensor:
-    del indices, values
+    del indices
     kernel, stride, padding, dilation, groups, together = rest[2:8]
-    rows = _rows_of(x, pointers, groups, together)
+    rows = _rows_of(x, pointers, values, groups, together)
     return x.new_empty(x.shape[0], rows, *_out_of(x, kernel, stride, padding, dilation))
 
 
