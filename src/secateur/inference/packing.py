@@ -539,12 +539,13 @@ def _why_no_convolution(module: Any, zeros: float, dtype: torch.dtype) -> str:
 def _forms_of_convolution(module: nn.Conv2d) -> Iterator[type[SparseConv2d]]:
     """The forms that skip a convolution's zeros; blocks of outputs where they are what its zeros are made of."""
     weight, shared = module.weight.detach(), BlockConv2d.OUTPUTS
-    is_line = weight.dim() == 3
+    is_line, kept, products = weight.dim() == 3, int(weight.count_nonzero()), math.inf
     if not module.out_channels // module.groups % shared:
         products = shared * int(kept_places(weight, shared).sum())
-        if products <= _WORTH_CONVOLVING * weight.numel() and products <= _WORTH_SHARING * int(weight.count_nonzero()):
-            yield BlockConv1d if is_line else BlockConv2d
-    yield SparseConv1d if is_line else SparseConv2d
+    if products <= min(_WORTH_CONVOLVING * weight.numel(), _WORTH_SHARING * kept):
+        yield BlockConv1d if is_line else BlockConv2d
+    if products > kept * _SLACK:  # where the blocks are whole they were always faster, or as fast
+        yield SparseConv1d if is_line else SparseConv2d
 
 
 def _size_of_output(module: Any, x: Tensor) -> list[int]:

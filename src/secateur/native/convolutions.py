@@ -27,7 +27,7 @@ _TILE = 208  # places of the output that a tile has, more or less
 _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside the rest
 _BETWEEN = 16  # numbers that are left empty after a channel's
 _WEIGHTS = 8  # of an output in a block
-_SHARED_NEAR, _SHARED_WEIGHTS = 16384, 24  # the same where outputs share places
+_SHARED_NEAR, _SHARED_WEIGHTS = 16384, 48  # the same where outputs share places
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 

@@ -45,11 +45,12 @@ typedef struct {
     const size_t *to;     /* where the output has each vector, if rows are longer here; else NULL */
     size_t vectors, last; /* how many of them there are, and how many numbers of the last */
     int is_first, is_last, rectified;
-    size_t size; /* numbers of the tile */
+    size_t size, end; /* numbers of the tile; and how many there are at most to be read from where it begins */
     int kind;    /* of values. Where outputs share places, a row is 4 outputs */
 } Block;
 
-#define UP_TO_3(EACH) EACH(1) EACH(2) EACH(3)
+#define UP_TO_2(EACH) EACH(1) EACH(2)
+#define UP_TO_3(EACH) UP_TO_2(EACH) EACH(3)
 #define UP_TO_6(EACH) UP_TO_3(EACH) EACH(4) EACH(5) EACH(6)
 #define UP_TO_12(EACH) EACH(1) EACH(2) EACH(3) EACH(4) EACH(5) EACH(6) EACH(7) EACH(8) EACH(9) EACH(10) EACH(11) EACH(12)
 #define UP_TO_28(EACH)                                                                                                 \
@@ -80,9 +81,12 @@ enum { MOST_TILE = 12 };
 #if defined(__aarch64__)
 enum { MOST_PIECE = 6 };
 #define PIECES UP_TO_6
-#else
+#elif defined(__AVX2__)
 enum { MOST_PIECE = 3 };
 #define PIECES UP_TO_3
+#else /* where a multiplication and a sum take a register between them */
+enum { MOST_PIECE = 2 };
+#define PIECES UP_TO_2
 #endif
 #endif
 #if defined(__AVX2__)
@@ -166,8 +170,8 @@ static int plan_for(Plan *p, const Convolution *c) {
 #endif
     p->tiles = over(places, p->size);
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
-                   !c->left && c->out_height == c->height && c->out_width == c->width && places >= p->size &&
-                   places % wide == 0;
+                   !c->left && c->out_height == c->height && c->out_width == c->width &&
+                   (c->shared > 1 ? places >= MOST_PIECE * wide : places >= p->size && places % wide == 0);
     p->table = malloc((columns + 1) * sizeof *p->table);
     p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
     if (!p->table || !p->plane_of) return 1;
@@ -342,14 +346,14 @@ static void *convolution_part(void *argument) {
     float *partial = copy + block_columns * p->planes * p->per_channel;
     for (size_t n = part->first; n < part->end; n++) {
         const size_t image = n / p->tiles, own = n % p->tiles * p->size;
-        /* the last tile begins earlier rather than to read beyond the image */
-        const size_t start = p->is_direct && own + p->size > places ? places - p->size : own;
+        /* the last tile begins earlier rather than to read beyond the image; or its last piece does */
+        const size_t start = p->is_direct && c->shared == 1 && own + p->size > places ? places - p->size : own;
         size_t to[MOST_TILE];
         Block b = {.indices = c->indices, .values = c->values, .scales = c->scales, .bias = c->bias, .table = p->table, .partial = partial,
                    .places = outputs, .start = start, .skip = own - start, .count = least(p->size, places - start),
                    .y = c->y + image * c->rows * outputs, .rectified = c->rectified,
                    .addend = c->addend ? c->addend + image * c->rows * outputs : NULL,
-                   .size = p->size, .kind = c->kind};
+                   .size = p->size, .end = p->is_direct ? places - start : SIZE_MAX, .kind = c->kind};
         if (p->pitch != c->out_width) {
             b.to = to;
             for (size_t at = start; at < start + b.count; at += p->wide) {

@@ -28,15 +28,12 @@ INLINE void NAMED(fours)(const Block *b, const int tile, const int kind) {
         }
         for (size_t at = b->pointers[o], end = b->pointers[o + 1]; at < end; at++) {
             const float *x = b->x + table[indices[at]];
-            const NAMED(Floats) none = {0}; /* to take it away makes vectors, by one load each, and changes nothing */
-            const NAMED(Floats) v0 = value_at(b->values, 4 * at, kind) - none, v1 = value_at(b->values, 4 * at + 1, kind) - none;
-            const NAMED(Floats) v2 = value_at(b->values, 4 * at + 2, kind) - none, v3 = value_at(b->values, 4 * at + 3, kind) - none;
-            _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) {
-                const NAMED(Floats) input = *(const NAMED(Loose) *)(x + t * WIDE);
-                a[0][t] += v0 * input;
-                a[1][t] += v1 * input;
-                a[2][t] += v2 * input;
-                a[3][t] += v3 * input;
+            const NAMED(Floats) none = {0}; /* to take it away makes a vector, by one load, and changes nothing */
+            NAMED(Floats) inputs[MOST_PIECE];
+            _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) inputs[t] = *(const NAMED(Loose) *)(x + t * WIDE);
+            _Pragma("GCC unroll 4") for (size_t r = 0; r < 4; r++) {
+                const NAMED(Floats) value = value_at(b->values, 4 * at + r, kind) - none;
+                _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) a[r][t] += value * inputs[t];
             }
         }
         if (!b->is_last) {
@@ -84,18 +81,20 @@ PIECES(ONE_PIECE)
 static void (*const NAMED(FOURS)[MOST_PIECE][3])(const Block *) = {PIECES(OF_KINDS)};
 #undef OF_KINDS
 
-/* A tile, piece by piece; of pieces that are not there, or are others', nothing is computed. */
+/* A tile, piece by piece, without those that are not there. A piece that would be read beyond the image begins earlier,
+and leaves the places alone that are another tile's. */
 static void NAMED(pieces)(const Block *b) {
     const size_t vectors = b->size / WIDE, count = (vectors + MOST_PIECE - 1) / MOST_PIECE;
     for (size_t n = 0; n < count; n++) {
-        const size_t first = vectors * n / count, own = vectors * (n + 1) / count - first, before = first * WIDE;
+        const size_t first = vectors * n / count, own = vectors * (n + 1) / count - first, places = own * WIDE;
+        const size_t before = first * WIDE, earlier = before + places > b->end ? before + places - b->end : 0;
+        if (b->count <= before) return;
         Block piece = *b;
-        if (b->count <= before || b->skip >= before + own * WIDE) continue;
-        piece.x += before;
-        piece.start += before;
         piece.partial += before;
-        piece.count = b->count - before < own * WIDE ? b->count - before : own * WIDE;
-        piece.skip = b->skip > before ? b->skip - before : 0;
+        piece.x -= (ptrdiff_t)earlier - (ptrdiff_t)before;
+        piece.start -= earlier - before;
+        piece.count = earlier || b->count - before > places ? places : b->count - before;
+        piece.skip = earlier > before ? earlier - before : 0;
         NAMED(FOURS)[own - 1][b->kind](&piece);
     }
 }
