@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -30,9 +31,10 @@ from benchmarks.inference.products import floors, in_milliseconds
 from benchmarks.inference.subjects import Digits, cached
 from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
-from secateur import Unstructured, demo
-from secateur.inference import SparseConv2d, pack
+from secateur import Block, Unstructured, demo
+from secateur.inference import BlockConv2d, SparseConv2d, pack
 from secateur.native import describe
+from secateur.patterns import Pattern, word_of
 from secateur.support import private
 
 # (images, channels, size, outputs, kernel, stride)
@@ -67,11 +69,21 @@ def dense_forms(module: nn.Conv2d, x: Tensor) -> dict[str, Callable[[], Any]]:
     return forms
 
 
-def masked(weight: Tensor, sparsity: float) -> Tensor:
-    """A random mask of exactly that sparsity."""
-    kept = torch.zeros(weight.numel(), dtype=torch.bool)
-    kept[torch.randperm(weight.numel())[: round((1 - sparsity) * weight.numel())]] = True
-    return weight * kept.view(weight.shape)
+def masked(weight: Tensor, sparsity: float, outputs: int = 1) -> Tensor:
+    """A random mask of exactly that sparsity, in blocks of so many outputs."""
+    units = weight.numel() // outputs
+    kept = torch.zeros(units, dtype=torch.bool)
+    kept[torch.randperm(units)[: round((1 - sparsity) * units)]] = True
+    blocks = kept.view(weight.shape[0] // outputs, 1, -1).expand(-1, outputs, -1)
+    return weight * blocks.reshape(weight.shape)
+
+
+def form_of(outputs: int) -> type[SparseConv2d]:
+    return SparseConv2d if outputs == 1 else BlockConv2d
+
+
+def in_blocks(outputs: int) -> str:
+    return "" if outputs == 1 else f", {outputs}×1"
 
 
 def bench_layers(options: argparse.Namespace, rate: float) -> None:
@@ -84,15 +96,15 @@ def bench_layers(options: argparse.Namespace, rate: float) -> None:
     ]
     print(head(columns))
     for group, layers in LAYERS.items():
-        for images, channels, size, outputs, kernel, stride in layers:
+        for (images, channels, size, outputs, kernel, stride), shared in itertools.product(layers, options.outputs):
             module = nn.Conv2d(channels, outputs, kernel, stride, kernel // 2, bias=False).requires_grad_(False)
             x, weight = torch.randn(images, channels, size, size), module.weight.clone()
             forms = dense_forms(module, x)
             dense, ours, rounding = [*forms], {}, {}
             expected = module(x).shape
             for sparsity in SPARSITIES:
-                module.weight.copy_(masked(weight, sparsity))
-                layer = SparseConv2d.from_module(module, size=expected[2:])
+                module.weight.copy_(masked(weight, sparsity, shared))
+                layer = form_of(shared).from_module(module, size=expected[2:])
                 torch.testing.assert_close(layer(x), module(x), rtol=1e-3, atol=1e-3)
                 ours[sparsity] = partial(layer, x)
                 inputs_too = SparseConv2d.from_module(module, size=expected[2:], values="int8", inputs="int8")
@@ -106,9 +118,9 @@ def bench_layers(options: argparse.Namespace, rate: float) -> None:
             goals = [
                 f"{goal} {'met' if faster[sparsity] >= goal else 'missed'}"
                 for (name, sparsity), goal in GOALS.items()
-                if name == group
+                if name == group and shared == 1
             ]
-            told = f"{group}: {channels}×{size}² to {outputs}"
+            told = f"{group}: {channels}×{size}² to {outputs}{in_blocks(shared)}"
             cells = [
                 told,
                 f"{statistics.median(times[best]):.2f} ({best})",
@@ -117,7 +129,7 @@ def bench_layers(options: argparse.Namespace, rate: float) -> None:
             print(row([*cells, f"{floor:.2f}", ", ".join(goals)]), flush=True)
 
 
-def resnet(depth: int, sparsity: float) -> nn.Module:
+def resnet(depth: int, sparsity: float, outputs: int = 1) -> nn.Module:
     """As transformers builds it, with random masks on all convolutions but the first."""
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -127,7 +139,7 @@ def resnet(depth: int, sparsity: float) -> nn.Module:
     model = model.eval().requires_grad_(False)
     for name, module in model.named_modules():
         if isinstance(module, nn.Conv2d) and "embedder.embedder" not in name:
-            module.weight.copy_(masked(module.weight, sparsity))
+            module.weight.copy_(masked(module.weight, sparsity, outputs))
         if isinstance(module, nn.BatchNorm2d):  # as after training, nothing is exactly 0 or 1
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
@@ -151,8 +163,8 @@ def bench_sums(options: argparse.Namespace) -> None:
     print("\n" + head(["convolutions of", "batch", "zeros", "best dense, ms", "sparse, ms", "times faster"]))
     for depth in options.depths:
         for images in options.images:
-            for sparsity in options.sparsities:
-                model = resnet(depth, sparsity)
+            for sparsity, outputs in itertools.product(options.sparsities, options.outputs):
+                model = resnet(depth, sparsity, outputs)
                 shapes: dict[Any, tuple[nn.Conv2d, Tensor, int]] = {}
 
                 def see(module: nn.Conv2d, args: tuple[Tensor], shapes: dict[Any, Any] = shapes) -> None:
@@ -168,13 +180,14 @@ def bench_sums(options: argparse.Namespace) -> None:
                     forms = dense_forms(module, x)
                     names = [*forms]
                     if module.in_channels > 3:
-                        layer = SparseConv2d.from_module(module, size=module(x).shape[2:])
+                        layer = form_of(outputs).from_module(module, size=module(x).shape[2:])
                         forms["ours"] = partial(layer, x)
                     times = in_milliseconds(forms, max(3, options.rounds // 3), options.clock)
                     best = min(statistics.median(times[name]) for name in names)
                     dense += count * best
                     sparse += count * (statistics.median(times["ours"]) if "ours" in times else best)
-                cells = [f"ResNet-{depth}", f"{images}", f"{100 * sparsity:.0f} %", f"{dense:.1f}", f"{sparse:.1f}"]
+                zeros = f"{100 * sparsity:.0f} %{in_blocks(outputs)}"
+                cells = [f"ResNet-{depth}", f"{images}", zeros, f"{dense:.1f}", f"{sparse:.1f}"]
                 print(row([*cells, f"**{dense / sparse:.2f}**"]), flush=True)
 
 
@@ -224,8 +237,8 @@ def bench_whole(options: argparse.Namespace) -> None:
     compiling = not options.without_compiling
     for depth in options.depths:
         for images in options.images:
-            for sparsity in options.sparsities:
-                model, x = resnet(depth, sparsity), torch.randn(images, 3, 224, 224)
+            for sparsity, outputs in itertools.product(options.sparsities, options.outputs):
+                model, x = resnet(depth, sparsity, outputs), torch.randn(images, 3, 224, 224)
                 packed, rounded, inputs_too = (copy.deepcopy(model) for _ in range(3))
                 packing = pack(packed, x)
                 torch.testing.assert_close(packed(x), model(x), rtol=1e-3, atol=1e-3)
@@ -244,9 +257,10 @@ def bench_whole(options: argparse.Namespace) -> None:
                     for names in (FLOAT, INT8, OURS[:2], OURS)
                 )
                 faster = ratio(times[ours], times[floats])
-                goal = GOALS_OF_50.get((images, sparsity)) if depth == 50 else None
+                goal = GOALS_OF_50.get((images, sparsity)) if (depth, outputs) == (50, 1) else None
                 told = "" if goal is None else f"{goal} {'met' if faster >= goal else 'missed'}"
-                cells = [f"ResNet-{depth}", f"{torch.get_num_threads()}", f"{images}", f"{100 * sparsity:.0f} %"]
+                cells = [f"ResNet-{depth}", f"{torch.get_num_threads()}", f"{images}"]
+                cells += [f"{100 * sparsity:.0f} %{in_blocks(outputs)}"]
                 cells += [f"{medians[name]:.1f}" if name in medians else "–" for name in (*FLOAT, *HALF, *INT8, *OURS)]
                 against = f"**{ratio(times[best], times[ints]):.2f}** ({ints})"
                 print(row([*cells, f"**{faster:.2f}** ({floats})", told, against]), flush=True)
@@ -267,14 +281,14 @@ def bench_digits(options: argparse.Namespace) -> None:
     build = partial(demo.DigitsNet, 64, 128)
     with torch.enable_grad():
         subject = Digits("digits", build, ("stem.*", "head.*"), options.cache / "cnn")
-    for sparsity in options.sparsities:
-        model = copy.deepcopy(subject.model)
+    for sparsity, outputs in itertools.product(options.sparsities, options.outputs):
+        model, pattern = copy.deepcopy(subject.model), Unstructured() if outputs == 1 else Block(outputs, 1)
 
-        def make(model: nn.Module, sparsity: float = sparsity) -> None:
-            subject.prune(model, Unstructured(), sparsity)
+        def make(model: nn.Module, sparsity: float = sparsity, pattern: Pattern = pattern) -> None:
+            subject.prune(model, pattern, sparsity)
 
         with torch.enable_grad():
-            cached(options.cache / "cnn" / f"unstructured-{100 * sparsity:.0f}.safetensors", model, make)
+            cached(options.cache / "cnn" / f"{word_of(pattern)}-{100 * sparsity:.0f}.safetensors", model, make)
         model.eval().requires_grad_(False)
         right = subject.accuracy(model)
         for images in (1, 64):
@@ -289,7 +303,12 @@ def bench_digits(options: argparse.Namespace) -> None:
             faster = (
                 f"**{ratio(times['packed'], times[best]):.2f}** ({len(packing.packed)} of {len(packing.layers)} layers)"
             )
-            cells = [f"{100 * sparsity:.0f} %", f"{right:.1f}", f"{subject.accuracy(packed):.1f}", f"{images}"]
+            cells = [
+                f"{100 * sparsity:.0f} %{in_blocks(outputs)}",
+                f"{right:.1f}",
+                f"{subject.accuracy(packed):.1f}",
+                f"{images}",
+            ]
             cells += [f"{statistics.median(times[best]):.2f} ({best})", f"{statistics.median(times['packed']):.2f}"]
             print(row([*cells, faster]), flush=True)
             torch.compiler.reset()

@@ -4,7 +4,7 @@
     python benchmarks/inference/run.py int8 [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
-    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits]
+    python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits] [--outputs 1,4]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py verbs --minilm DIR [--rounds 9] [--clock wall|cpu] [--cache DIR]
 
@@ -42,6 +42,9 @@ def main() -> None:
     parser.add_argument("--parts", type=lambda text: text.split(","), default=["layers", "sums", "whole", "digits"])
     parser.add_argument("--without-compiling", action="store_true", help="of whole networks leave torch.compile out")
     parser.add_argument("--images", type=numbers, default=[1, 16], help="batches of the networks of convolutions")
+    parser.add_argument(
+        "--outputs", type=numbers, default=[1, 4], help="that share the places of a convolution's zeros"
+    )
     parser.add_argument("--depths", type=numbers, default=[18, 50], help="of ResNets")
     parser.add_argument("--gpt-steps", type=int, default=500)
     parser.add_argument("--repair-steps", type=int, default=200)

@@ -6,6 +6,7 @@ from torch import nn
 
 from secateur import Unstructured, sparsify
 from secateur.inference import (
+    BlockConv2d,
     SparseLinear,
     load_packed,
     pack,
@@ -114,6 +115,23 @@ def test_hostile_kernels_are_refused(tmp_path):
         load_packed(nn.Sequential(nn.Linear(9, 8, bias=False)), tmp_path / "packed")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t["0.indices"].fill_(36), "an index is 36, but there are 36 inputs"),
+        (lambda t: t.update({"0.values": t["0.values"][1:]}), "36 indices for values of shape"),
+        (lambda t: t.update({"0.values": t["0.values"][:, :3].contiguous()}), "36 indices for values of shape"),
+        (lambda t: t.update({"0.values": t["0.values"][:, 0].contiguous()}), "36 indices for values of shape"),
+        (lambda t: t["0.pointers"][-1:].fill_(100), "the pointers do not rise from 0 to 36"),
+    ],
+)
+def test_hostile_blocks_of_outputs_are_refused(tmp_path, change, message):
+    save_packed(nn.Sequential(BlockConv2d.from_module(nn.Conv2d(4, 4, 3, bias=False))), tmp_path / "packed")
+    rewritten(tmp_path / "packed", change)
+    with pytest.raises(ValueError, match=message):
+        load_packed(nn.Sequential(nn.Conv2d(4, 4, 3, bias=False)), tmp_path / "packed")
+
+
 def convolution(**changes):
     given = {"in_channels": 4, "out_channels": 6, "kernel_size": 3, "padding": 1, "bias": False, **changes}
     modules = [nn.Conv2d(**given), nn.BatchNorm2d(given["out_channels"]), nn.ReLU()]
@@ -149,6 +167,7 @@ def packed_convolution(clock, folder):
         (None, lambda h: h["layers"]["0"].pop("kernel_1"), {}, "does not fit Sequential: 'kernel_1'"),
         (None, lambda h: h["layers"]["0"].update(more=1), {}, "unexpected keyword argument 'more'"),
         (None, lambda h: h["layers"]["0"].update(kind="SparseConv1d"), {}, "a kernel of 3 rows has two dimensions"),
+        (None, lambda h: h["layers"]["0"].update(kind="BlockConv2d"), {}, "indices for values of shape"),
         (None, lambda h: h["absorbed"].append("0"), {}, "absorbed names 0, a Conv2d here"),
         (None, lambda h: h["blocks"].append("1"), {}, "blocks names '1', in which nothing can be fused here"),
         (None, lambda h: h["blocks"].append(""), {}, "blocks names '', in which nothing can be fused here"),

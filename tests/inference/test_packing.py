@@ -1,5 +1,6 @@
 """`pack` takes what is faster, and leaves everything else as it was."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -10,6 +11,7 @@ from secateur import Block, Unstructured, apply_, sparsify
 from secateur.allocation import uniform
 from secateur.inference import (
     Absorbed,
+    BlockConv2d,
     BlockLinear,
     GroupedLinear,
     Pointwise,
@@ -185,7 +187,8 @@ def test_convolutions_of_one_place_are_packed_without_kernels_too(pattern, clock
     assert packing.layers[1].why == "only kernels of one place have a form in plain operations"
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
     pack(model, x)
-    assert (type(model[2]) is SparseConv2d) == available()
+    form = SparseConv2d if pattern == Unstructured() else BlockConv2d
+    assert (type(model[2]) is form) == available()
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -228,6 +231,25 @@ def test_convolutions_are_packed_with_what_follows(fuse, clock, tmp_path):
     why = {layer.name: layer.why for layer in packing.layers}
     assert why["5"] == "each output reads one channel, and there is nothing to skip"
     assert why["6"] == "it pads with reflect, and only zeros are skipped"
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("values", [None, "int8"])
+@pytest.mark.parametrize("height", [4, 16])
+def test_blocks_of_outputs_are_packed_as_blocks(height, values, clock, tmp_path):
+    clock(2.0)
+    model, x = convolutions(), torch.randn(2, 3, 12, 12)
+    sparsify(model, 0.9, allocate=uniform, pattern=Block(height, 1))
+    dense = copy.deepcopy(model)
+    packing = pack(model, x, include=["?", "8"], values=values)
+    kinds = {layer.name: layer.kind for layer in packing.packed}
+    assert kinds == {"0": "BlockConv2d", "3": "BlockConv2d", "8": "BlockConv1d"}
+    assert {layer.name: layer.fused for layer in packing.packed} == {"0": ("1", "2"), "3": ("4",), "8": ("9",)}
+    torch.testing.assert_close(model(x), dense(x), **({"rtol": 0.1, "atol": 0.1} if values else {}))
+    save_packed(model, tmp_path / "packed.safetensors")
+    again = convolutions()
+    load_packed(again, tmp_path / "packed.safetensors")
+    assert torch.equal(again(x), model(x))
 
 
 @pytest.mark.skipif(not available(), reason="there are no compiled kernels here")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from secateur.inference import SparseConv1d, SparseConv2d
+from secateur.inference import BlockConv1d, BlockConv2d, SparseConv1d, SparseConv2d
 from secateur.inference.sparse_convolution import why_no_sparse_convolution
 
 
@@ -76,9 +76,11 @@ def forms():
     torch.manual_seed(0)
     yield SparseConv2d.from_module(sparse(nn.Conv2d(6, 8, 3, 2, (1, 2), groups=2))), torch.randn(2, 6, 9, 9)
     yield SparseConv1d.from_module(sparse(nn.Conv1d(6, 8, 3, dilation=2, bias=False))), torch.randn(2, 6, 9)
+    yield BlockConv2d.from_module(sparse(nn.Conv2d(6, 8, 3, 2, (1, 2), groups=2))), torch.randn(2, 6, 9, 9)
+    yield BlockConv1d.from_module(sparse(nn.Conv1d(6, 8, 3, dilation=2, bias=False))), torch.randn(2, 6, 9)
 
 
-@pytest.mark.parametrize(("layer", "x"), list(forms()), ids=["2d", "1d"])
+@pytest.mark.parametrize(("layer", "x"), list(forms()), ids=["2d", "1d", "2d fours", "1d fours"])
 def test_journeys(layer, x):
     """Copies, states, dtypes, pickles, and what torch compiles and exports."""
     expected = layer(x)
@@ -101,7 +103,7 @@ def test_journeys(layer, x):
     assert f"kept={layer.values.numel()}" in repr(layer)
 
 
-@pytest.mark.parametrize(("layer", "x"), list(forms()), ids=["2d", "1d"])
+@pytest.mark.parametrize(("layer", "x"), list(forms()), ids=["2d", "1d", "2d fours", "1d fours"])
 def test_compile_and_export_see_one_operator(layer, x):
     close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x))
     exported = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))

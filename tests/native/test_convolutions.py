@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from secateur.inference import SparseConv2d
+from secateur.inference import BlockConv2d, SparseConv2d
 from secateur.native import convolutions, dense_convolution, operators, sparse_convolution, together_for
 from support.kernels import at_level, libraries, with_threads
 
@@ -20,13 +20,14 @@ def expected(x, weight, bias, addend, stride, padding, dilation, groups, rectifi
     return y.relu() if rectified else y
 
 
+@pytest.mark.parametrize("form", [SparseConv2d, BlockConv2d])
 @settings(max_examples=50)
 @given(data=st.data(), threads=st.integers(1, 5), own=st.booleans())
-def test_it_is_the_convolution_at_every_level(data, threads, own):
+def test_it_is_the_convolution_at_every_level(data, threads, own, form):
     """Any shape, stride, padding and dilation; the same bits whatever the threads and the width of vectors."""
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     pair = lambda low, high: [number(low, high), number(low, high)]  # noqa: E731
-    groups, channels, outputs = number(1, 3), number(1, 9), number(1, 6)
+    groups, channels, outputs = number(1, 3), number(1, 9), number(1, 6) * form.OUTPUTS
     kernel, stride, dilation = pair(1, 5), pair(1, 3), pair(1, 3)
     padding = [*pair(0, 4), *pair(0, 4)]
     height, width, images = number(1, 40), number(1, 40), number(0, 3)
@@ -47,7 +48,7 @@ def test_it_is_the_convolution_at_every_level(data, threads, own):
     y = expected(x, weight, bias, None, rectified=False, **geometry)
     addend = torch.randn(y.shape, generator=generator) if data.draw(st.booleans()) else None
     rectified, together = data.draw(st.booleans()), number(1, channels)
-    layer = SparseConv2d.from_dense(weight, bias, together=together, rectified=rectified, **geometry)
+    layer = form.from_dense(weight, bias, together=together, rectified=rectified, **geometry)
     assert torch.equal(layer.weight, weight)
     y = expected(x, weight, bias, addend, rectified=rectified, **geometry)
     for name in libraries():
@@ -68,27 +69,37 @@ def test_it_is_the_convolution_at_every_level(data, threads, own):
 
 @pytest.mark.parametrize(
     ("channels", "height", "width", "kernel"),
-    [(3, 1, 3000, [1, 9]), (3, 3000, 1, [9, 1]), (2, 9, 700, [5, 3]), (70, 28, 28, [3, 3]), (40, 16, 16, [1, 1])],
+    [
+        (3, 1, 3000, [1, 9]),
+        (3, 3000, 1, [9, 1]),
+        (2, 9, 700, [5, 3]),
+        (70, 28, 28, [3, 3]),
+        (40, 16, 16, [1, 1]),
+        (9, 14, 14, [1, 1]),
+        (9, 8, 13, [1, 1]),
+    ],
 )
 def test_long_wide_and_deep_images(library, channels, height, width, kernel):
     """Tiles that are a small part of a row, and blocks whose sums are put away."""
-    weight = torch.randn(5, channels, *kernel) * (torch.rand(5, channels, *kernel) < 0.3)
+    weight = torch.randn(8, channels, *kernel) * (torch.rand(8, channels, *kernel) < 0.3)
     x, padding = torch.randn(2, channels, height, width), [kernel[0] // 2] * 2 + [kernel[1] // 2] * 2
     for together in (1, 16, channels):
-        y = SparseConv2d.from_dense(weight, padding=padding, together=together)(x)
         wanted = expected(x, weight, None, None, (1, 1), padding, (1, 1), 1, False)
-        torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-3)
+        for form in (SparseConv2d, BlockConv2d):
+            y = form.from_dense(weight, padding=padding, together=together)(x)
+            torch.testing.assert_close(y.double(), wanted, rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_inputs_of_other_dtypes(library, dtype):
-    weight = torch.randn(6, 5, 3, 3) * (torch.rand(6, 5, 3, 3) < 0.3)
+    weight = torch.randn(8, 5, 3, 3) * (torch.rand(8, 5, 3, 3) < 0.3)
     x = torch.randn(2, 5, 9, 9).to(dtype)
-    y = SparseConv2d.from_dense(weight, padding=[1] * 4)(x, torch.ones(2, 6, 9, 9).to(dtype))
-    assert y.dtype == dtype
-    wanted = expected(x, weight, None, torch.ones(2, 6, 9, 9), (1, 1), [1] * 4, (1, 1), 1, False)
+    wanted = expected(x, weight, None, torch.ones(2, 8, 9, 9), (1, 1), [1] * 4, (1, 1), 1, False)
     tolerance = {torch.float16: 1e-2, torch.bfloat16: 5e-2, torch.float64: 1e-12}[dtype]
-    torch.testing.assert_close(y.double(), wanted, rtol=tolerance, atol=tolerance)
+    for form in (SparseConv2d, BlockConv2d):
+        y = form.from_dense(weight, padding=[1] * 4)(x, torch.ones(2, 8, 9, 9).to(dtype))
+        assert y.dtype == dtype
+        torch.testing.assert_close(y.double(), wanted, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("odd", [torch.inf, -torch.inf, torch.nan])
@@ -105,11 +116,12 @@ def test_what_is_removed_is_not_multiplied(library, odd):
         torch.testing.assert_close(y, x.relu(), equal_nan=True)
 
 
-def test_gradients_reach_the_input_and_the_addend():
+@pytest.mark.parametrize("form", [SparseConv2d, BlockConv2d])
+def test_gradients_reach_the_input_and_the_addend(form):
     weight = torch.randn(4, 3, 3, 2) * (torch.rand(4, 3, 3, 2) < 0.4)
     geometry = {"stride": [2, 1], "padding": [1, 0, 2, 1], "dilation": [1, 2], "groups": 2}
     weight = torch.cat([weight, weight])
-    layer = SparseConv2d.from_dense(weight, rectified=True, **geometry)
+    layer = form.from_dense(weight, rectified=True, **geometry)
     x = torch.randn(2, 6, 7, 6, requires_grad=True)
     addend = torch.randn(expected(x, weight, None, None, rectified=False, **geometry).shape, requires_grad=True)
     layer(x, addend).square().sum().backward()
@@ -175,6 +187,18 @@ def test_the_operator_obeys_torch():
         ({"pointers": torch.tensor([0, 3, 2, 3, 4], dtype=torch.int32)}, "do not rise from 0 to 4"),
         ({"values": torch.randn(3)}, r"4 indices for values of shape \(3,\)"),
         ({"values": torch.randn(4).double()}, "values are float32 or bfloat16"),
+        (
+            {"values": torch.randn(4, 16), "shared": 16},
+            "16 outputs share the places of their weights; the kernel has 4",
+        ),
+        ({"values": torch.randn(4, 0), "shared": 0}, "0 outputs share the places of their weights; the kernel has 4"),
+        ({"values": torch.randn(4), "shared": 4}, r"4 indices for values of shape \(4,\)"),
+        (
+            {"values": torch.randn(4, 4), "bias": torch.randn(2), "shared": 4},
+            r"the bias is float32 of shape \(8,\)",
+        ),
+        ({"values": torch.randn(3, 4), "shared": 4}, r"4 indices for values of shape \(3, 4\)"),
+        ({"values": torch.randn(4, 4, 1), "shared": 4}, r"4 indices for values of shape \(4, 4, 1\)"),
         ({"bias": torch.randn(3)}, r"the bias is float32 of shape \(2,\)"),
         ({"addend": torch.randn(2, 2, 2, 3)}, r"what is added is of shape \(2, 2, 2, 2\) on cpu, not \(2, 2, 2, 3\)"),
         ({"kernel": [3]}, "kernel, stride and dilation are two numbers from 1 on"),

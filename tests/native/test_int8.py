@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from secateur.inference import BlockLinear, SparseConv2d, SparseLinear, WindowLinear, to_int8
+from secateur.inference import BlockConv2d, BlockLinear, SparseConv2d, SparseLinear, WindowLinear, to_int8
 from secateur.native import operators, rounded_inputs, windows
 from support.kernels import at_level, libraries, with_threads
 
@@ -124,19 +124,20 @@ def test_inputs_of_other_dtypes(library, dtype):
     assert BlockLinear.from_dense(numbers, scales=scales, round_inputs=True)(x).dtype == dtype
 
 
+@pytest.mark.parametrize("form", [SparseConv2d, BlockConv2d])
 @settings(max_examples=25)
 @given(data=st.data())
-def test_convolutions_in_int8(data):
+def test_convolutions_in_int8(data, form):
     number = lambda low, high: data.draw(st.integers(low, high))  # noqa: E731
     groups, channels, kernel, stride = number(1, 2), number(1, 9), number(1, 3), number(1, 2)
     generator = torch.Generator().manual_seed(number(0, 999))
-    weight = torch.randn(groups * number(1, 6), channels, kernel, kernel, generator=generator)
+    weight = torch.randn(groups * number(1, 6) * form.OUTPUTS, channels, kernel, kernel, generator=generator)
     weight *= torch.rand(weight.shape, generator=generator) < 0.4
     numbers, scales = to_int8(weight)
     bias = torch.randn(len(weight), generator=generator) if data.draw(st.booleans()) else None
     x = torch.randn(2, groups * channels, number(3, 20), number(3, 20), generator=generator)
     geometry = {"stride": [stride] * 2, "padding": [1] * 4, "groups": groups, "rectified": data.draw(st.booleans())}
-    layer = SparseConv2d.from_dense(numbers, bias, together=number(1, channels), scales=scales, **geometry)
+    layer = form.from_dense(numbers, bias, together=number(1, channels), scales=scales, **geometry)
     rounded = numbers * scales.view(-1, 1, 1, 1)
     assert torch.equal(layer.weight, rounded)
     wide = None if bias is None else bias.double()

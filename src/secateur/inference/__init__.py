@@ -1,5 +1,6 @@
 """Layers that skip what was removed, put in a model where they are measured to be faster."""
 
+from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import FusedBlock
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d
@@ -17,6 +18,8 @@ from secateur.support import to_int8
 
 __all__ = [
     "Absorbed",
+    "BlockConv1d",
+    "BlockConv2d",
     "BlockLinear",
     "ChannelsLastMaxPool2d",
     "FoldedConv2d",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import FusedBlock
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d
@@ -30,6 +31,8 @@ KINDS: dict[str, Any] = {
         SemiStructuredLinear,
         SparseConv1d,
         SparseConv2d,
+        BlockConv1d,
+        BlockConv2d,
     )
 }
 

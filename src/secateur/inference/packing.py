@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
 from secateur.inference.blocks import fused_blocks
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
@@ -30,7 +31,12 @@ from secateur.inference.semi_structured import (
     why_no_semi_structured_device,
     why_not_semi_structured,
 )
-from secateur.inference.sparse_convolution import SparseConv1d, SparseConv2d, why_no_sparse_convolution
+from secateur.inference.sparse_convolution import (
+    SparseConv1d,
+    SparseConv2d,
+    kept_places,
+    why_no_sparse_convolution,
+)
 from secateur.inference.sparse_linear import SparseLinear
 from secateur.inference.window_linear import WindowLinear
 from secateur.native import LANES, MOST_COLUMNS, available, describe, scaled
@@ -60,6 +66,7 @@ _FEW_VECTORS = 16  # with more, SparseLinear is faster than WindowLinear
 _WORTH_TRYING = 0.8  # of the dense products; above that no form was ever faster
 _TOO_WRONG = 0.1  # of its output that rounding may change of a layer
 _WORTH_CONVOLVING = 0.5  # the same of convolutions
+_WORTH_SHARING = 2  # times the kept products: a block of outputs was never faster by more for each product
 
 
 @dataclass(frozen=True)
@@ -185,12 +192,13 @@ def pack(
     where no form is faster, the report says so and the layer stays as it is; `secateur.shrink` makes it smaller.
 
     Convolutions become `SparseConv2d` and `SparseConv1d`, where kernels in C were compiled; from 70 % zeros on that can
-    pay. A batch normalization in evaluation mode and a ReLU that alone read a convolution's output on the example
-    become part of it (``fused``), and an `Absorbed` is left where they were: call ``model.eval()`` before. A block that
-    only calls layers, adds and rectifies, as those of residual networks do, becomes a `FusedBlock` that adds in the
-    convolution's store (``blocks``). Beside packed convolutions, one that stays dense takes in its batch normalization
-    (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by side, where that is measured to be
-    faster (`ChannelsLastMaxPool2d`).
+    pay. Where 4 consecutive outputs share their zeros, as the patterns "4x1" and "16x1" leave them, they become
+    `BlockConv2d` and `BlockConv1d`, which are faster. A batch normalization in evaluation mode and a ReLU that alone
+    read a convolution's output on the example become part of it (``fused``), and an `Absorbed` is left where they were:
+    call ``model.eval()`` before. A block that only calls layers, adds and rectifies, as those of residual networks do,
+    becomes a `FusedBlock` that adds in the convolution's store (``blocks``). Beside packed convolutions, one that stays
+    dense takes in its batch normalization (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by
+    side, where that is measured to be faster (`ChannelsLastMaxPool2d`).
 
     With ``values="int8"`` the kernels' weights are rounded to 8 bits, with a scale for each output, and zeros stay
     zeros. That takes a quarter of float32's bytes; with one vector at a time reading them is all the work. What it
@@ -430,10 +438,9 @@ def _consider(
         if private.is_convolution(module):
             candidates = [Pointwise(each, module.stride) for each in candidates]
             if with_kernels and available() and not _why_no_convolution(module, zeros, weight.dtype):
-                form = SparseConv1d if weight.dim() == 3 else SparseConv2d
-                values = "int8" if asked.values else None
-                made_of = functools.partial(form.from_module, module, size=_size_of_output(module, x), values=values)
-                candidates += [made_of(), *([made_of(inputs="int8")] if asked.inputs else [])]
+                values, size = "int8" if asked.values else None, _size_of_output(module, x)
+                forms = _forms_of_convolution(cast("nn.Conv2d", module), bool(asked.inputs))
+                candidates += [form(module, size=size, values=values) for form in forms]
         if not candidates:
             why = no_fours or _no_form(module, zeros, with_kernels)
             return dataclasses.replace(known, why=why), None
@@ -527,6 +534,21 @@ def _why_no_convolution(module: Any, zeros: float, dtype: torch.dtype) -> str:
     if dtype == torch.float64:
         return f"its weight is {dtype}"
     return why_no_sparse_convolution(module)
+
+
+def _forms_of_convolution(module: nn.Conv2d, inputs_too: bool) -> Iterator[Callable[..., SparseConv2d]]:
+    """What makes the forms that skip a convolution's zeros; blocks of outputs where its zeros are made of these."""
+    weight, shared = module.weight.detach(), BlockConv2d.OUTPUTS
+    is_line, kept, products = weight.dim() == 3, int(weight.count_nonzero()), math.inf
+    if not module.out_channels // module.groups % shared:
+        products = shared * int(kept_places(weight, shared).sum())
+    if products <= min(_WORTH_CONVOLVING * weight.numel(), _WORTH_SHARING * kept):
+        yield (BlockConv1d if is_line else BlockConv2d).from_module
+    unstructured = (SparseConv1d if is_line else SparseConv2d).from_module
+    if products > kept * _SLACK:  # where the blocks are whole they were always faster, or as fast
+        yield unstructured
+    if inputs_too:
+        yield functools.partial(unstructured, inputs="int8")
 
 
 def _size_of_output(module: Any, x: Tensor) -> list[int]:

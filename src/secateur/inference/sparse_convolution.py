@@ -6,7 +6,7 @@ Law: the output is that of the dense convolution with its zeros, and of what was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns
 from secateur.native import dense_convolution, size_after, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
-__all__ = ["SparseConv1d", "SparseConv2d", "why_no_sparse_convolution"]
+__all__ = ["SparseConv1d", "SparseConv2d", "kept_places", "why_no_sparse_convolution"]
 
 _LAYOUT = ("kernel", "stride", "padding", "dilation")
 
@@ -45,6 +45,15 @@ def why_no_sparse_convolution(module: Any) -> str:
     return ""
 
 
+def kept_places(weight: Tensor, shared: int) -> Tensor:
+    """Which inputs so many consecutive outputs keep: bool (outputs / shared, inputs of an output).
+
+    >>> kept_places(torch.tensor([[1.0, 0.0, 0.0]] * 3 + [[0.0, 2.0, 0.0]]), 4)
+    tensor([[ True,  True, False]])
+    """
+    return weight.ne(0).reshape(weight.shape[0] // shared, shared, -1).any(1)
+
+
 class SparseConv2d(KernelLayer):
     """A convolution with any zeros, as its kept weights and their 16-bit places; computed by a kernel in C.
 
@@ -69,6 +78,8 @@ class SparseConv2d(KernelLayer):
     >>> torch.allclose(SparseConv2d.from_module(convolution)(x), convolution(x), atol=1e-5)
     True
     """
+
+    OUTPUTS: ClassVar[int] = 1  # that share the places of their kept weights
 
     def __init__(
         self,
@@ -133,32 +144,41 @@ class SparseConv2d(KernelLayer):
             round_inputs: whether inputs are rounded to 8 bits, too, each image as it comes; needs scales.
 
         Raises:
-            ValueError: scales do not fit the weight, or are missing where inputs are rounded.
+            ValueError: scales do not fit the weight, or are missing where inputs are rounded; or outputs share places,
+                whose inputs are not rounded.
         """
         if round_inputs and scales is None:
             raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
+        if round_inputs and cls.OUTPUTS > 1:
+            raise ValueError(f"a {cls.__name__} takes its inputs as they are; a SparseConv2d rounds them.")
         weight = as_stored(weight, scales)
         rows, channels, *kernel = weight.shape
         area = kernel[0] * kernel[1]
         few_columns(channels * area)
-        share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
+        if rows // groups % (shared := cls.OUTPUTS):
+            raise ValueError(f"{rows // groups} outputs of a group are no multiple of the {shared} that share places.")
+        units, kept = weight.reshape(rows // shared, shared, channels * area), kept_places(weight, shared)
+        share = int(torch.count_nonzero(kept)) / max(kept.numel(), 1)
         below = (kernel[0] - 1) * dilation[0] // stride[0] * size[1]
         places = size[0] * size[1]
-        together = together or together_for(channels, kernel, places, below, share, of_bytes=round_inputs)
-        flat, columns_together = weight.flatten(1), together * area
-        blocks = [flat[:, left : left + columns_together] for left in range(0, channels * area, columns_together)]
-        entries = [block.nonzero(as_tuple=True) for block in blocks]
+        together = together or together_for(channels, kernel, places, below, share, shared, of_bytes=round_inputs)
+        columns_together = together * area
+        starts = range(0, channels * area, columns_together)
+        entries = [kept[:, left : left + columns_together].nonzero(as_tuple=True) for left in starts]
         none = torch.zeros(0, device=weight.device)
-        columns = [none.long(), *(column + n * columns_together for n, (_, column) in enumerate(entries))]
-        values = [none.to(weight.dtype), *(block[at] for block, at in zip(blocks, entries, strict=True))]
-        lengths = [none.long(), *(block.ne(0).sum(1) for block in blocks)]
-        column, stored, length = torch.cat(columns), torch.cat(values), torch.cat(lengths)
+        columns = [column + left for left, (_, column) in zip(starts, entries, strict=True)]
+        values = [units[at, :, column] for (at, _), column in zip(entries, columns, strict=True)]
+        lengths = [none.long(), *(kept[:, left : left + columns_together].sum(1) for left in starts)]
+        column, length = torch.cat([none.long(), *columns]), torch.cat(lengths)
+        stored = torch.cat([none.to(weight.dtype).view(0, 1).expand(0, shared), *values])
+        if shared == 1:
+            stored = stored[:, 0]
         if round_inputs:
             column, stored, length = _in_fours(column, stored, length)
         return cls(
             column.to(torch.int32).to(torch.uint16),
             functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
-            stored,
+            stored.contiguous(),
             bias,
             channels * groups,
             rows,
@@ -220,7 +240,8 @@ class SparseConv2d(KernelLayer):
     def _weight(self) -> Tensor:
         channels = self.in_features // self.groups
         stored = self.indices, self.pointers, self.values
-        return self._scaled(dense_convolution(*stored, self.out_features, channels, self.kernel, self.together))
+        sizes = self.out_features, channels, self.kernel, self.together, self.OUTPUTS
+        return self._scaled(dense_convolution(*stored, *sizes))
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         if x.dim() == 3:
@@ -254,12 +275,13 @@ class SparseConv2d(KernelLayer):
             self.together,
             rectified,
             own["scales"],
+            self.OUTPUTS,
         )
 
     @property
     def rounds_inputs(self) -> bool:
         """Whether inputs are rounded to 8 bits as they come."""
-        return self.values.dim() == 2
+        return self.OUTPUTS == 1 and self.values.dim() == 2
 
     def _in_int8(self) -> str:
         return super()._in_int8() + (", inputs=int8" if self.rounds_inputs else "")

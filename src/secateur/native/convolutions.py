@@ -31,6 +31,7 @@ _NEAR = 8192  # numbers of a block's inputs that stay in the first cache beside 
 _NEAR_BYTES = 24576  # the same where inputs are bytes
 _BETWEEN = 16  # numbers that are left empty after a channel's
 _WEIGHTS = 10  # of an output in a block
+_SHARED_NEAR, _SHARED_WEIGHTS = 16384, 48  # the same where outputs share places
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -49,6 +50,7 @@ def sparse_convolution(
     together: int,
     rectified: bool,
     scales: Tensor | None = None,
+    shared: int = 1,
 ) -> Tensor:
     """A convolution in two dimensions with an unstructured sparse weight; a removed weight is not multiplied.
 
@@ -60,7 +62,9 @@ def sparse_convolution(
     Args:
         x: (images, channels, height, width), any floating dtype and memory format; computed in float32, or in float64
             without kernels if it is float64.
-        indices, pointers, values: as in `csr_linear`.
+        indices, pointers, values: as in `csr_linear`. Where outputs share places, values are (kept, shared), and
+            pointers count so many rows as one. Else int8 values of (kept / 4, 4) have each image rounded to 8 bits, and
+            a row's entries in a panel are filled up to a multiple of 4 by zeros.
         bias: float32 (outputs), or None.
         addend: of the result's shape, added to it; or None.
         kernel, stride, dilation: of height and width.
@@ -68,6 +72,7 @@ def sparse_convolution(
         groups: of channels and outputs.
         rectified: whether what is below zero then becomes zero.
         scales: of int8 values, as in `csr_linear`.
+        shared: how many consecutive outputs share the places of their kept weights: 1 or 4.
 
     Returns:
         (images, outputs, height, width), contiguous, in the dtype of x.
@@ -100,12 +105,20 @@ def sparse_convolution(
         together,
         rectified,
         scales,
+        shared,
     )
     return result
 
 
 def together_for(
-    channels: int, kernel: Sequence[int], places: int, below: int, share: float, *, of_bytes: bool = False
+    channels: int,
+    kernel: Sequence[int],
+    places: int,
+    below: int,
+    share: float,
+    shared: int = 1,
+    *,
+    of_bytes: bool = False,
 ) -> int:
     """How many of a group's channels make a block: those whose copied inputs stay in the first cache, but enough that
     an output keeps some weights of them, for its sums are put away and fetched once for each block.
@@ -116,28 +129,43 @@ def together_for(
         below: how many numbers of a tile's inputs lie below it, in rows that the kernel reaches.
         share: of the weights that are kept.
         of_bytes: whether inputs are copied as bytes; sums are put away by fours of weights, too.
+        shared: outputs that share the places of their weights.
 
     >>> together_for(64, [3, 3], 56 * 56, 2 * 56, 0.1), together_for(512, [1, 1], 7 * 7, 0, 0.05)
     (8, 128)
     """
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
-    enough = (4 if of_bytes else 1) * _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
-    most = max((_NEAR_BYTES if of_bytes else _NEAR) // of_channel, min(math.ceil(enough), channels), 1)
+    if shared > 1:
+        near, weights = _SHARED_NEAR, _SHARED_WEIGHTS
+    else:
+        near, weights = (_NEAR_BYTES, 4 * _WEIGHTS) if of_bytes else (_NEAR, _WEIGHTS)
+    enough = weights / max(share * kernel[0] * kernel[1], 1e-9)
+    most = max(near // of_channel, min(math.ceil(enough), channels), 1)
     return max(1, -(-channels // max(round(channels / most), 1)))
 
 
 def dense_convolution(
-    indices: Tensor, pointers: Tensor, values: Tensor, rows: int, channels: int, kernel: Sequence[int], together: int
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    rows: int,
+    channels: int,
+    kernel: Sequence[int],
+    together: int,
+    shared: int = 1,
 ) -> Tensor:
-    """The weight (rows, channels of a group, *kernel) of `sparse_convolution`, float32."""
+    """The weight (rows, channels of a group, *kernel) of `sparse_convolution`, float32, before scales."""
     columns = channels * kernel[0] * kernel[1]
     panels = max(1, -(-channels // together))
-    values = values.reshape(-1)  # four side by side where inputs are rounded
-    return dense_csr(indices, pointers, values, rows, columns, panels, max(rows, 1)).view(rows, channels, *kernel)
+    units = max(rows // shared, 1)
+    # four inputs lie side by side where these are rounded, and four outputs where these share places
+    each = values.unbind(1) if shared > 1 else [values.reshape(-1)]
+    parts = [dense_csr(indices, pointers, own, rows // shared, columns, panels, units) for own in each]
+    return torch.stack(parts, 1).view(rows, channels, *kernel)
 
 
-def _rows_of(channels: int, pointers: Tensor, groups: int, together: int) -> int:
-    return int((pointers.shape[0] - 1) // max(1, -(-(channels // groups) // together)))
+def _rows_of(channels: int, pointers: Tensor, groups: int, together: int, shared: int) -> int:
+    return int((pointers.shape[0] - 1) // max(1, -(-(channels // groups) // together))) * shared
 
 
 def size_after(
@@ -196,7 +224,7 @@ def _like(tensor: Tensor) -> tuple[int, torch.Size, torch.dtype, bool]:
 def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     """A call whose tensors and numbers fit; or ValueError."""
     indices, pointers, values, scales, bias = stored
-    kernel, stride, padding, dilation, groups, together, rectified, wide = geometry
+    kernel, stride, padding, dilation, groups, together, rectified, shared, wide = geometry
     if x.dim() != 4 or x.dtype not in _FLOATS:
         raise ValueError(f"the input is (images, channels, height, width) of floats, not {x.dtype} {tuple(x.shape)}.")
     if any(len(each) != 2 or min(each) < 1 for each in (kernel, stride, dilation)) or min(groups, together) < 1:
@@ -206,22 +234,26 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     images, channels, height, width = x.shape
     of_group = channels // groups
     together = min(together, max(of_group, 1))
-    rows = _rows_of(channels, pointers, groups, together)
+    if shared not in (1, 4):
+        raise ValueError(f"{shared} outputs share the places of their weights; the kernel has 4.")
+    rows = _rows_of(channels, pointers, groups, together, shared)
     panels = max(1, -(-of_group // together))
-    if channels % groups or rows % groups:
+    if channels % groups or rows // shared % groups:
         raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
-    rounds, kept = values.dim() == 2, indices.shape[0] if indices.dim() else 0
-    if values.shape != ((kept // 4, 4) if rounds else (kept,)) or (rounds and kept % 4):
+    rounds, kept = values.dim() == 2 and shared == 1, indices.shape[0] if indices.dim() else 0
+    fitting = (kept, shared) if shared > 1 else (kept // 4, 4) if rounds else (kept,)
+    if values.shape != fitting or (rounds and kept % 4):
         raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
     area = kernel[0] * kernel[1]
-    segments, block = panels * rows, together * area
-    check_entries(x, of_group * area, indices, pointers, values, scales, bias, segments, rows, block, fours=rounds)
+    segments, block = panels * (rows // shared), together * area
+    entries = indices, pointers, values, scales, bias
+    check_entries(x, of_group * area, *entries, segments, rows, block, fours=rounds, shared=shared)
     out_height, out_width = size_after((height, width), kernel, stride, padding, dilation)
     if out_height < 1 or out_width < 1:
         raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
-    sizes = (ctypes.c_size_t * 19)(
+    sizes = (ctypes.c_size_t * 20)(
         images, channels, height, width, rows, out_height, out_width, *kernel, *stride, *dilation,
-        padding[0], padding[2], groups, together, rectified, wide,
+        padding[0], padding[2], groups, together, rectified, wide, shared,
     )  # fmt: skip
     key = id(indices)
     refs: list[weakref.ref[Tensor] | None] = [weakref.ref(indices, lambda _: _CALLS.pop(key, None))]
@@ -239,7 +271,7 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
         made=(images, rows, out_height, out_width),
         of_group=of_group,
         sizes=sizes,
-        work=images * out_height * out_width * (indices.shape[0] + channels),
+        work=images * out_height * out_width * (values.numel() + channels),
     )
 
 
@@ -258,9 +290,10 @@ def _convolution(
     together: int,
     rectified: bool,
     scales: Tensor | None = None,
+    shared: int = 1,
 ) -> Tensor:
     stored = indices, pointers, values, scales, bias
-    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, _WIDE
+    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, shared, _WIDE
     call = _CALLS.get(id(indices))
     if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
         call = _looked_at(x, stored, geometry)
@@ -268,10 +301,10 @@ def _convolution(
             _CALLS[id(indices)] = call
     if addend is not None and (addend.shape != call.made or addend.device != x.device):
         raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
-    compiled = library()
+    compiled, rounds = library(), values.dim() == 2 and shared == 1
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = dense_convolution(indices, pointers, values, call.made[1], call.of_group, kernel, together)
-        weight, seen = scaled(weight, scales), _rounded_images(x) if values.dim() == 2 else x
+        weight = dense_convolution(*stored[:3], call.made[1], call.of_group, kernel, together, shared)
+        weight, seen = scaled(weight, scales), _rounded_images(x) if rounds else x
         return _dense(seen, weight, bias, addend, stride, padding, dilation, groups, rectified).to(x.dtype)
     y = torch.empty(call.made)
     if not y.numel():
@@ -280,7 +313,7 @@ def _convolution(
     held += [_plain(addend), _plain(x), y]
     addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
     threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
-    function = compiled.secateur_convolution_int8 if values.dim() == 2 else compiled.secateur_convolution
+    function = compiled.secateur_convolution_int8 if rounds else compiled.secateur_convolution
     if function(*addresses, call.sizes, KINDS[values.dtype], threads):
         raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
     return y if x.dtype == torch.float32 else y.to(x.dtype)
@@ -325,17 +358,33 @@ def _around(padding: Sequence[int]) -> list[int]:
     return [*padding[2:], *padding[:2]]
 
 
-def _fake(x: Tensor, indices: Tensor, pointers: Tensor, values: Tensor, *rest: Any) -> Tensor:
-    del indices, values
-    kernel, stride, padding, dilation, groups, together = rest[2:8]
-    rows = _rows_of(x.shape[1], pointers, groups, together)
+def _fake(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    together: int,
+    rectified: bool,
+    scales: Tensor | None = None,
+    shared: int = 1,
+) -> Tensor:
+    del indices, values, bias, addend, rectified, scales
+    rows = _rows_of(x.shape[1], pointers, groups, together, shared)
     return x.new_empty(x.shape[0], rows, *size_after(x.shape[2:], kernel, stride, padding, dilation))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, indices, pointers, values, _, addend, *geometry, rectified, scales = inputs
+    x, indices, pointers, values, _, addend, *geometry, rectified, scales, shared = inputs
     ctx.save_for_backward(indices, pointers, values, scales, output if rectified else None)
     ctx.shape, ctx.rectified, ctx.has_addend, ctx.geometry = x.shape, rectified, addend is not None, geometry
+    ctx.shared = shared
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -344,15 +393,15 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if ctx.rectified:
         grad = grad * (output > 0)
     images, channels, height, width = ctx.shape
-    weight = dense_convolution(indices, pointers, values, grad.shape[1], channels // groups, kernel, together)
-    weight = scaled(weight, scales)
+    stored, own = (indices, pointers, values), channels // groups
+    weight = scaled(dense_convolution(*stored, grad.shape[1], own, kernel, together, ctx.shared), scales)
     above, below, left, right = padding
     padded = (images, channels, height + above + below, width + left + right)
     wide = torch.promote_types(grad.dtype, torch.float32)
     geometry = tuple(stride), 0, tuple(dilation), groups
     to_padded = conv2d_input(padded, weight.to(wide), grad.to(wide), *geometry)  # type: ignore[no-untyped-call]
     to_x = to_padded[:, :, above : above + height, left : left + width].to(grad.dtype)
-    return to_x, None, None, None, None, grad if ctx.has_addend else None, *[None] * 8
+    return to_x, None, None, None, None, grad if ctx.has_addend else None, *[None] * 9
 
 
 define("sparse_convolution", _convolution, _fake, _backward, _keep)

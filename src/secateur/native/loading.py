@@ -17,7 +17,7 @@ __all__ = ["available", "describe", "library"]
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
 _AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor
-_INTERFACE = 5  # that of kernels.c
+_INTERFACE = 6  # that of kernels.c
 
 
 def available() -> bool:

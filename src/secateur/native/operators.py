@@ -306,11 +306,12 @@ def check_entries(
     rows: int,
     block: int = 0,
     fours: bool = False,
+    shared: int = 1,
 ) -> None:
     """Raises where the C code would read what is not there; once for tensors that stay as they are.
 
     ``block``: all rows' entries in the first so many columns come first, then those in the next so many, and so on.
-    ``fours``: whether four entries lie side by side, of int8.
+    ``fours``: whether four entries lie side by side, of int8. ``shared``: how many rows share each segment.
     """
 
     def verify() -> None:
@@ -336,11 +337,11 @@ def check_entries(
         if indices.shape[0] and largest >= columns:
             raise ValueError(f"an index is {largest}, but there are {columns} inputs.")
         if block and rows:
-            own = np.repeat(np.arange(segments // rows), np.diff(where[::rows]))
+            own = np.repeat(np.arange(segments * shared // rows), np.diff(where[:: rows // shared]))
             if (indices.detach().cpu().numpy() // block != own).any():
                 raise ValueError("an index lies in another block of channels than the pointers say.")
 
-    facts = (columns, x.device, segments, rows, block, fours)
+    facts = (columns, x.device, segments, rows, block, fours, shared)
     once((indices, pointers, values, scales, bias), (indices, pointers), facts, verify)
 
 

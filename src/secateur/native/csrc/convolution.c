@@ -29,6 +29,7 @@ typedef struct {
     size_t kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left;
     size_t groups, together; /* channels of a group that are a block */
     size_t wide; /* numbers in a vector, or 0 for what suits the processor */
+    size_t shared; /* consecutive outputs that share the places of their kept weights: 1 or 4 */
     int kind, rectified; /* kind: of the values */
 } Convolution;
 
@@ -44,8 +45,13 @@ typedef struct {
     const size_t *to;     /* where the output has each vector, if rows are longer here; else NULL */
     size_t vectors, last; /* how many of them there are, and how many numbers of the last */
     int is_first, is_last, rectified;
+    size_t size, end; /* numbers of the tile; and how many there are at most to be read from where it begins */
+    int kind;    /* of values. Where outputs share places, a row is 4 outputs */
 } Block;
 
+#define UP_TO_2(EACH) EACH(1) EACH(2)
+#define UP_TO_3(EACH) UP_TO_2(EACH) EACH(3)
+#define UP_TO_6(EACH) UP_TO_3(EACH) EACH(4) EACH(5) EACH(6)
 #define UP_TO_12(EACH) EACH(1) EACH(2) EACH(3) EACH(4) EACH(5) EACH(6) EACH(7) EACH(8) EACH(9) EACH(10) EACH(11) EACH(12)
 #define UP_TO_14(EACH) UP_TO_12(EACH) EACH(13) EACH(14)
 
@@ -56,16 +62,28 @@ typedef struct {
 are registers for twice as many vectors, but with tiles of more than 14 vectors of 16 a Zen 4 was slower by up to a
 seventh: the inputs of a block no longer stay near. */
 #if defined(__AVX512F__)
-enum { MOST_TILE = 14 };
+enum { MOST_TILE = 14, MOST_SHARED_TILE = 28, MOST_PIECE = 6 };
 #define TILES UP_TO_14
+#define PIECES UP_TO_6
 #define WIDE 16
 #define NAMED OF_16
 #include "convolution_tiles.h"
+#include "shared_tiles.h"
 #undef WIDE
 #undef NAMED
 #else
-enum { MOST_TILE = 12 };
+enum { MOST_TILE = 12, MOST_SHARED_TILE = 12 };
 #define TILES UP_TO_12
+#if defined(__aarch64__)
+enum { MOST_PIECE = 6 };
+#define PIECES UP_TO_6
+#elif defined(__AVX2__)
+enum { MOST_PIECE = 3 };
+#define PIECES UP_TO_3
+#else /* where a multiplication and a sum take a register between them */
+enum { MOST_PIECE = 2 };
+#define PIECES UP_TO_2
+#endif
 #endif
 #if defined(__AVX2__)
 #define WIDE 8
@@ -76,6 +94,7 @@ enum { MOST_TILE = 12 };
 #endif
 #define NAMED AS_IS
 #include "convolution_tiles.h"
+#include "shared_tiles.h"
 
 /* ------------------------------------------------------------------------------------------------------ the plan */
 
@@ -102,11 +121,12 @@ static size_t least(size_t a, size_t b) { return a < b ? a : b; }
 static size_t over(size_t a, size_t b) { return (a + b - 1) / b; }
 
 /* How many vectors a tile has: as many as leave the fewest places of the last tile empty, where what a weight costs by
-itself is about that of a third of a vector. */
-static size_t tile_for(size_t places, size_t wide) {
-    size_t vectors = over(places, wide), best = 1, best_cost = SIZE_MAX;
-    for (size_t tile = 1; tile <= MOST_TILE; tile++) {
-        size_t cost = over(vectors, tile) * (3 * tile + 1);
+itself is about that of a third of a vector, or of one where four outputs share it. */
+static size_t tile_for(const Convolution *c, size_t places, size_t wide) {
+    const size_t vectors = over(places, wide), most = c->shared > 1 ? MOST_SHARED_TILE : MOST_TILE, cost_of_one = c->shared > 1 ? 1 : 3;
+    size_t best = 1, best_cost = SIZE_MAX;
+    for (size_t tile = 1; tile <= most; tile++) {
+        size_t cost = over(vectors, tile) * (cost_of_one * tile + 1);
         if (cost <= best_cost) best = tile, best_cost = cost;
     }
     return best;
@@ -115,6 +135,7 @@ static size_t tile_for(size_t places, size_t wide) {
 /* Where the kernel has several rows, loads are aligned if the rows are multiples of a vector. Rows of 7 and 14 places, and
 the like, are made so; of 28 the places in vain (of 32) took more than it gave. */
 static size_t pitch_for(const Convolution *c, size_t wide) {
+    if (c->shared > 1) return c->out_width; /* see shared_tiles.h */
     const size_t pitch = over(c->out_width, wide) * wide;
     const int is_worth = c->kernel_height > 1 && c->stride_x == 1 && 7 * pitch <= 8 * c->out_width && pitch <= 16;
     return is_worth ? pitch : c->out_width;
@@ -136,16 +157,16 @@ row that the rows between would be most of the copy. */
 static int plan_for(Plan *p, const Convolution *c) {
     const size_t area = c->kernel_height * c->kernel_width, columns = c->channels / c->groups * area;
     const size_t wide = width_for(c), pitch = pitch_for(c, wide), places = c->out_height * pitch;
-    const size_t tile = tile_for(places, wide);
+    const size_t tile = tile_for(c, places, wide);
     *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
-    p->outputs = OUTPUTS[tile - 1][c->kind];
+    p->outputs = c->shared > 1 ? pieces : OUTPUTS[tile - 1][c->kind];
 #if defined(__AVX512F__)
-    if (wide == 16) p->outputs = OUTPUTS_16[tile - 1][c->kind];
+    if (wide == 16) p->outputs = c->shared > 1 ? pieces_16 : OUTPUTS_16[tile - 1][c->kind];
 #endif
     p->tiles = over(places, p->size);
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
-                   !c->left && c->out_height == c->height && c->out_width == c->width && places >= p->size &&
-                   places % wide == 0;
+                   !c->left && c->out_height == c->height && c->out_width == c->width &&
+                   (c->shared > 1 ? places >= MOST_PIECE * wide : places >= p->size && places % wide == 0);
     p->table = malloc((columns + 1) * sizeof *p->table);
     p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
     if (!p->table || !p->plane_of) return 1;
@@ -315,21 +336,22 @@ static void *convolution_part(void *argument) {
     const Plan *p = part->plan;
     const Convolution *c = p->c;
     const size_t places = p->places, outputs = c->out_height * c->out_width, group_channels = c->channels / c->groups;
-    const size_t group_rows = c->rows / c->groups, block_columns = p->is_direct ? 0 : c->together * c->kernel_width;
-    void *memory = malloc(((block_columns * p->planes * p->per_channel) + group_rows * p->size + 2 * LINE) * sizeof(float));
+    const size_t rows = c->rows / c->shared, group_rows = rows / c->groups, block_columns = p->is_direct ? 0 : c->together * c->kernel_width;
+    void *memory = malloc(((block_columns * p->planes * p->per_channel) + group_rows * c->shared * p->size + 2 * LINE) * sizeof(float));
     part->failed = !memory;
     if (!memory) return NULL;
     float *copy = (float *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
     float *partial = copy + block_columns * p->planes * p->per_channel;
     for (size_t n = part->first; n < part->end; n++) {
         const size_t image = n / p->tiles, own = n % p->tiles * p->size;
-        /* the last tile begins earlier rather than to read beyond the image */
-        const size_t start = p->is_direct && own + p->size > places ? places - p->size : own;
+        /* the last tile begins earlier rather than to read beyond the image; or its last piece does */
+        const size_t start = p->is_direct && c->shared == 1 && own + p->size > places ? places - p->size : own;
         size_t to[MOST_TILE];
         Block b = {.indices = c->indices, .values = c->values, .scales = c->scales, .bias = c->bias, .table = p->table, .partial = partial,
                    .places = outputs, .start = start, .skip = own - start, .count = least(p->size, places - start),
                    .y = c->y + image * c->rows * outputs, .rectified = c->rectified,
-                   .addend = c->addend ? c->addend + image * c->rows * outputs : NULL};
+                   .addend = c->addend ? c->addend + image * c->rows * outputs : NULL,
+                   .size = p->size, .end = p->is_direct ? places - start : SIZE_MAX, .kind = c->kind};
         if (p->pitch != c->out_width) {
             b.to = to;
             for (size_t at = start; at < start + b.count; at += p->wide) {
@@ -346,7 +368,7 @@ static void *convolution_part(void *argument) {
                 const float *channels = c->x + (image * c->channels + group * group_channels + first) * c->height * c->width;
                 if (!p->is_direct) copy_block(p, channels, least(c->together, group_channels - first), start, copy);
                 b.x = p->is_direct ? channels + start : copy;
-                b.pointers = c->pointers + block * c->rows;
+                b.pointers = c->pointers + block * rows;
                 b.is_first = block == 0;
                 b.is_last = block + 1 == p->blocks;
                 p->outputs(&b);
@@ -363,15 +385,15 @@ static int convolved(const Convolution *c, size_t threads) {
     Plan plan;
     int failed = plan_for(&plan, c);
     const size_t all = plan.tiles * c->images;
-    size_t count = 0;
+    size_t count = 0, rows = c->rows / c->shared;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
     if (threads < 1) threads = 1;
-    size_t across = all % threads == 0 || all >= 4 * threads ? 1 : least(threads, c->rows);
+    size_t across = all % threads == 0 || all >= 4 * threads ? 1 : least(threads, rows);
     size_t along = across > 1 ? 1 : least(threads, all);
     for (size_t n = 0; n < along && !failed; n++)
         for (size_t r = 0; r < across; r++)
-            parts[count++] = (Part){&plan, all * n / along, all * (n + 1) / along, c->rows * r / across,
-                                    c->rows * (r + 1) / across, 0};
+            parts[count++] = (Part){&plan, all * n / along, all * (n + 1) / along, rows * r / across,
+                                    rows * (r + 1) / across, 0};
     secateur_in_threads(convolution_part, parts, sizeof *parts, count);
     for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
     plan_freed(&plan);
@@ -380,7 +402,8 @@ static int convolved(const Convolution *c, size_t threads) {
 
 /* Returns 0, or 1 where memory could not be had. `sizes`: images, channels, height, width, rows, out_height, out_width,
 kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left, groups, together, rectified,
-wide. All are at least 1 but for top, left, rectified and wide. */
+wide, shared. All are at least 1 but for top, left, rectified and wide. Where `shared` outputs share places, so many
+rows are one to indices and pointers, and a place has as many values side by side; a group has a multiple of them. */
 EXPORT int secateur_convolution(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *scales, const float *bias,
                                 const float *addend, const float *x, float *y, const size_t *sizes, int kind,
                                 size_t threads) {
@@ -389,6 +412,6 @@ EXPORT int secateur_convolution(const uint16_t *indices, const uint32_t *pointer
                      .rows = sizes[4], .out_height = sizes[5], .out_width = sizes[6], .kernel_height = sizes[7],
                      .kernel_width = sizes[8], .stride_y = sizes[9], .stride_x = sizes[10], .dilation_y = sizes[11],
                      .dilation_x = sizes[12], .top = sizes[13], .left = sizes[14], .groups = sizes[15],
-                     .together = sizes[16], .kind = kind, .rectified = sizes[17] != 0, .wide = sizes[18]};
+                     .together = sizes[16], .kind = kind, .rectified = sizes[17] != 0, .wide = sizes[18], .shared = sizes[19]};
     return convolved(&c, threads);
 }
