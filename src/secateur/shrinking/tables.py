@@ -135,6 +135,9 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
     yield _asked_and_got(done.asked, done.got, done.beside)
     if done.tokens is not None:
         yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
+        widest = max((size for size, _ in done.counts.values()), default=0)
+        if done.tokens < widest:  # there are as many unknowns, so that nearly all of them can be met
+            yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
 
 
 def depth_parts(done: ShrunkDepth) -> Iterator[Part]:

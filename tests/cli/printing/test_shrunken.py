@@ -108,6 +108,16 @@ def test_of_a_directory_that_was_repaired_the_sheets_have_what_each_weight_lost(
     assert errors.charts[0].values == [0.25, 0.5]
 
 
+def test_fewer_tokens_than_units_are_told_of(directory):
+    said = "That is less than the 48 units of a group: other text will lose more. Give a longer one."
+    for tokens in (3, 47, 48, 1000):
+        chosen = copy.copy(directory)
+        object.__setattr__(chosen, "tokens", tokens)
+        lines = lines_of(directory_parts(chosen))
+        assert f"Chosen by what {tokens:,} tokens show." in lines
+        assert (said in lines) is (tokens < 48)
+
+
 def test_a_result_in_which_nothing_stays_whole_has_no_sheet_of_it(directory):
     bare = copy.copy(directory)
     object.__setattr__(bare, "frozen", {})
