@@ -4,13 +4,16 @@
     python benchmarks/search/run.py vit
     python benchmarks/search/run.py resnet [--settings -20%,-30%]  # beside ModelOpt's FastNAS, where it is installed
     python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16]
+    python benchmarks/search/run.py smollm2 --model DIR [--samples 24] [--settings=-20%] [--seeds 1]
+    python benchmarks/search/run.py gpt --model SCRATCH [--samples 64]  # a small Llama, which the first run trains
     python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6]
     python benchmarks/search/run.py table --out FILE.jsonl
 
 A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `shrink` takes out. What is judged is the
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
-digits the divergence of the outputs on the test images. ``--model`` is the directory of all-MiniLM-L6-v2. What is
-measured is written to FILE, a line at a time, and what is there is not measured again. FastNAS is of
+digits the divergence of the outputs on the test images, of language models that on text that nobody was calibrated on,
+with the perplexity beside it. ``--model`` is the directory of all-MiniLM-L6-v2, or of SmolLM2. What is measured is
+written to FILE, a line at a time, and what is there is not measured again. FastNAS is of
 ``pip install torch==2.13.0 torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no
 training follows any row.
 """
@@ -21,6 +24,7 @@ import argparse
 import copy
 import importlib.util
 import json
+import math
 import statistics
 import sys
 import time
@@ -35,7 +39,7 @@ from torch import nn
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.shrinking.networks import ViT, right_share, train
-from benchmarks.support.language_models import MiniLM
+from benchmarks.support.language_models import GPT, MiniLM, SmolLM2
 from benchmarks.support.tables import head, row
 from benchmarks.training.networks import ResNet8
 from secateur import demo, oneshot, shrink
@@ -44,6 +48,7 @@ from secateur.search import fit
 
 FIXED = ("uniform", "erk", "owl", "progression", "everywhere")
 SETTINGS = ("60%", "70%", "-20%", "-30%")
+LOADED = ("minilm", "smollm2", "gpt")
 FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
 GOAL = 0.8  # of the best fixed allocation's gap
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"cnn": demo.DigitsNet, "vit": ViT, "resnet": ResNet8}
@@ -89,6 +94,31 @@ class Embeddings:
 
     def measure(self, model: nn.Module) -> dict[str, float]:
         return {"gap": 1 - self.subject.measure(model)[0]}
+
+
+class Language:
+    """SmolLM2, or a small Llama that is trained here; the gap is the divergence on text that no calibration saw."""
+
+    score = "kl"
+
+    def __init__(self, subject: SmolLM2 | GPT, samples: int, judged: int = 24) -> None:
+        self.subject, self.samples = subject, samples
+        self.model = subject.model
+        held_out = subject.held_out
+        self.held_out = (held_out if isinstance(held_out, torch.Tensor) else held_out[0])[:judged]
+
+    def batches(self, seed: int) -> list[dict[str, torch.Tensor]]:
+        return self.subject.batches(seed, self.samples)
+
+    @torch.no_grad()
+    def measure(self, model: nn.Module) -> dict[str, float]:
+        far, lost = [], []
+        for text in self.held_out.split(1):
+            out = model.eval()(input_ids=text, labels=text)
+            total, rows = divergence(self.model(input_ids=text), out)
+            far.append(total / rows)
+            lost.append(float(out.loss))
+        return {"gap": statistics.mean(far), "perplexity": math.exp(statistics.mean(lost))}
 
 
 def example_of(batches: Sequence[Any]) -> Any:
@@ -262,11 +292,12 @@ def _read(out: Path | None) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("subject", choices=[*NETWORKS, "minilm", "latency", "table"])
+    parser.add_argument("subject", choices=[*NETWORKS, *LOADED, "latency", "table"])
     parser.add_argument("--model", type=Path)
     parser.add_argument("--settings", default=",".join(SETTINGS), help="-20%% as --settings=-20%%")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--samples", type=int, help="to calibrate on: 128 of MiniLM, 24 of SmolLM2, 64 of the Llama")
+    parser.add_argument("--steps", type=int, default=1500, help="that the small Llama is trained")
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--asked", default="0.8,0.6")
     parser.add_argument("--out", type=Path)
@@ -277,13 +308,18 @@ def main() -> None:
     if asked.subject == "table":
         print(table(_read(asked.out)))
         return
-    if asked.subject == "minilm" and asked.model is None:
-        parser.error("minilm needs --model DIR.")
-    subject_of: Callable[[int], Any] = (
-        (lambda _: Embeddings(asked.model, asked.samples, asked.size))
-        if asked.subject == "minilm"
-        else (lambda seed: Digits(asked.subject, seed))
-    )
+    if asked.subject in LOADED and asked.model is None:
+        parser.error(f"{asked.subject} needs --model DIR.")
+
+    def subject_of(seed: int) -> Any:
+        if asked.subject == "minilm":
+            return Embeddings(asked.model, asked.samples or 128, asked.size)
+        if asked.subject == "smollm2":
+            return Language(SmolLM2(asked.model), asked.samples or 24)
+        if asked.subject == "gpt":
+            return Language(GPT(asked.model, asked.steps), asked.samples or 64)
+        return Digits(asked.subject, seed)
+
     print(table(compare(asked.subject, subject_of, asked.settings.split(","), asked.seeds, asked.out)))
 
 

@@ -1,6 +1,8 @@
 """The benchmark of the search: equal budgets, gaps by hand, and a verdict that follows from figures."""
 
+import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from benchmarks.search import run as search
 from secateur.search import fit
+from support.families import make
 from support.fitting import blocks, inputs
 
 
@@ -38,6 +41,17 @@ def test_every_method_spends_no_more_than_the_budget(setting, monkeypatch, tmp_p
     again = search.compare("tiny", lambda _: pytest.fail("it is there"), [setting], 1, tmp_path / "rows.jsonl")
     assert again == rows
     assert json.loads((tmp_path / "rows.jsonl").read_text().splitlines()[0]) == rows[0]
+
+
+def test_a_language_model_is_judged_on_text_of_its_own_by_the_dense_one():
+    dense = make("llama")
+    held_out = torch.randint(3, 64, (3, 8))
+    subject = search.Language(SimpleNamespace(model=dense, held_out=[held_out, held_out[:1]]), 4, judged=2)
+    assert torch.equal(subject.held_out, held_out[:2])
+    same = subject.measure(copy.deepcopy(dense))
+    assert same["gap"] == 0
+    assert same["perplexity"] == pytest.approx(dense(input_ids=held_out[:2], labels=held_out[:2]).loss.exp().item())
+    assert subject.measure(make("llama", seed=1))["gap"] > 0
 
 
 def test_the_peer_is_there_where_it_is_installed_and_for_one_network(monkeypatch):

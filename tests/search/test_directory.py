@@ -132,6 +132,8 @@ def test_something_in_the_way_is_said_before_the_work(dense, tmp_path, monkeypat
         (lambda said: said["chosen"].update(compared="taste"), "chosen.compared is none of kl, cosine, change"),
         (lambda said: said["chosen"].update(curve=[{"share": "all"}]), r"chosen.curve\[0\].share must be a number"),
         (lambda said: said["chosen"].update(other=1), "chosen.other is not known"),
+        (lambda said: said["chosen"].update(taken="luck"), "chosen.taken is none of the finals"),
+        (lambda said: said["chosen"].update(loss=10**400), "chosen.loss must be a number, not 1000"),
     ],
 )
 def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):

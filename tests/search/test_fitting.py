@@ -2,15 +2,18 @@
 
 import copy
 import math
+import re
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
+from secateur import shrink
 from secateur.patterns import Unstructured
 from secateur.search import fit, fitting, making, sensitivity
 from secateur.search.fitting import Entries, Units
+from secateur.search.judging import Judged
 from support.families import batches as family_batches
 from support.families import make
 from support.fitting import blocks, inputs, parameters, widths
@@ -81,7 +84,7 @@ def test_of_the_finals_the_best_is_taken(monkeypatch):
 
     def judged(self, choice):
         asked.append(choice)
-        return float(-len(asked))
+        return Judged(float(-len(asked)))
 
     monkeypatch.setattr(fitting.Carrying, "judged", judged)
     done = fit(blocks(4), inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=12, finals=5)
@@ -106,14 +109,35 @@ def test_finished_nothing_loses_more_than_what_was_finished_beside_it(over):
 
 
 def test_what_shrink_does_by_itself_is_taken_where_it_loses_least(monkeypatch):
-    monkeypatch.setattr(fitting.Carrying, "judged", lambda *_: 1e9)
+    monkeypatch.setattr(fitting.Carrying, "judged", lambda *_: Judged(1e9))
     model = blocks(4)
     done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=3)
-    assert min(done.finals, key=done.finals.get) == "shrink, by itself"
+    assert min(done.finals, key=done.finals.get) == done.taken == "shrink, by itself"
     assert dict(zip((f"{at}.up.weight" for at in range(4)), widths(model), strict=True)) == {
         f"{at}.up.weight": done.units.get(f"{at}.up.weight", 20) for at in range(4)
     }
     assert done.got["params"] == done.predicted["params"] == parameters(model) <= 0.6 * done.dense["params"]
+
+
+def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
+    """And is taken where the others are no better but for noise."""
+    lucky, even = torch.zeros(32).index_fill(0, torch.tensor([0]), 24.0), torch.ones(32)
+
+    def judged(self, choice):
+        fixed = [self.choosing.space.named(each) for each in self.choosing.starts.values()]
+        return Judged.by([2 * even if choice in fixed else lucky])
+
+    monkeypatch.setattr(fitting.Carrying, "judged", judged)
+    monkeypatch.setattr(fitting.Carrying, "_lost", lambda *_: Judged.by([even]))
+    model, alone = blocks(4), blocks(4)
+    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=6)
+    assert min(done.finals.values()) < done.finals["shrink, by itself"]
+    assert done.taken == "shrink, by itself"
+    assert re.search(r"^shrink, by itself +\S+ +taken$", str(done), re.MULTILINE)
+    shrink(alone, inputs()[0], 0.4, target="params", batches=inputs())
+    assert widths(alone) == widths(model)
+    for one, other in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
 
 
 def weak(count=4):

@@ -51,6 +51,43 @@ def test_the_dense_model_loses_nothing_and_another_what_its_outputs_moved():
         assert measured(some) == pytest.approx(total / rows)
 
 
+@pytest.mark.parametrize("word", ["kl", "cosine", "change"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_add_up_to_what_is_lost(word, padded):
+    model = Classes()
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]) if padded else torch.ones(2, 4, dtype=torch.long)
+    batch = {"ids": torch.tensor([[0, 1, 2, 3], [4, 5, 6, 6]]), "attention_mask": mask}
+    measured = HeldBack(model, [batch, batch], lambda model, batch: model(**batch).logits, word)
+    other = Classes()
+    rows = measured.by_row(other)
+    assert len(rows) == 2
+    assert float(torch.cat(rows).mean()) == pytest.approx(measured.of(other))
+    assert len(rows[0]) == (2 if word == "cosine" else 5 if padded else 8)
+
+
+def test_outputs_without_rows_in_common_lose_the_mean_in_each():
+    class Two(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), super().forward(x).mean(0, keepdim=True)
+
+    measured = HeldBack(Two(2, 2), [torch.randn(4, 2)], score="change")
+    other = Two(2, 2)
+    (rows,) = measured.by_row(other)
+    assert rows.tolist() == pytest.approx([measured.of(other)] * 4)
+
+
+def test_single_numbers_have_a_row_each():
+    class One(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)[:, 0]
+
+    measured = HeldBack(One(2, 1), [torch.randn(4, 2)], score="change")
+    other = One(2, 1)
+    (rows,) = measured.by_row(other)
+    assert len(rows) == 4
+    assert float(rows.mean()) == pytest.approx(measured.of(other))
+
+
 class Classes(nn.Module):
     def __init__(self):
         super().__init__()

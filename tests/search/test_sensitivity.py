@@ -131,6 +131,8 @@ def test_another_score_is_measured_anew(tmp_path):
         lambda said: said.update(scores={"nothing": [0.0]}),
         lambda said: said["scores"].update({"blocks.0.up.weight": [0.0]}),
         lambda said: said["scores"].update({"blocks.0.up.weight": [0.0, "much", 1.0]}),
+        lambda said: said["scores"].update({next(iter(said["scores"])): [0.0, True, 1.0]}),
+        lambda said: said["scores"].update({next(iter(said["scores"])): [0.0, 10**400, 1.0]}),
         lambda said: said.pop("passes"),
     ],
 )

@@ -64,6 +64,7 @@ def test_no_file_and_no_regular_file(tmp_path):
         (lambda r: r.take("name", int), 'name must be a whole number, not "fc"'),
         (lambda r: r.take("true", int), "true must be a whole number, not true"),
         (lambda r: r.take("true", float), "true must be a number, not true"),
+        (lambda r: r.take("large", float), "large must be a number, not 1000"),
         (lambda r: r.take("share", int), "share must be a whole number, not 0.5"),
         (
             lambda r: r.take("share", float, least=1, most=2),
@@ -89,6 +90,7 @@ def test_fields_are_held_to_their_types(tmp_path, ask, message):
         "name": "fc",
         "true": True,
         "share": 0.5,
+        "large": 10**400,
         "nothing": None,
         "list": [1, {"a": 2}, 3],
         "inner": {"one": {"size": -1}},

@@ -2,7 +2,7 @@
 in the end by what finished models lose.
 
 Law: nothing of the model changes; what is chosen fits the budget, and loses no more than any fixed allocation of the
-same levels and budget does, on the batches held back; finished, no more than any that was finished.
+same levels and budget does, on the batches held back; finished, no more than any of these that was finished.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from secateur.search.evolution import Choice, Evolved, evolved
 from secateur.search.fitted import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.given import Given, curves_of
 from secateur.search.held_back import HeldBack
+from secateur.search.judging import Judged, taken_of
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
 from secateur.search.space import Predicted, Space, classes_of
@@ -66,12 +67,12 @@ class ByItself:
     """What `secateur.shrink` makes of a budget without a search.
 
     Attributes:
-        loss: of the finished model, on the batches held back.
+        judged: what the finished model loses.
         units: ``{group of the coupling: how many stay}``.
         costs: of the finished model.
     """
 
-    loss: float
+    judged: Judged
     units: Mapping[str, int]
     costs: Mapping[str, float]
 
@@ -79,14 +80,15 @@ class ByItself:
 class Finishing(Protocol):
     """Choices carried out on a copy of the model, by what levels were made of."""
 
-    def judged(self, choice: Mapping[str, int]) -> float:
-        """What the finished model loses on the batches held back."""
+    def judged(self, choice: Mapping[str, int]) -> Judged:
+        """What the finished model loses."""
 
     def held(self, choice: Mapping[str, int]) -> float:
         """What it loses on the batches held back, of which it saw nothing."""
 
-    def by_itself(self, limits: Mapping[str, float]) -> ByItself | None:
-        """What a verb makes of the budget; None where none takes such a budget."""
+    def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
+        """What a verb makes of the budget, by what levels were made of or by all batches; None where none takes such a
+        budget."""
 
 
 @dataclass(eq=False)
@@ -371,26 +373,27 @@ class Choosing:
             self.default = finishing.by_itself(limits)
         found = self._searched(limits, max(1.0, self.passes - self.spent))
         finished: dict[str, float] = {}
+        taken = None
         if finishing is not None and finals > 1:
-            found, finished = self._finished(limits, found, finals, finishing)
+            found, finished, taken = self._finished(limits, found, finals, finishing)
         at = self._point(self.space.cost(found.choice, word) / dense[word], found.loss)
-        chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished)
-        if self.default is not None and min(finished, key=lambda name: finished[name]) == DEFAULT:
-            chosen = replace(
-                chosen, units=dict(self.default.units), predicted={**chosen.predicted, **self.default.costs}
-            )
+        chosen = replace(self._chosen(limits, found, [at, *curve]), finals=finished, taken=taken)
+        if finishing is not None and taken == DEFAULT:
+            default = finishing.by_itself(limits, by_all=True) or self.default  # as it is without a search
+            assert default is not None
+            chosen = replace(chosen, units=dict(default.units), predicted={**chosen.predicted, **default.costs})
         return chosen
 
     def _finished(
         self, limits: Mapping[str, float], found: Evolved, finals: int, finishing: Finishing
-    ) -> tuple[Evolved, dict[str, float]]:
-        """The best of so many that were finished, and what each of them loses.
+    ) -> tuple[Evolved, dict[str, float], str | None]:
+        """The best of so many that were finished, what each of them loses, and which was taken (see `taken_of`).
 
         What was found and the best fixed allocations come first. What these lose when they are finished says what the
         errors of each class are worth then, and dynamic programming over errors weighed so says what comes next; every
         second time over a draw of the weights, so that not only what is known is looked at.
         """
-        named = {} if self.default is None else {DEFAULT: self.default.loss}
+        named = {} if self.default is None else {DEFAULT: self.default.judged}
         fixed = sorted((name for name in found.losses if name != ERRORS), key=lambda name: found.losses[name])
         most = _WORSE * found.losses[fixed[0]] if fixed else 0.0
         first = {found.choice: SEARCHED}
@@ -402,9 +405,11 @@ class Choosing:
                 first.setdefault(choice, name)
         judged: dict[Choice, float] = {}
         if len(first) + len(named) == 1 == finals - 1:
-            return found, {}  # there is nothing to compare with
+            return found, {}, None  # there is nothing to compare with
+        its: dict[str, Choice] = {}
         for choice, name in track([*first.items()], "finishing the best"):
-            named[name] = judged[choice] = self._judged(choice, finishing)
+            named[name], its[name] = self._judged(choice, finishing), choice
+            judged[choice] = named[name].loss
         curves = self.space.errors()
         curves = weighed(curves, weights_of(curves, found.known, spread=_SPREAD, noise=_LEVELS_NOISE))
         draw = np.random.default_rng(self.seed)
@@ -412,20 +417,22 @@ class Choosing:
             step = self._proposed(curves, judged, limits, draw if number % 2 == 0 else None)
             if step is None:
                 break
-            named[f"step {number}"] = judged[step] = self._judged(step, finishing)
-        best = min(judged, key=lambda choice: judged[choice])
-        if self.default is not None and self.default.loss < judged[best]:
-            best = (
-                self.starts["shrink"] if self.space.fits(self.starts.get("shrink", self.space.dense), limits) else best
-            )
+            named[f"step {number}"], its[f"step {number}"] = self._judged(step, finishing), step
+            judged[step] = named[f"step {number}"].loss
+        its[DEFAULT] = self.starts.get("shrink", self.space.dense)
+        if not self.space.fits(its[DEFAULT], limits):
+            its[DEFAULT] = min(judged, key=lambda choice: judged[choice])
+        allocations = {self.starts[name] for name in fixed}
+        taken = taken_of(named, {DEFAULT, *(name for name, choice in its.items() if choice in allocations)})
+        best = its[taken]
         loss = found.known[best] if best in found.known else found.loss if best == found.choice else self._all(best)
-        return replace(found, choice=best, loss=loss), named
+        return replace(found, choice=best, loss=loss), {name: each.loss for name, each in named.items()}, taken
 
-    def _judged(self, choice: Choice, finishing: Finishing) -> float:
+    def _judged(self, choice: Choice, finishing: Finishing) -> Judged:
         named = self.space.named(choice)
         counts = {name: int(mask.sum()) for name, mask in self.levels.kept(named).items()}
         if self.default is not None and counts == self.default.units and len(counts) == len(named):
-            return self.default.loss  # it is that model
+            return self.default.judged  # it is that model
         return finishing.judged(named)
 
     def _proposed(

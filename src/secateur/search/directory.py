@@ -323,6 +323,9 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: S
             raise its.wrong(name, f"is not of {', '.join(words)}")
     units = None if its.values.get("units") is None else its.each_named("units", int, least=0)
     lost, finals = its.inner("candidates"), its.inner("finals")
+    taken = its.optional("taken", str)
+    if taken is not None and taken not in finals.values:
+        raise its.wrong("taken", "is none of the finals")
     compared = its.take("compared", str)
     if compared not in SCORES:
         raise its.wrong("compared", f"is none of {', '.join(SCORES)}")
@@ -343,6 +346,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: S
         generations=its.take("generations", int, least=0),
         compared=compared,
         finals={name: _or_infinite(finals.maybe(name, float)) for name in finals.values},
+        taken=taken,
         units=units,
         over=tuple(its.each("over", str)),
     )

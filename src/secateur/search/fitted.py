@@ -72,8 +72,9 @@ class Chosen:
         held_back: how many batches were held back.
         passes: over them that were made, and ``generations`` how often levels were switched.
         compared: by which word of `secateur.search.scorer` outputs were.
-        finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished; that of
-            the least was taken.
+        finals: ``{name: loss}`` of those that were carried out on a copy, and compared when they were finished.
+        taken: the one of them that was taken: that of the least, or the best fixed allocation, where the difference is
+            no more than noise. None where none was finished, or where a share of the score was to be kept.
         units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself lost least and
             was taken; ``choice`` is then what is nearest to it. Else None.
         over: the words of what could leave.
@@ -94,6 +95,7 @@ class Chosen:
     generations: int
     compared: str = "change"
     finals: Mapping[str, float] = field(default_factory=dict)
+    taken: str | None = None
     units: Mapping[str, int] | None = None
     over: tuple[str, ...] = ("shrink", "oneshot")
 
@@ -156,7 +158,13 @@ class Fitted(Reported):
         yield Rows(("Choice", f">{what}"), [("chosen", self._shown(self.loss)), *rows])
         yield ""
         if self.finals:
-            yield Rows(("Finished", f">{what}"), [(name, self._shown(loss)) for name, loss in self.finals.items()])
+            yield Rows(
+                ("Finished", f">{what}", ""),
+                [
+                    (name, self._shown(loss), "taken" if name == self.taken else None)
+                    for name, loss in self.finals.items()
+                ],
+            )
             yield ""
         if self.curve:
             yield Rows(

@@ -29,6 +29,7 @@ from secateur.search.choosing import ByItself, Choosing, kept_by
 from secateur.search.fitted import KINDS, Chosen, Fitted, cost_text
 from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
+from secateur.search.judging import Judged
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import OVER, make_levels, refuse_several
@@ -132,8 +133,9 @@ def fit(
         evaluations: passes over the batches held back that the search may make, with the curve and the candidates.
         finals: how many models are finished on a copy, by what levels were made of, before the one that loses least
             (half on these batches, half on those held back) is taken: what was found, the fixed allocations, the best
-            first, what `shrink` makes of the budget by itself, and then what these say. 1: none is, which takes a tenth
-            of the time; 2: what was found and the best fixed allocation. With ``keep`` a third of them is
+            first, what `shrink` makes of the budget by itself, and then what these say. The best fixed allocation is
+            taken where no other is better by more than noise (`secateur.search.judging.taken_of`). 1: none is, which
+            takes a tenth of the time; 2: what was found and the best fixed allocation. With ``keep`` a third of them is
             finished, on the way down from what levels keep.
         seed: of the switches. One seed, one result, but for latencies.
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
@@ -393,7 +395,7 @@ class Carrying:
             then(None)
         return shrunk, *result[0]
 
-    def judged(self, choice: Mapping[str, int]) -> float:
+    def judged(self, choice: Mapping[str, int]) -> Judged:
         """What is lost when a choice is carried out on a copy, by what levels were made of: on these batches, and as
         much again on those held back. Of these alone a few would say which is the best, mostly by chance."""
         return self._lost(self._copied(choice, self.choosing.rest))
@@ -418,17 +420,17 @@ class Carrying:
         branches = {each.name: each.parameters for each in self.choosing.coupling.branches}
         return told_of(self.choosing.levels, choice, branches)
 
-    def _lost(self, model: nn.Module) -> float:
+    def _lost(self, model: nn.Module) -> Judged:
         task = self.choosing
-        held_back = task.measured.of(model)
         if task.measured.score is not None:
-            return held_back
+            return Judged(task.measured.of(model))
         if self.seen is None:
             self.seen = HeldBack(task.model, task.rest, task.forward, task.measured.word)  # type: ignore[arg-type]
-        return (held_back + self.seen.of(model)) / 2
+        return Judged.by(task.measured.by_row(model), self.seen.by_row(model))
 
-    def by_itself(self, limits: Mapping[str, float]) -> ByItself | None:
-        """What `shrink` makes of a budget of parameters or multiply-adds on a copy, by what levels were made of."""
+    def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
+        """What `shrink` makes of a budget of parameters or multiply-adds on a copy, by what levels were made of, or by
+        all batches."""
         task = self.choosing
         if (
             len(limits) != 1
@@ -448,7 +450,7 @@ class Carrying:
                     task.example,
                     share,
                     target=word,
-                    batches=task.rest,
+                    batches=self.every if by_all else task.rest,
                     forward=task.forward,
                     uniform=self.uniform,
                     verify=False,

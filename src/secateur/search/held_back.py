@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise import Tokens
-from secateur.search.scoring import COMPARISONS, SCORES, Score, compared, lost_at, real_tensors, word_for
+from secateur.search.scoring import BY_ROW, COMPARISONS, SCORES, Score, compared, lost_at, real_tensors, word_for
 from secateur.shrinking import running
 from secateur.support import Forward, device_of, moved, run_batch, unwrapped
 
@@ -120,6 +120,17 @@ class HeldBack:
         finally:
             self.model = mine
 
+    def by_row(self, model: nn.Module) -> list[Tensor]:
+        """Of each batch what each row of another model's outputs loses, whatever the score is."""
+        rows = []
+        with self._instead(model), running(self.model):
+            for batch, dense in zip(self.batches, self._dense, strict=True):
+                rows.append(BY_ROW[self.word](dense, self._compared(batch), self._mask_of(batch)).cpu())
+        return rows
+
+    def _mask_of(self, batch: Any) -> Tensor | None:
+        return None if self.word == "kl" else Tokens.of(batch).own  # those logits are without padding
+
     def most(self, keep: float) -> float:
         """What may be lost where this share of the dense model's score is to be kept, or of its outputs.
 
@@ -155,8 +166,7 @@ class HeldBack:
         with running(self.model):
             for at in some:
                 batch, dense = self.batches[at], self._dense[at]
-                mask = None if self.word == "kl" else Tokens.of(batch).own  # those logits are without padding
-                more, count = COMPARISONS[self.word](dense, self._compared(batch), mask)
+                more, count = COMPARISONS[self.word](dense, self._compared(batch), self._mask_of(batch))
                 total, rows = total + more, rows + count
         return max(0.0, total / rows) if rows and not math.isnan(total) else math.inf
 

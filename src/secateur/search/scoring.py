@@ -18,6 +18,7 @@ from secateur.shrinking import check_finite, running
 from secateur.support import Forward, device_of, moved, name_of, run_batch, share_of, tensors_in, unwrapped
 
 __all__ = [
+    "BY_ROW",
     "COMPARISONS",
     "ROWS",
     "SCORES",
@@ -189,14 +190,40 @@ def _rows_of(outputs: Any) -> int:
 
 
 def _by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, int]:
+    rows = _rows_by_kl(dense, found, mask)
+    return float(rows.sum()), len(rows)
+
+
+def _rows_by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
     p, q = (_rows(each, mask).float().log_softmax(-1) for each in (dense, found))
-    return float((p.exp() * (p - q)).sum(dtype=torch.float64)), len(p)
+    return (p.exp() * (p - q)).sum(-1, dtype=torch.float64)
 
 
 def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, int]:
+    rows = _rows_by_cosine(dense, found, mask)
+    return float(rows.sum()), len(rows)
+
+
+def _rows_by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
     one, other = _pooled(dense, mask).double(), _pooled(found, mask).double()
     norms = (one.norm(dim=-1) * other.norm(dim=-1)).clamp_min(1e-30)
-    return float((1 - (one * other).sum(-1) / norms).sum()), len(one)
+    return 1 - (one * other).sum(-1) / norms
+
+
+def _rows_by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
+    """Of each row its share; of outputs that have no rows in common the mean."""
+    total, count = divergence(dense, found, mask)
+    pairs = [
+        [_rows(each if each.dim() > 1 else each[:, None], mask).double() for each in pair]
+        for pair in zip(dense, found, strict=True)
+    ]
+    if any(len(before) != count for before, _ in pairs):
+        return torch.full((count,), total / count, dtype=torch.float64)
+    rows = torch.zeros(count, dtype=torch.float64)
+    for before, after in pairs:
+        varied = float((before - before.mean(0)).square().sum()) or float(before.square().sum()) or 1.0
+        rows += (count * (after - before).square().sum(-1) / varied / 2).cpu()
+    return rows
 
 
 def _pooled(states: Tensor, mask: Tensor | None) -> Tensor:
@@ -221,6 +248,14 @@ COMPARISONS: dict[str, Callable[[Any, Any, Tensor | None], tuple[float, int]]] =
     "cosine": _by_cosine,
     "change": divergence,
 }
+
+
+BY_ROW: dict[str, Callable[[Any, Any, Tensor | None], Tensor]] = {
+    "kl": _rows_by_kl,
+    "cosine": _rows_by_cosine,
+    "change": _rows_by_change,
+}
+"""What each row loses, of which `COMPARISONS` are the sums."""
 
 
 def _entries(batch: Any) -> float:

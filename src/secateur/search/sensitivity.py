@@ -284,7 +284,7 @@ def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[f
         values = named.take(name, list)
         if len(values) != len(levels[name]):
             raise named.wrong(name, f"is of {len(values)} levels, and there are {len(levels[name])}")
-        if not all(each is None or type(each) in (int, float) for each in values):
-            raise named.wrong(name, "holds what is no number")
-        scores[name] = tuple(float("inf") if each is None else float(each) for each in values)
+        its = Fields({str(at): each for at, each in enumerate(values)}, path, hint=_HINT, place=f"scores.{name}")
+        found = [its.maybe(at, float) for at in its.values]
+        scores[name] = tuple(float("inf") if each is None else float(each) for each in found)
     return made, scores, float(read.take("passes", float, least=0))

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -240,7 +241,9 @@ def open_regular(path: Path, *, error: type[ValueError] = ValueError) -> BinaryI
 
 
 def _fits(value: Any, kind: type, least: float | None, most: float | None) -> bool:
-    fits = type(value) is kind or (kind is float and type(value) is int)  # true is an int to Python
+    fits = type(value) is kind  # true is an int to Python
+    if kind is float and type(value) is int:
+        fits = abs(value) <= sys.float_info.max  # JSON's whole numbers have no end
     return fits and (least is None or value >= least) and (most is None or value <= most)
 
 
