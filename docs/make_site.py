@@ -28,6 +28,12 @@ FROM_THE_ROOT = dict.fromkeys(("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md",
     "README.md": "index.md"
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
+BOOSTS = {
+    "start": 4,
+    "guides": 2,
+    "files": 0.5,
+    "benchmarks": 0.5,
+}  # who searches looks for an answer, then for a figure
 CODE = re.compile(r"`[^`]+`")
 FENCE = re.compile(r"^ *(```|~~~)")
 FOLLOWS = re.compile(r"<!-- follows (\S+) at (\w+) -->\s*")
@@ -270,6 +276,8 @@ def is_relative(link: str) -> bool:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links are of the repository in the files, and of the site here."""
     uri = page.file.src_uri
+    if (boost := BOOSTS.get(uri.split("/")[0])) is not None:
+        page.meta.setdefault("search", {})["boost"] = boost
     if uri.startswith("zh-TW/"):
         followed, digest = FOLLOWS.match(markdown).groups()  # a test says that there is such a line
         markdown = FOLLOWS.sub("", markdown)  # a title comes first
