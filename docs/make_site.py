@@ -28,7 +28,15 @@ FROM_THE_ROOT = dict.fromkeys(("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md",
     "README.md": "index.md"
 }
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\[\]]*\])*\])\(([^()\s]+)\)")
+BOOSTS = {
+    "start": 4,
+    "guides": 2,
+    "files": 0.5,
+    "benchmarks": 0.5,
+}  # who searches looks for an answer, then for a figure
+CODE = re.compile(r"`[^`]+`")
 FENCE = re.compile(r"^ *(```|~~~)")
+FOLLOWS = re.compile(r"<!-- follows (\S+) at (\w+) -->\s*")
 CHINESE = "[\u3000-\u303f\u4e00-\u9fff\uff00-\uffef]"
 
 
@@ -268,8 +276,12 @@ def is_relative(link: str) -> bool:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Links are of the repository in the files, and of the site here."""
     uri = page.file.src_uri
+    if (boost := BOOSTS.get(uri.split("/")[0])) is not None:
+        page.meta.setdefault("search", {})["boost"] = boost
     if uri.startswith("zh-TW/"):
-        markdown = re.sub(r"^<!--.*?-->\s*", "", markdown)  # a title comes first
+        followed, digest = FOLLOWS.match(markdown).groups()  # a test says that there is such a line
+        markdown = FOLLOWS.sub("", markdown)  # a title comes first
+        markdown += f"\n\n*譯自英文版 `{followed}`，版本 {digest}。*\n"
         markdown = re.sub(rf"(?<={CHINESE})\n(?={CHINESE})", "", markdown)  # a line's end is no space
     origin = ORIGINS.get(uri)
     if origin is None or origin.suffix != ".md":
@@ -291,8 +303,17 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     lines, inside = [], False
     for line in markdown.split("\n"):
         inside ^= bool(FENCE.match(line))
+        if line.startswith("|") and not inside:  # what others want escaped in code, Markdown of Python shows as it is
+            line = CODE.sub(lambda found: found.group().replace("\\|", "|"), line)
         lines.append(line if inside else LINK.sub(moved, line))
     return "\n".join(lines)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """A browser chooses the shapes of Chinese characters by the language that a page names."""
+    if page.file.src_uri.startswith("zh-TW/"):
+        return output.replace('<html lang="en"', '<html lang="zh-Hant-TW"', 1)
+    return output
 
 
 def on_post_build(config: Any, **_: Any) -> None:

@@ -96,3 +96,22 @@ def test_what_fails_while_it_is_written_is_raised_and_the_file_is_closed(tmp_pat
 def test_a_folder_that_is_not_there_is_said(tmp_path):
     with pytest.raises(FileNotFoundError), direct.new_file(tmp_path / "no/file", 0):
         pass
+
+
+@pytest.mark.parametrize("ordinary", [True, False])
+def test_a_file_that_may_not_grow_is_named(tmp_path, monkeypatch, ordinary):
+    """As `ulimit -f`, a quota or a full disk has it: the error of the system itself names no file."""
+    import resource
+
+    if ordinary:
+        monkeypatch.setattr(direct, "_DIRECT", 0)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught, direct.new_file(tmp_path / "file", 0) as file:
+            for _ in range(4):
+                file.write(memoryview(bytes(4096)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(tmp_path / "file")

@@ -151,7 +151,9 @@ def test_the_result_prints_as_a_table(dense):
     ]
     assert "what secateur.json claims holds, pattern 2:4, " in str(found)
     alone = verify_checkpoint(found.path)
-    assert str(alone).startswith("unchecked  no source was given")
+    assert str(alone).startswith("unchecked: no source was given")
+    heads = [[cells.head for cells in each._sheets()[0].cells] for each in (found, alone)]
+    assert [head for head in heads[0] if head not in heads[1]] == ["all else as in the source"]  # no empty columns
 
 
 def test_a_pruned_checkpoint_pruned_again(dense):

@@ -72,7 +72,7 @@ def test_what_is_packed_is_said_and_saved(here, tmp_path):
     assert re.fullmatch(r"first +64x64 +75.0% +2 +1 +2.00  GroupedLinear", lines[1])
     assert re.split(" {2,}", lines[2]) == ["second", "8x64", "0%", "dense, no zeros"]
     assert lines[4].startswith("1 of 2 layers packed; their ")
-    assert re.fullmatch(r"The model takes [\d.]+ ms, and took [\d.]+: [\d.]+ times as fast\.", lines[5])
+    assert re.fullmatch(r"The model takes [\d.]+ ms, and took [\d.]+; round by round [\d.]+ times as fast\.", lines[5])
     assert "1 thread; kernels: " in lines[6]
     assert "Wrote packed.safetensors; " in lines[-1]
     assert torch.get_num_threads() == threads

@@ -141,9 +141,19 @@ def test_shrink_has_a_page(zoo, tmp_path):
     assert [word for word in words_of(result.stdout) if word not in text] == []
     for said in ("criterion lamp", "Group by group", "What stays whole", "Nothing was written."):
         assert said in text, said
-    assert re.search(r"Measured: the example took [\d.]+ ms and takes [\d.]+ ms, [\d.]+ times as fast", text)
+    assert re.search(r"Measured: the example took [\d.]+ ms and takes [\d.]+ ms \(medians of \d+ rounds", text)
     assert "Before and after, measured" in text
     assert "Measured:" not in result.stdout  # time that only a page is worth
+
+
+def test_a_tensor_without_zeros_is_not_drawn(pruned):
+    from secateur.checkpoints import inspect_checkpoint
+
+    found = inspect_checkpoint(pruned)
+    [chart] = found._sheets()[0].charts
+    drawn = dict(zip(chart.names, chart.values, strict=True))
+    assert {drawn[each.name] for each in found.tensors if not each.sparsity} == {None}
+    assert any(drawn.values())
 
 
 def test_the_machine_is_on_it(pruned, tmp_path):

@@ -31,7 +31,7 @@ def test_what_does_not_hold_is_named(pruned):
     save_file(tensors, pruned / "model.safetensors", metadata={"format": "pt"})
     result = run("verify", pruned)
     assert result.exit_code == 1
-    assert any(line.startswith("wrong      ") and name in line for line in result.stdout.splitlines())
+    assert any(line.startswith("wrong: ") and name in line for line in result.stdout.splitlines())
     assert "does not hold" in result.stdout
     record = json.loads(run("verify", pruned, "--json").stdout)
     assert record["problems"]

@@ -173,13 +173,23 @@ def test_a_page_that_could_not_be_written_is_told_before(tmp_path: Path, monkeyp
 
 @in_chromium
 def test_its_tables_sort_and_it_is_no_wider_than_the_window(tmp_path: Path) -> None:
-    path = write_account(made(), tmp_path / "page.html")
+    lost = Cells("lost", [0.5, 0.1], ["0.000412345", "0.1"], [0.5, 0.1])
+    sheets = [*made().sheets, Sheet("Lost", [Cells("group", ["encoder.layer.0.intermediate.dense", "b"]), lost])]
+    path = write_account(made(sheets=sheets), tmp_path / "page.html")
     dom = chromium(tmp_path / "profile", f"{path.as_uri()}#sort=sheet-1:column-1:descending", "--dump-dom")
     assert column(dom, "sheet-1", 1) == ["1.0", "0.9", "0.5", "0.25", ""]  # what was not measured comes last
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", path.read_text(encoding="utf-8"))
-    driver = "document.title = String(document.documentElement.scrollWidth > innerWidth);"
+    driver = """
+        const named = document.querySelectorAll("tbody th, .keys li");
+        const cut = Array.from(named, each => each.scrollWidth > each.clientWidth + 1);
+        const drawn = document.querySelectorAll("#sheet-2 .level");
+        const bars = Array.from(drawn, each => each.getBoundingClientRect().left);
+        const words = Array.from(document.querySelectorAll("pre span"), each => each.getClientRects().length);
+        const wider = document.documentElement.scrollWidth > innerWidth;
+        document.title = [wider, cut.some(Boolean), Math.max(...bars) - Math.min(...bars) > 1, Math.max(...words) > 1];
+    """
     driven = tmp_path / "driven.html"
     driven.write_text(text.replace("</body>", f"<script>{driver}</script></body>"), encoding="utf-8")
     for width in (390, 500, 1280):
         dom = chromium(tmp_path / "profile", driven.as_uri(), "--dump-dom", f"--window-size={width},900")
-        assert re.findall("<title>(.*?)</title>", dom) == ["false"], width
+        assert re.findall("<title>(.*?)</title>", dom) == ["false,false,false,false"], width

@@ -34,8 +34,8 @@ def test_what_is_said_is_the_median_of_the_rounds():
     timed = Timed("2 rows", (4_000_000, 1_000_000), [0.002, 0.004, 0.004], [0.001, 0.001, 0.002], 2)
     assert timed.times_faster == 2
     assert timed.line() == (
-        "Measured: 2 rows took 4 ms and takes 1 ms, 2.00 times as fast, 2.00 to 4.00 in the rounds "
-        "(medians of 3, in turns, 2 threads)."
+        "Measured: 2 rows took 4 ms and takes 1 ms (medians of 3 rounds, in turns, 2 threads). It was faster in 3 of "
+        "them: 2.00 times in the middle one, 2.00 to 4.00 in all."
     )
     what, before, after, left = timed.sheet().cells
     assert what.values == [

@@ -69,7 +69,7 @@ def test_the_command_verifies_it(made, source):
     ended = run("verify", made / "small", *source, *([made / "dense"] if source else []))
     assert ended.exit_code == 0, ended.output
     assert "small: what secateur.json claims holds" in ended.stdout
-    assert "unchecked  " in ended.stdout
+    assert "unchecked: " in ended.stdout
 
 
 @pytest.mark.parametrize("source", [True, False])

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, files_below
-from secateur.support import Fields, naming, printable, track, write_whole
+from secateur.support import FULL, Fields, naming, printable, track, write_whole
 
 __all__ = ["Unfinished", "unfinished", "unfinished_copy"]
 
@@ -351,10 +351,12 @@ def unfinished(
             run.begin()
             yield run
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in FULL:
                 raise
+            full = error.errno == errno.ENOSPC
+            what = "the disk is full; free space" if full else f"{error.strerror}, a limit or a quota; raise it"
             raise CheckpointError(
-                f"{run.place}: the disk is full; free space and run the same command again, the "
+                f"{error.filename2 or error.filename or run.place}: {what} and run the same command again, the "
                 f"{len(run.blocks)} finished blocks are kept."
             ) from None
         finally:

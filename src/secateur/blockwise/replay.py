@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.support import Forward, mapped, moved, private, run_batch
+from secateur.support import Forward, mapped, moved, naming, private, run_batch
 
 __all__ = ["LostOutputError", "Outputs", "RUNS_AGAIN", "Replay"]
 
@@ -99,7 +99,7 @@ class Outputs:
         path = self.folder / f"{self.prefix}{name}.{number}.{len(files)}.activations"
         files.append(path)
         # room for the file is asked for now: a full disk is an error here, and not a signal when a page is written
-        with open(path, "wb") as file:
+        with naming(path), open(path, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, tensor.nbytes)
         mapping = torch.from_file(str(path), shared=True, size=tensor.numel(), dtype=tensor.dtype)
         return mapping.view(tensor.shape).copy_(tensor)

@@ -18,6 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from secateur.support import naming
+
 __all__ = ["new_file"]
 
 _LEAST = 1 << 26  # bytes of a file of which it is worth it
@@ -33,11 +35,11 @@ def new_file(path: Path, nbytes: int) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):  # not of this file system; what else is wrong an ordinary file says
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | _DIRECT, 0o666)
     if descriptor is None:
-        with open(path, "wb", buffering=0) as opened:
+        with naming(path), open(path, "wb", buffering=0) as opened:
             yield opened
         return
     try:
-        with ThreadPoolExecutor(1, "secateur-write") as thread:
+        with naming(path), ThreadPoolExecutor(1, "secateur-write") as thread:
             file = _Direct(descriptor, thread)
             yield cast(BinaryIO, file)
             file.flush()

@@ -42,9 +42,10 @@ def _cells(inspection: Inspection) -> list[Cells]:
 def _chart(tensors: Sequence[TensorInspection]) -> Chart:
     return Chart(
         "Where the zeros are",
-        "The share of zeros in each tensor, in their natural order; a line joins what differs in numbers alone.",
+        "The share of zeros in each tensor that has any, in their natural order; a line joins what differs in numbers "
+        "alone.",
         [printable(each.name) for each in tensors],
-        [each.sparsity for each in tensors],
+        [each.sparsity or None for each in tensors],
         "zeros",
         share=True,
     )
@@ -75,9 +76,10 @@ def verified_sheets(found: Verification) -> list[Sheet]:
         _counts("zeros counted", [each.zeros for each in tensors]),
         _counts("zeros claimed", [each.claimed for each in tensors]),
         Cells("in the pattern", [_yes(each.pattern) for each in tensors]),
-        Cells("else unchanged", [_yes(each.unchanged) for each in tensors]),
+        Cells("all else as in the source", [_yes(each.unchanged) for each in tensors]),
     ]
-    return [Sheet("Tensor by tensor", cells)] if tensors else []
+    said = [cells for cells in cells if any(value not in (None, "") for value in cells.values)]
+    return [Sheet("Tensor by tensor", said)] if tensors else []
 
 
 def _counts(head: str, values: Sequence[int | None]) -> Cells:

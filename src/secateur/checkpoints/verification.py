@@ -128,11 +128,12 @@ class Verification(Reported):
 
     def _parts(self) -> Iterator[Part]:
         """What is wrong, what could not be checked, and the verdict."""
-        yield from (f"wrong      {printable(problem, 1000)}" for problem in self.problems)
-        yield from (f"unchecked  {printable(what, 1000)}" for what in self.unchecked)
+        yield from (f"wrong: {printable(problem, 1000)}" for problem in self.problems)
+        yield from (f"unchecked: {printable(what, 1000)}" for what in self.unchecked)
         if self.problems or self.unchecked:
             yield ""
-        yield verified_rows(self)
+        if any(tensor.zeros is not None for tensor in self.tensors):  # of a shrunken model no zeros are counted
+            yield verified_rows(self)
         yield ""
         pattern = f", pattern {self.pattern}" if self.pattern else ""
         compared = f", {self.files} other files compared" if self.source else ""

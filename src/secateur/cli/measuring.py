@@ -26,7 +26,7 @@ from secateur.inference import Packing, pack
 from secateur.patterns import Pattern
 from secateur.pipeline import sparsify
 from secateur.report import Timed, before_and_after
-from secateur.shrinking import shrink
+from secateur.shrinking import WithoutDataWarning, shrink
 from secateur.support import alternating, bytes_text, printable, run_example, track
 
 __all__ = [
@@ -200,7 +200,8 @@ def _forms(
         forms.append(Form(word, sparsity, other, pack(other, inputs)))
     smaller = copy.deepcopy(model)
     try:
-        with waiting("shrinking"):
+        with waiting("shrinking"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", WithoutDataWarning)  # what is measured is time alone
             shrink(smaller, inputs, 0.5, target="macs", verify=False)
         forms.append(Form("shrink, half the work", None, smaller))
     except Exception as error:  # the user's model may be of any kind, and the other forms stand

@@ -36,7 +36,12 @@ def pack(
         bool, typer.Option("--no-kernels", help="Plain torch operations only: they train, and export to ONNX.")
     ] = False,
     no_fuse: Annotated[
-        bool, typer.Option("--no-fuse", help="Leave what follows packed convolutions, such as ReLUs, where it is.")
+        bool,
+        typer.Option(
+            "--no-fuse",
+            help="Leave what stands around packed convolutions as it is: normalizations and ReLUs behind them, those "
+            "behind dense ones, poolings.",
+        ),
     ] = False,
     values: Annotated[
         str | None,

@@ -175,7 +175,8 @@ def shrink(
                 "no_repair": no_repair,
                 "rank_branches": rank_branches,
             }
-            if data is not None:
+            if data is not None:  # which chooses: what the criterion is if left out is not what was asked
+                asked["criterion"] = None if criterion == "magnitude" else criterion
                 asked |= {"samples": samples, "sequence_length": sequence_length, "seed": seed}
                 asked |= {"activations": activations, "device": device}
             if branches:

@@ -64,10 +64,13 @@ def recovered_sheets(done: Recovered) -> list[Sheet]:
         )
         sheets.append(Sheet("Block by block", cells, [chart]))
     if done.zeros:
+        before_after = [[pair[at] for pair in done.zeros.values()] for at in (0, 1)]
         cells = [
             Cells("weight", [printable(name, 1000) for name in done.zeros]),
-            Cells("zeros before", [pair[0] for pair in done.zeros.values()]),
-            Cells("zeros after", [pair[1] for pair in done.zeros.values()]),
+            *(
+                Cells(f"zeros {word}", counts, [f"{each:,}" for each in counts])
+                for word, counts in zip(("before", "after"), before_after, strict=True)
+            ),
         ]
         sheets.append(Sheet("Zeros", cells))
     return sheets

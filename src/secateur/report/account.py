@@ -53,10 +53,11 @@ class Chart:
     """One number of each of many named things, in their order: of each layer, say. Names that differ in numbers alone
     are one series.
 
-    ``share`` says that the numbers are fractions, shown in percent from 0 to 100; None is left out. ``series`` says
-    which things are one series, if their names do not; ``places`` where each is from left to right, and ``along`` what
-    that is. Only where neighbours have to do with one another are they ``joined`` by a line. ``grid`` says the row and
-    the column that each has in a map of the numbers; by their names, a row is a kind and a column a block.
+    ``share`` says that the numbers are fractions, shown in percent, up to 100 if one is over 50; None is left out.
+    ``series`` says which things are one series, if their names do not; ``places`` where each is from left to right,
+    and ``along`` what that is. Only where neighbours have to do with one another are they ``joined`` by a line.
+    ``grid`` says the row and the column that each has in a map of the numbers; by their names, a row is a kind and a
+    column a block.
 
     >>> Chart("Zeros", "Of each layer.", ["a", "b"], [0.5], "zeros")
     Traceback (most recent call last):

@@ -112,7 +112,7 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
     if len({value for points in series.values() for _, value in points}) < 2 or len(series) > _MOST:
         return None
     figure = Figure(figsize=(8.4, 3.6))
-    axes = figure.add_axes((0.095, 0.13, 0.885, 0.76))
+    axes = figure.add_axes((0.095, 0.14, 0.885, 0.75))
     keys = []
     for number, (kind, points) in enumerate(series.items()):
         color = number % len(SERIES)
@@ -130,13 +130,13 @@ def chart_of(chart: Chart, prefix: str) -> tuple[Plot, list[Key]] | None:
         edge = (max(chart.places) - min(chart.places)) / 40 or 0.5
         axes.set_xlim(min(chart.places) - edge, max(chart.places) + edge)
         axes.locator_params(axis="x", integer=True)
-    if chart.share:
+    if chart.share and max(value for points in series.values() for _, value in points) > 50:
         axes.set_ylim(0, 104)
     else:
         axes.set_ylim(0, None)
     label: dict[str, Any] = {"parse_math": False}
     axes.text(-0.07, 1.04, f"{chart.label} (%)" if chart.share else chart.label, transform=axes.transAxes, **label)
-    axes.set_xlabel(chart.along)
+    axes.set_xlabel(chart.along, labelpad=9 if chart.places is None else 4)  # markers at zero reach below the axis
     axes.tick_params(length=0)
     axes.spines["left"].set_visible(False)
     return Plot(chart.title, chart.caption, svg_of(figure, prefix, f"{chart.title}: {chart.caption}")), keys

@@ -99,6 +99,11 @@ class Column:
     def show(self, row: Any) -> str:
         return self.texts[row]
 
+    @property
+    def widest(self) -> int:
+        """How many characters its longest text has: behind bars all take as much, so that bars stand in line."""
+        return max(map(len, self.texts.values()), default=0)
+
 
 def columns_of(results: Results, rows: Sequence[Row]) -> list[Column]:
     """What both tables show: only columns for which something was measured."""

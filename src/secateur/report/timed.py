@@ -52,10 +52,11 @@ class Timed:
         """As it is said in a sentence."""
         each = ratios([*self.after], [*self.before])
         was, now = (f"{1000 * statistics.median(times):.3g} ms" for times in (self.before, self.after))
-        rounds = f"medians of {len(each)}, in turns, {self.threads} thread{'s' * (self.threads > 1)}"
+        rounds = f"medians of {len(each)} rounds, in turns, {self.threads} thread{'s' * (self.threads > 1)}"
+        won = sum(faster > 1 for faster in each)
         return (
-            f"Measured: {self.call} took {was} and takes {now}, {self.times_faster:.2f} times as fast, "
-            f"{min(each):.2f} to {max(each):.2f} in the rounds ({rounds})."
+            f"Measured: {self.call} took {was} and takes {now} ({rounds}). It was faster in {won} of them: "
+            f"{self.times_faster:.2f} times in the middle one, {min(each):.2f} to {max(each):.2f} in all."
         )
 
     def sheet(self) -> Sheet:

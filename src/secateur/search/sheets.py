@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fitted_sheets", "sensitivity_sheets"]
 
+_LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that more of it is worse
+
 
 def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
     """A row a group: its errors and the model's scores at each share, with a chart of the scores at the middle one."""
@@ -47,10 +49,11 @@ def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
         "groups that differ in numbers alone."
     )
     labels = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
-    charts = [Chart("What each group costs", caption, labels, by_share[middle], found.score)]
+    label = _LABELS.get(found.score, found.score)
+    charts = [Chart("What each group costs", caption, labels, by_share[middle], label)]
     if 1.0 in by_share and middle != 1.0:
         told_whole = f"What the model loses ({found.score}) where all of it leaves, in their order."
-        charts.append(Chart("What leaves as a whole costs", told_whole, labels, by_share[1.0], found.score))
+        charts.append(Chart("What leaves as a whole costs", told_whole, labels, by_share[1.0], label))
     return [Sheet("Group by group", cells, charts)]
 
 

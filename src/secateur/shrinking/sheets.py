@@ -34,7 +34,7 @@ def model_sheets(done: Shrunk) -> list[Sheet]:
 def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
     """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
     gone = [printable(name, 1000) for name in done.gone]
-    sheets = [Sheet("Block by block", [Cells("block", gone), Cells("left as number", list(range(1, len(gone) + 1)))])]
+    sheets = [Sheet("Block by block", [Cells("block", gone), Cells("order of leaving", list(range(1, len(gone) + 1)))])]
     if done.patched:
         names, shares = [printable(name, 1000) for name in done.patched], list(done.patched.values())
         cells = [Cells("tensor", names), Cells("makes up for", shares, [percent(share) for share in shares], shares)]
@@ -68,7 +68,8 @@ def _errors(errors: Mapping[str, float]) -> Sheet:
     """What repaired matrices lost: a row each."""
     names, lost = [printable(name, 1000) for name in errors], list(errors.values())
     told = "What the outputs of each repaired weight lost: the share of the variance of what they become part of."
-    chart = Chart("What repaired weights lost", told, names, lost, "share lost")
+    share = max(lost, default=0) <= 1  # more than all is lost where a repair went wrong
+    chart = Chart("What repaired weights lost", told, names, lost, "lost" if share else "share lost", share=share)
     cells = [Cells("weight", names), Cells("lost", lost, [f"{each:.3%}" for each in lost])]
     return Sheet("What was repaired", cells, [chart])
 

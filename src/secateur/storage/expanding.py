@@ -27,7 +27,7 @@ from secateur.storage.layout import (
 )
 from secateur.storage.loading import CompressedCheckpoint
 from secateur.storage.saving import Compression
-from secateur.support import track, whole_file
+from secateur.support import naming, track, whole_file
 
 __all__ = ["expand_checkpoint"]
 
@@ -131,7 +131,7 @@ def _expand_directory(checkpoint: CompressedCheckpoint, files: _Files, out: Path
         work = [tensor for _, tensors in files.values() for tensor in tensors]
         with contextlib.closing(track(work, "expanding")) as each:
             for file, (header, tensors) in files.items():
-                with open(temporary / names[file], "xb") as opened:
+                with naming(temporary / names[file]), open(temporary / names[file], "xb") as opened:
                     _expand_file(opened, checkpoint, header, itertools.islice(each, len(tensors)))
         if index is not None:
             weight_map = {tensor.entry.name: names[tensor.entry.path].as_posix() for tensor in work}

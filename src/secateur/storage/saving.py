@@ -51,7 +51,7 @@ from secateur.storage.layout import (
     renamed,
 )
 from secateur.storage.loading import CompressedCheckpoint
-from secateur.support import LazyTensors, Part, Rows, bytes_text, percent, printable, track, whole, whole_file
+from secateur.support import LazyTensors, Part, Rows, bytes_text, naming, percent, printable, track, whole, whole_file
 from secateur.targets import identity_of
 
 __all__ = ["Compression", "encoding_rows", "save_compressed"]
@@ -237,7 +237,7 @@ def _compress_directory(
             for file, target in files.items():
                 own = [entry for entry in checkpoint.entries.values() if entry.path == file]
                 work = _Work(header_of_file(file), own, _bytes_reader(checkpoint), masks, {})
-                with open(temporary / target, "xb") as opened:
+                with naming(temporary / target), open(temporary / target, "xb") as opened:
                     written += work.write(opened, temporary, zstd, itertools.islice(entries, len(own)))
                 parts |= dict.fromkeys(read_header(temporary / target)[0], str(target.as_posix()))
                 dense += work.dense

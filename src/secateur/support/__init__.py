@@ -1,7 +1,7 @@
 """What every room uses, each once: files, sharding, ownership, running a model, tables, timing, progress."""
 
 from secateur.support import documents, private, records
-from secateur.support.files import naming, whole_file, write_whole
+from secateur.support.files import FULL, naming, whole_file, write_whole
 from secateur.support.globs import matched, matches, no_match
 from secateur.support.lazy import LazyTensors
 from secateur.support.machine import processor
@@ -40,6 +40,7 @@ from secateur.support.undo import Undo
 from secateur.support.words import described, function_of, name_of, unknown
 
 __all__ = [
+    "FULL",
     "Fields",
     "Forward",
     "LazyTensors",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["naming", "whole_file", "write_whole"]
+__all__ = ["FULL", "naming", "whole_file", "write_whole"]
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))  # the disk, one's share of it, what a file may hold
 

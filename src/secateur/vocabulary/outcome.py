@@ -124,7 +124,7 @@ def _unseen(found: Unseen) -> Iterator[str]:
     )
     if tokens > same:
         lost = tokens - same
-        yield f"The {lost:,} that do not become {found.pieces:,} smaller pieces; {found.unknown:,} become unknown."
+        yield f"The other {lost:,} become {found.pieces:,} smaller pieces; {found.unknown:,} become unknown."
 
 
 def _some(names: list[str], count: int = 3) -> str:

@@ -78,7 +78,7 @@ def test_pack_compares_the_whole_model_only_where_it_was_timed():
     rows, _, *lines = packed_parts(PACKING, timed, "")
     assert rows == PACKING.parts[0]
     assert lines[0] == "1 of 2 layers packed; their 3 kB are now 2.25 kB."
-    assert lines[1] == "The model takes 2 ms, and took 4: 2.00 times as fast."
+    assert lines[1] == "The model takes 2 ms, and took 4; round by round 2.00 times as fast."
     dense = Packing(PACKING.layers[1:])
     _, _, *lines = packed_parts(dense, Bench(found.forms[:2], [], {}, 1), "")
     assert lines == ["0 of 1 layers packed; their 2 kB are now 2 kB.", f"1 thread; {describe()}."]

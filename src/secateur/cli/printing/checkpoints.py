@@ -64,8 +64,8 @@ def pruned_parts(done: CheckpointSparsification) -> Iterator[Part]:
 
 def verified_parts(found: Verification) -> Iterator[Part]:
     """What is wrong, what could not be checked, and the verdict."""
-    yield from (f"wrong      {printable(problem, 1000)}" for problem in found.problems)
-    yield from (f"unchecked  {printable(what, 1000)}" for what in found.unchecked)
+    yield from (f"wrong: {printable(problem, 1000)}" for problem in found.problems)
+    yield from (f"unchecked: {printable(what, 1000)}" for what in found.unchecked)
     if found.problems or found.unchecked:
         yield ""
     if any(tensor.zeros is not None for tensor in found.tensors):  # of a shrunken model no zeros are counted

@@ -71,7 +71,7 @@ def packed_parts(packing: Packing, found: Bench, what: str) -> Iterator[Part]:
     if packing.packed:
         dense, packed = (1e3 * statistics.median(own) for own in found.times)
         faster = ratio(found.times[1], found.times[0])
-        yield f"The model takes {packed:.3g} ms, and took {dense:.3g}: {faster:.2f} times as fast."
+        yield f"The model takes {packed:.3g} ms, and took {dense:.3g}; round by round {faster:.2f} times as fast."
     yield f"{what}{threads_text(found.threads)}; {native.describe()}."
 
 
