@@ -29,7 +29,7 @@ from secateur.shrinking import load_shrunken, save_shrunken
 from secateur.training import Pruner
 
 SIZE, PIECES = 96, 5  # pixels of an image each way; pieces of other digits in it, each a quarter as wide
-BATCH, STEPS, TUNING_STEPS, RATE = 32, 400, 300, 1e-3
+BATCH, RATE = 32, 1e-3
 SMALL = 0.6  # of the steps are on images of half the size, which take a quarter of the time
 SPARE = ("stem.*", "head.*")  # the first convolution and the last layer stay dense
 
@@ -126,16 +126,17 @@ def train(
 
 
 class Trained:
-    """Every form of the network, made once and kept in the cache."""
+    """Every form of the network, trained and fine-tuned for so many steps, made once and kept in the cache."""
 
-    def __init__(self, cache: Path) -> None:
-        self.scenes, self.cache = Scenes(), cache
+    def __init__(self, cache: Path, steps: int, tuning_steps: int) -> None:
+        self.scenes, self.steps = Scenes(), tuning_steps
+        self.cache = cache = cache / f"scenes-{steps}-{tuning_steps}"
         torch.manual_seed(0)
         self.before = Classifier()
-        cached(cache / "trained.safetensors", self.before, lambda m: train(m, self.scenes, STEPS, 0, lambda _: None))
+        cached(cache / "trained.safetensors", self.before, lambda m: train(m, self.scenes, steps, 0, lambda _: None))
 
     def tune(self, model: nn.Module, begin: Callable[[torch.optim.Optimizer], object] = lambda _: None) -> None:
-        train(model, self.scenes, TUNING_STEPS, 1, begin)
+        train(model, self.scenes, self.steps, 1, begin)
 
     def dense(self) -> nn.Module:
         return cached(self.cache / "dense.safetensors", copy.deepcopy(self.before), self.tune)
@@ -150,7 +151,7 @@ class Trained:
                 pruners.append(
                     Pruner(
                         model, optimizer, sparsity, criterion=magnitude, allocate=uniform, exclude=SPARE,
-                        total_steps=TUNING_STEPS, verbose=False,
+                        total_steps=self.steps, verbose=False,
                     )
                 )  # fmt: skip
 

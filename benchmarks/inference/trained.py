@@ -93,7 +93,7 @@ def rows(trained: Trained, folder: Path, compiling: bool) -> Iterator[Row]:
 
 def bench_trained(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    trained = Trained(options.cache / "scenes")
+    trained = Trained(options.cache, *options.scene_steps)
     known = Accuracies(trained.cache / "right.json")
     x = trained.scenes.test_images[:1]
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
@@ -111,7 +111,8 @@ def bench_trained(options: argparse.Namespace) -> None:
         min(((name, "") for name in names if (name, "") in medians), key=lambda key: medians[key])
         for names in (FLOATS, INTS)
     )
-    print(f"\n{describe()}; ResNet-18, one image of {SIZE}×{SIZE}, one thread, {options.clock} clock\n")
+    print(f"\n{describe()}; one image of {SIZE}×{SIZE}, one thread, {options.clock} clock\n")
+    print(f"trained for {options.scene_steps[0]} steps, then each form for {options.scene_steps[1]}", end="; ")
     print(f"fastest dense in float32: {fastest[0]}; in int8: {fastest_int8[0]}\n")
     print(
         head(["what", "asked", "ms", "times the fastest dense float32", "times the fastest dense int8", "right, %", ""])
