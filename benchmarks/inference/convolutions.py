@@ -12,13 +12,14 @@ import copy
 import itertools
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from benchmarks.inference.exported import (
     onnx_file,
@@ -134,18 +135,41 @@ def resnet(depth: int, sparsity: float, outputs: int = 1) -> nn.Module:
     from transformers import ResNetConfig, ResNetForImageClassification
 
     torch.manual_seed(0)
-    basic = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
-    model = ResNetForImageClassification(ResNetConfig(num_labels=1000, **(basic if depth == 18 else {})))
+    config = ResNetConfig(num_labels=1000, **(BASIC if depth == 18 else {}))
+    return sparse(Logits(ResNetForImageClassification(config)), sparsity, outputs)
+
+
+def mobilenet(sparsity: float, outputs: int = 1) -> nn.Module:
+    """MobileNetV2 as transformers builds it: nearly all of its work is in convolutions of 1×1. Depthwise ones stay."""
+    from transformers import MobileNetV2Config, MobileNetV2ForImageClassification
+
+    torch.manual_seed(0)
+    config = MobileNetV2Config(num_labels=1000, tf_padding=False)
+    return sparse(Logits(MobileNetV2ForImageClassification(config)), sparsity, outputs)
+
+
+def detector(sparsity: float, outputs: int = 1) -> nn.Module:
+    torch.manual_seed(0)
+    return sparse(Detector(), sparsity, outputs)
+
+
+BASIC = {"layer_type": "basic", "hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+OTHERS = {"mobilenet": ("MobileNetV2", mobilenet, 224), "detector": ("detector", detector, 320)}
+
+
+def sparse(model: nn.Module, sparsity: float, outputs: int = 1) -> nn.Module:
+    """With random masks on all convolutions but the first and depthwise ones, and normalizations as after training."""
     model = model.eval().requires_grad_(False)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Conv2d) and "embedder.embedder" not in name:
-            module.weight.copy_(masked(module.weight, sparsity, outputs))
-        if isinstance(module, nn.BatchNorm2d):  # as after training, nothing is exactly 0 or 1
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels > 3 and module.groups == 1:
+            alike = outputs if module.out_channels % outputs == 0 else 1
+            module.weight.copy_(masked(module.weight, sparsity, alike))
+        if isinstance(module, nn.BatchNorm2d):  # nothing is exactly 0 or 1
             module.running_mean.normal_(0, 0.1)
             module.running_var.uniform_(0.5, 1.5)
             module.weight.uniform_(0.5, 1.0)
             module.bias.normal_(0, 0.1)
-    return Logits(model).eval()
+    return model
 
 
 class Logits(nn.Module):
@@ -156,6 +180,40 @@ class Logits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made: Tensor = self.model(x).logits
         return made
+
+
+class Detector(nn.Module):
+    """A backbone (ResNet-18 as transformers builds it), a pyramid of its last three stages, and a head for each.
+
+    The shape of detectors in one stage: from (n, 3, h, w) to (n, places of all levels, 4 + classes).
+    """
+
+    def __init__(self, width: int = 128, classes: int = 80) -> None:
+        from transformers import ResNetBackbone, ResNetConfig
+
+        super().__init__()
+        stages = ["stage2", "stage3", "stage4"]
+        self.backbone = ResNetBackbone(ResNetConfig(**BASIC, out_features=stages))
+        sizes = BASIC["hidden_sizes"][1:]
+        self.lateral = nn.ModuleList(nn.Conv2d(size, width, 1) for size in sizes)
+        self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in sizes)
+        self.heads = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(),
+                nn.Conv2d(width, 4 + classes, 1),
+            )
+            for _ in sizes
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        levels = [side(each) for side, each in zip(self.lateral, self.backbone(x).feature_maps, strict=True)]
+        for upper in (1, 0):
+            levels[upper] = levels[upper] + functional.interpolate(levels[upper + 1], scale_factor=2.0)
+        found = [
+            head(smooth(each)).flatten(2) for head, smooth, each in zip(self.heads, self.smooth, levels, strict=True)
+        ]
+        return torch.cat(found, 2).transpose(1, 2)
 
 
 def bench_sums(options: argparse.Namespace) -> None:
@@ -231,14 +289,23 @@ def whole_rivals(model: nn.Module, x: Tensor, folder: Path, compiling: bool) -> 
     return calls
 
 
+def networks(options: argparse.Namespace) -> Iterator[tuple[str, Callable[[float, int], nn.Module], int]]:
+    """(title, what builds it with a share of zeros, height and width of an image) of those that were asked for."""
+    for name in options.models:
+        if name == "resnet":
+            yield from ((f"ResNet-{depth}", partial(resnet, depth), 224) for depth in options.depths)
+        else:
+            yield OTHERS[name]
+
+
 def bench_whole(options: argparse.Namespace) -> None:
     columns = ["end to end", "threads", "batch", "zeros", *(f"{name}, ms" for name in (*FLOAT, *HALF, *INT8, *OURS))]
     print("\n" + head([*columns, "than the best dense", "goal", "than the best int8"]))
     compiling = not options.without_compiling
-    for depth in options.depths:
+    for title, build, size in networks(options):
         for images in options.images:
             for sparsity, outputs in itertools.product(options.sparsities, options.outputs):
-                model, x = resnet(depth, sparsity, outputs), torch.randn(images, 3, 224, 224)
+                model, x = build(sparsity, outputs), torch.randn(images, 3, size, size)
                 packed, rounded, inputs_too = (copy.deepcopy(model) for _ in range(3))
                 packing = pack(packed, x)
                 torch.testing.assert_close(packed(x), model(x), rtol=1e-3, atol=1e-3)
@@ -257,9 +324,9 @@ def bench_whole(options: argparse.Namespace) -> None:
                     for names in (FLOAT, INT8, OURS[:2], OURS)
                 )
                 faster = ratio(times[ours], times[floats])
-                goal = GOALS_OF_50.get((images, sparsity)) if (depth, outputs) == (50, 1) else None
+                goal = GOALS_OF_50.get((images, sparsity)) if (title, outputs) == ("ResNet-50", 1) else None
                 told = "" if goal is None else f"{goal} {'met' if faster >= goal else 'missed'}"
-                cells = [f"ResNet-{depth}", f"{torch.get_num_threads()}", f"{images}"]
+                cells = [title, f"{torch.get_num_threads()}", f"{images}"]
                 cells += [f"{100 * sparsity:.0f} %{in_blocks(outputs)}"]
                 cells += [f"{medians[name]:.1f}" if name in medians else "–" for name in (*FLOAT, *HALF, *INT8, *OURS)]
                 against = f"**{ratio(times[best], times[ints]):.2f}** ({ints})"

@@ -9,7 +9,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,16 +43,21 @@ def onnx_file(path: Path, model: nn.Module, example: tuple[Tensor, ...], quantiz
     return unfinished.rename(path)
 
 
-def onnx_file_of_convolutions(path: Path, model: nn.Module, example: tuple[Tensor, ...]) -> Path:
-    """The same with convolutions in int8, too, and activations whose ranges are those of the example: what engines
-    read that have int8 kernels of convolutions (quantize and dequantize between; weights by channel)."""
+def onnx_file_of_convolutions(
+    path: Path, model: nn.Module, example: tuple[Tensor, ...], ranges: Sequence[tuple[Tensor, ...]] = ()
+) -> Path:
+    """The same with convolutions in int8, too, and activations whose ranges are those of ``ranges``, else of the
+    example: what engines read that have int8 kernels of convolutions (quantize and dequantize between; weights by
+    channel)."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     plain = onnx_file(path.with_suffix(".float"), model, example, False)
     names = [each.name for each in _session(plain, 1).get_inputs()]
 
     class Once(CalibrationDataReader):
-        given = iter([{name: tensor.numpy() for name, tensor in zip(names, example, strict=True)}])
+        given = iter(
+            [{name: each.numpy() for name, each in zip(names, one, strict=True)} for one in ranges or [example]]
+        )
 
         def get_next(self) -> Any:
             return next(self.given, None)

@@ -5,6 +5,8 @@
     python benchmarks/inference/run.py threads [--batches 1,16,256] [--rounds 9]
     python benchmarks/inference/run.py models [--threads 1,2] [--only mlp,llama] [--minilm DIR] [--cache DIR]
     python benchmarks/inference/run.py convolutions [--threads 1] [--parts layers,sums,whole,digits] [--outputs 1,4]
+                                                   [--models resnet,mobilenet,detector] [--images 1,16]
+    python benchmarks/inference/run.py trained [--rounds 9] [--clock wall|cpu] [--scene-steps 1000,500] [--cache DIR]
     python benchmarks/inference/run.py onnx [--threads 1,2] [--batches 1,16,256] [--rounds 9] [--clock wall|cpu]
     python benchmarks/inference/run.py verbs --minilm DIR [--rounds 9] [--clock wall|cpu] [--cache DIR]
 
@@ -24,6 +26,7 @@ from benchmarks.inference.convolutions import bench_convolutions
 from benchmarks.inference.int8_layers import bench_int8
 from benchmarks.inference.onnx_layers import bench_onnx
 from benchmarks.inference.products import bench_kernels, bench_threads
+from benchmarks.inference.trained import bench_trained
 from benchmarks.inference.verbs import bench_verbs
 from benchmarks.inference.whole_models import bench_models
 
@@ -45,8 +48,12 @@ def main() -> None:
     parser.add_argument(
         "--outputs", type=numbers, default=[1, 4], help="that share the places of a convolution's zeros"
     )
+    parser.add_argument(
+        "--models", type=lambda text: text.split(","), default=["resnet"], help="whole: resnet, mobilenet, detector"
+    )
     parser.add_argument("--depths", type=numbers, default=[18, 50], help="of ResNets")
     parser.add_argument("--gpt-steps", type=int, default=500)
+    parser.add_argument("--scene-steps", type=numbers, default=[1000, 500], help="trained: of training, of fine-tuning")
     parser.add_argument("--repair-steps", type=int, default=200)
     parser.add_argument(
         "--sparsities", type=lambda text: [float(word) for word in text.split(",")], default=[0.9, 0.95]
@@ -60,6 +67,7 @@ COMMANDS = {
     "int8": bench_int8,
     "threads": bench_threads,
     "convolutions": bench_convolutions,
+    "trained": bench_trained,
     "models": bench_models,
     "onnx": bench_onnx,
     "verbs": bench_verbs,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.inference import exported, kernels_right, products
+from benchmarks.inference import convolutions, exported, kernels_right, products, scenes
 from benchmarks.inference.exported import slug
 from benchmarks.inference.subjects import Subject, bottlenecks, cached, mlp
 from benchmarks.inference.whole_models import Accuracies, Row, label, packed_copy, table
@@ -138,3 +138,49 @@ def test_the_kernels_are_compared_with_what_they_should_give(monkeypatch):
     monkeypatch.setattr(kernels_right.SparseLinear, "forward", lambda self, x: x.new_ones(len(x), 16))
     with pytest.raises(AssertionError, match="not close"):
         kernels_right.products(sizes=((16, 16),), batches=(1,))
+
+
+def test_scenes_are_those_of_their_seed_and_end_at_the_edge():
+    made = scenes.Scenes()
+    images, labels = made.batch(3, torch.Generator().manual_seed(5), 48)
+    again, same = made.batch(3, torch.Generator().manual_seed(5), 48)
+    assert images.shape == (3, 1, 48, 48)
+    assert torch.equal(images, again)
+    assert torch.equal(labels, same)
+    quiet = made.drawn(made.unseen[:2], torch.Generator().manual_seed(5), 48)
+    assert quiet.shape == (2, 1, 48, 48)
+    assert len(made.unseen) == len(made.test_labels) == 3 * 719
+
+
+def test_zeros_leave_the_first_convolution_and_depthwise_ones():
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 40, 1)
+    )
+    made = convolutions.sparse(model, 0.9)
+    zeros = [float((made[at].weight == 0).double().mean()) for at in (0, 2, 3)]
+    assert zeros == pytest.approx([0, 0, 0.9])
+    assert not made.training
+    assert not any(parameter.requires_grad for parameter in made.parameters())
+
+
+def test_the_detector_sees_every_place_of_three_levels():
+    options = argparse.Namespace(models=["resnet", "detector"], depths=[18])
+    assert [(title, size) for title, _, size in convolutions.networks(options)] == [
+        ("ResNet-18", 224),
+        ("detector", 320),
+    ]
+    with torch.no_grad():
+        made = convolutions.Detector(width=16, classes=3).eval()(torch.randn(1, 3, 64, 64))
+    assert made.shape == (1, 8 * 8 + 4 * 4 + 2 * 2, 7)
+
+
+def test_ranges_of_activations_are_those_that_were_seen(tmp_path):
+    """One small image cuts off what larger ones need."""
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU()).eval().requires_grad_(False)
+    small, large = (0.1 * torch.ones(1, 1, 6, 6),), (torch.randn(1, 1, 6, 6),)
+    errors = []
+    for name, ranges in (("one", ()), ("two", [small, large])):
+        path = exported.onnx_file_of_convolutions(tmp_path / f"{name}.onnx", model, small, ranges)
+        found = torch.from_numpy(exported.session(path, 1)(*large))
+        errors.append(float((found - model(*large)).norm() / model(*large).norm()))
+    assert errors[1] < 0.05 < errors[0]
