@@ -144,6 +144,7 @@ def test_a_folder_of_sentence_transformers(tmp_path):
     for modules[1]["type"], message in [
         ("a.BoW", "BoW numbers tokens in a way"),
         ("a.WordEmbeddings", "numbers tokens"),
+        ("a.StaticEmbedding", "StaticEmbedding numbers tokens"),
     ]:
         (root / "modules.json").write_text(json.dumps(modules))
         with pytest.raises(CheckpointError, match=message):

@@ -14,6 +14,7 @@ from secateur.vocabulary.proof import random_texts
 from secateur.vocabulary.tokens import Tokens, backend_of
 from support.vocabularies import KINDS, TEXT, renamed_alike, trained
 
+PADDING = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None, "pad_type_id": 0}
 MADE = {kind: Tokens.of(json.loads(trained(kind).to_str())) for kind in KINDS}
 
 
@@ -81,6 +82,16 @@ def test_what_has_to_stay_stays(kind):
     if kind.startswith("Unigram"):
         scores = dict(tokens.values["model"]["vocab"])
         assert min(scores.values()) in {scores[each] for each in kept & scores.keys()}
+
+
+def test_the_token_that_pads_stays_and_its_number_follows():
+    """Whatever it is: here an ordinary one."""
+    values = dict(MADE["WordPiece"].values)
+    token, number = max(values["model"]["vocab"].items(), key=lambda each: each[1])
+    tokens = Tokens.of({**values, "padding": {**PADDING, "pad_id": number, "pad_token": token}})
+    order = choose(tokens, None, asked(script="Hiragana", with_text=False), set(), tokens.size)
+    smaller = backend_of(json.dumps(tokens.pruned(order)))
+    assert smaller.token_to_id(token) == tokens.pruned(order)["padding"]["pad_id"] < number
 
 
 @pytest.mark.parametrize("kind", KINDS)

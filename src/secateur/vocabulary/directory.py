@@ -44,10 +44,19 @@ from secateur.support import printable, private, tensors_of, track
 from secateur.vocabulary.axes import Axes, axes_of, builder, embedding_of
 from secateur.vocabulary.choosing import asked
 from secateur.vocabulary.distances import Rows, rows_in_files
-from secateur.vocabulary.files import by_transformers, model_folder, needed_in, read_tokens, rewritten
+from secateur.vocabulary.files import (
+    by_transformers,
+    is_static,
+    model_folder,
+    needed_in,
+    of_tokenizer,
+    read_tokens,
+    rewritten,
+)
 from secateur.vocabulary.outcome import ShrunkVocabulary
 from secateur.vocabulary.planning import Planned, planned, positions_begin_behind
 from secateur.vocabulary.proof import agree
+from secateur.vocabulary.static import table_of
 from secateur.vocabulary.tokens import Ids, Tokens
 
 __all__ = ["FORMAT", "KEPT", "Source", "cuts_of", "shrink_vocabulary_checkpoint", "source_of"]
@@ -64,11 +73,11 @@ class Source:
     Attributes:
         root: the directory.
         checkpoint: of the model's folder, the same or one in it.
-        model: on the meta device.
+        model: on the meta device; of a table of tokens that alone.
         axes: what counts tokens in the model.
         names: the model's name of each tensor in the files that counts tokens.
         tokens: of its tokenizer.
-        loaded: the tokenizer as transformers loads it; None where it does not.
+        loaded: the tokenizer as transformers loads it; None where it does not, or nobody has it do so.
         left_whole: tensors in the files that are as long and no part of the model.
     """
 
@@ -99,7 +108,10 @@ class Source:
     def rewritten(self, order: Ids) -> dict[Path, str | None]:
         """What files say once tokens have left, by their relative paths."""
         place = self.checkpoint.root.relative_to(self.root)
-        found = rewritten(self.checkpoint, self.tokens, order, self.model.config, self.axes)
+        if self.axes.places:
+            found = rewritten(self.checkpoint, self.tokens, order, self.model.config, self.axes)
+        else:  # no configuration counts them
+            found = of_tokenizer(self.checkpoint.root, self.tokens, order)
         return {place / path: text for path, text in found.items()}
 
 
@@ -112,6 +124,9 @@ def source_of(root: Path) -> Source:
     folder = model_folder(root)
     checkpoint = open_checkpoint(folder)
     tokens = read_tokens(folder)
+    loaded = None
+    if is_static(root):
+        return Source(root, checkpoint, *table_of(checkpoint, tokens), tokens, loaded, ())
     model: Any = meta_model_of(checkpoint)
     kind, _ = family_of(checkpoint)
     try:
@@ -119,7 +134,6 @@ def source_of(root: Path) -> Source:
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from None
     names, left_whole = _named_in_files(checkpoint, model, axes)
-    loaded = None
     with contextlib.suppress(CheckpointError):
         loaded = by_transformers(folder)
     return Source(root, checkpoint, model, axes, names, tokens, loaded, left_whole)
@@ -266,7 +280,7 @@ def _outcome(dense: Source, plan: Planned, out: Path | None, started: float) -> 
     shapes = {name: shape_of_cut(entry, cuts.get(name, {})) for name, entry in entries.items()}
     files = dense.rewritten(plan.order)
     place = dense.checkpoint.root.relative_to(dense.root)
-    config = json.loads(files[place / "config.json"] or "{}")
+    config = json.loads(files.get(place / "config.json") or "{}")
     skipped = {path for path, text in files.items() if text is None} | {*other_weights(dense.checkpoint, dense.root)}
     return ShrunkVocabulary(
         plan.order,
@@ -352,7 +366,7 @@ def _by_transformers(dense: Source, plan: Planned, target: Path) -> str:
     place = dense.checkpoint.root.relative_to(dense.root)
     before = dense.loaded
     if before is None:
-        return "transformers loads no tokenizer of the source"
+        return "no tokenizer that transformers loads"
     try:
         after = by_transformers(target / place)
     except CheckpointError as error:

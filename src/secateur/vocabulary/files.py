@@ -23,6 +23,7 @@ __all__ = [
     "by_class",
     "by_transformers",
     "changed_config",
+    "is_static",
     "model_folder",
     "needed_in",
     "of_tokenizer",
@@ -34,7 +35,8 @@ TOKENIZER = "tokenizer.json"
 _CONFIGURED = ("generation_config.json", "processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
 _SPELLED = (".model", ".spm", ".tiktoken")  # tokenizers in forms that are not written here
 _NAMED = ("tekken.json", "plan.json")
-_BY_NUMBER = ("WordEmbeddings", "BoW", "WordWeights", "StaticEmbedding", "SpladePooling", "SparseStaticEmbedding")
+_BY_NUMBER = ("WordEmbeddings", "BoW", "WordWeights", "SpladePooling", "SparseStaticEmbedding")
+STATIC = "StaticEmbedding"
 
 
 def model_folder(root: Path) -> Path:
@@ -43,24 +45,34 @@ def model_folder(root: Path) -> Path:
     Raises:
         CheckpointError: a module of it numbers tokens in a way of its own.
     """
+    return _first_module(root)[0]
+
+
+def is_static(root: Path) -> bool:
+    """Whether sentence-transformers' ``modules.json`` says that the model is a table of tokens alone."""
+    return _first_module(root)[1] == STATIC
+
+
+def _first_module(root: Path) -> tuple[Path, str]:
+    """The folder of the module that tokens enter, and its kind."""
     path = root / "modules.json"
     if not path.is_file():
-        return root
+        return root, ""
     try:
         modules = json.loads(path.read_text("utf-8"))
         found = [(str(each["type"]).rsplit(".", 1)[-1], str(each["path"])) for each in modules]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise CheckpointError(f"{path}: damaged: not a list of modules, each with a type and a path.") from None
+    entered = [each for each in found if each[0].endswith("Transformer") or each[0] == STATIC]
     for kind, _ in found:
-        if kind in _BY_NUMBER:
+        if kind in _BY_NUMBER or (kind == STATIC and len(entered) > 1):
             raise CheckpointError(f"{path}: {printable(kind)} numbers tokens in a way that is not known here.")
-    for kind, place in found:
+    for kind, place in entered:
         folder = (root / place).resolve()
-        if kind.endswith("Transformer"):
-            if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
-                raise CheckpointError(f"{path}: {printable(place)} is no folder in it.")
-            return root / place
-    return root
+        if not folder.is_relative_to(root.resolve()) or not folder.is_dir():
+            raise CheckpointError(f"{path}: {printable(place)} is no folder in it.")
+        return root / place, kind
+    return root, ""
 
 
 def read_tokens(folder: Path) -> Tokens:

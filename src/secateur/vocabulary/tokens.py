@@ -172,12 +172,15 @@ class Tokens:
 
     def needed(self) -> set[int]:
         """The numbers of tokens without which the tokenizer would be another: added and special ones, bytes, the
-        unknown one, and the worst piece."""
+        unknown one, the one that pads, and the worst piece."""
         found = {*self.added.values(), *(number for number in [self.unknown] if number is not None)}
         found |= {self.model[each] for each in _BYTES if each in self.model}
         if self.is_byte_level:
             found |= {self.model[each] for each in _ALPHABET if each in self.model}
         found |= {self.model[each] for each in _named_by(self.values.get("post_processor")) if each in self.model}
+        padding = self.values.get("padding")
+        if isinstance(padding, Mapping) and padding.get("pad_id") in self.by_id:
+            found.add(padding["pad_id"])
         if self.kind == UNIGRAM and self.model:
             scores = [score for _, score in self.values["model"]["vocab"]]
             found.add(int(np.argmin(scores)))  # what is unknown costs ten more than the worst

@@ -18,7 +18,10 @@ def test_it_says_what_the_result_says_and_where_it_is():
     parts = [*shrunken_parts(DONE)]
     assert parts[: len([*vocabulary_parts(DONE)])] == [*vocabulary_parts(DONE)]
     assert parts[-1] == "Nothing was written (1.0 s, 0.5 of them for counting)."
-    more = replace(DONE, out=Path("out"), left_out=(Path("a.bin"),), left_whole=("other",))
+    alone = [*shrunken_parts(replace(DONE, out=Path("out")))]  # a table of tokens, which no configuration counts
+    assert alone[-1] == "Wrote out (1.0 s, 0.5 of them for counting)."
+    fields = {"vocab_size": (4, 2)}
+    more = replace(DONE, fields=fields, out=Path("out"), left_out=(Path("a.bin"),), left_whole=("other",))
     said = [part for part in shrunken_parts(more) if isinstance(part, str)]
     assert said[-1] == "Wrote out; from_pretrained loads it (1.0 s, 0.5 of them for counting)."
     assert any("Left out" in each and "a.bin" in each for each in said)

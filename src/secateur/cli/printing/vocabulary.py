@@ -27,4 +27,5 @@ def shrunken_parts(done: ShrunkVocabulary) -> Iterator[Part]:
     if done.out is None:
         yield f"Nothing was written ({took})."
     else:
-        yield f"Wrote {printable(str(done.out))}; from_pretrained loads it ({took})."
+        loads = "; from_pretrained loads it" if done.fields else ""  # of a table of tokens there is no configuration
+        yield f"Wrote {printable(str(done.out))}{loads} ({took})."
