@@ -66,10 +66,12 @@ enum { MOST_TILE = 14, MOST_SHARED_TILE = 28, MOST_PIECE = 6 };
 #define TILES UP_TO_14
 #define PIECES UP_TO_6
 #define WIDE 16
+#define EVENS 0, 2, 4, 6, 8, 10, 12, 14, 17, 19, 21, 23, 25, 27, 29, 31
 #define NAMED OF_16
 #include "convolution_tiles.h"
 #include "shared_tiles.h"
 #undef WIDE
+#undef EVENS
 #undef NAMED
 #else
 enum { MOST_TILE = 12, MOST_SHARED_TILE = 12 };
@@ -212,35 +214,24 @@ column for the output column 0, [low, high) the columns of the output whose inpu
 typedef struct {
     const float *image;
     ptrdiff_t height, width, across, stride_y, stride_x, top, shift, low, high;
+    ptrdiff_t row, column; /* of the output, where the copy begins */
 } View;
 
 INLINE void zeros(float *out, ptrdiff_t count) {
     if (count > 0) memset(out, 0, (size_t)count * sizeof *out);
 }
 
-/* The even numbers of a, then the odd ones of b. */
-INLINE Floats evens_and_odds(Floats a, Floats b) {
-#if defined(__clang__)
-    return __builtin_shufflevector(a, b, EVENS);
-#else
-    return __builtin_shuffle(a, b, (Signed){EVENS});
-#endif
-}
-
 /* `count` numbers, every second from `from` on; nothing after the last of them is read. */
-static void every_second(const float *restrict from, ptrdiff_t count, float *restrict to) {
-    ptrdiff_t j = 0;
-    for (;;) {
-        if (j + WIDE > count) { /* once more from where a whole vector is left */
-            if (j == count) return;
-            if (count < WIDE) break;
-            j = count - WIDE;
-        }
-        Floats a = *(const Loose *)(from + 2 * j), b = *(const Loose *)(from + 2 * j + WIDE - 1);
-        *(Loose *)(to + j) = evens_and_odds(a, b);
-        j += WIDE;
+INLINE void every_second(const float *restrict from, ptrdiff_t count, float *restrict to) {
+#if defined(__AVX512F__)
+    if (count >= 16) {
+        every_second_wide_16(from, count, to);
+        return;
     }
-    for (j = 0; j < count; j++) to[j] = from[2 * j];
+#endif
+    if (count >= WIDE) every_second_wide(from, count, to);
+    else
+        for (ptrdiff_t j = 0; j < count; j++) to[j] = from[2 * j];
 }
 
 /* `count` places from place `start` of the output on, where output and image are as wide: one run of the image, whose
@@ -256,18 +247,18 @@ static void copy_run(const View *v, ptrdiff_t start, ptrdiff_t count, float *res
     for (ptrdiff_t j = 0; j < v->across; j++) {
         if (j == v->low) j = v->high;
         if (j == v->across) return;
-        ptrdiff_t p = j - start % v->across;
+        ptrdiff_t p = j - v->column;
         for (p = p < 0 ? p + v->across : p; p < count; p += v->across) out[p] = 0;
     }
 }
 
 /* The same for rows of one or two vectors, as `pitch_for` makes them: each vector at once, but for those that would read
 outside the image. */
-static void copy_aligned(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
+static void copy_aligned(const View *v, ptrdiff_t count, float *restrict out) {
     Signed inside[MOST_VECTORS];
     const ptrdiff_t vectors = v->across / WIDE, all = v->height * v->width;
     for (ptrdiff_t j = 0; j < v->across; j++) inside[j / WIDE][j % WIDE] = j >= v->low && j < v->high ? -1 : 0;
-    ptrdiff_t row = start / v->across, n = start % v->across / WIDE;
+    ptrdiff_t row = v->row, n = v->column / WIDE;
     for (ptrdiff_t done = 0; done < count; done += WIDE) {
         const ptrdiff_t line = row * v->stride_y + v->top, from = line * v->width + v->shift + n * WIDE;
         Floats a = {0};
@@ -283,8 +274,8 @@ static void copy_aligned(const View *v, ptrdiff_t start, ptrdiff_t count, float 
 }
 
 /* The same for any width and stride, row by row. */
-static void copy_rows(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
-    ptrdiff_t row = start / v->across, column = start % v->across;
+static void copy_rows(const View *v, ptrdiff_t count, float *restrict out) {
+    ptrdiff_t row = v->row, column = v->column;
     for (ptrdiff_t done = 0, end; done < count; done += end - column, row++, column = 0) {
         const ptrdiff_t from = row * v->stride_y + v->top;
         float *to = out + done - column; /* column 0, be it there or not */
@@ -309,7 +300,8 @@ static void copy_block(const Plan *p, const float *image, size_t channels, size_
     const Convolution *c = p->c;
     const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch), stride = (ptrdiff_t)c->stride_x;
     View v = {.image = image, .height = (ptrdiff_t)c->height, .width = (ptrdiff_t)c->width,
-              .across = (ptrdiff_t)p->pitch, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride};
+              .across = (ptrdiff_t)p->pitch, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride,
+              .row = (ptrdiff_t)(start / p->pitch), .column = (ptrdiff_t)(start % p->pitch)};
     const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == p->pitch;
     const int is_aligned = p->pitch != c->out_width;
     for (size_t channel = 0; channel < channels; channel++, v.image += v.height * v.width)
@@ -322,9 +314,9 @@ static void copy_block(const Plan *p, const float *image, size_t channels, size_
             if (v.high < v.low) v.high = v.low;
             for (size_t plane = 0; plane < p->planes; plane++, out += p->per_channel) {
                 v.top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
-                if (is_aligned) copy_aligned(&v, (ptrdiff_t)start, count, out);
+                if (is_aligned) copy_aligned(&v, count, out);
                 else if (is_run) copy_run(&v, (ptrdiff_t)start, count, out);
-                else copy_rows(&v, (ptrdiff_t)start, count, out);
+                else copy_rows(&v, count, out);
             }
         }
 }

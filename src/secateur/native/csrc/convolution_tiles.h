@@ -1,6 +1,7 @@
 /* The innermost loops of convolution.c for vectors of WIDE numbers; included once for each width that is compiled.
 
-Needs WIDE, NAMED(name), which makes names of this width, and TILES(EACH), which calls EACH for each number of vectors
+Needs WIDE, EVENS, the even numbers of one vector and the odd ones of another, NAMED(name), which makes names of this
+width, and TILES(EACH), which calls EACH for each number of vectors
 that a tile may have: as many as there are registers for, but for the one that holds a weight and one to spare. */
 
 typedef float NAMED(Floats) __attribute__((vector_size(4 * WIDE)));
@@ -11,6 +12,19 @@ typedef float NAMED(Loose) __attribute__((vector_size(4 * WIDE), aligned(4), may
 /* What is negative becomes zero; what is no number stays so. */
 INLINE NAMED(Floats) NAMED(positive)(NAMED(Floats) a) {
     return (NAMED(Floats))((NAMED(Signed))a & ~(NAMED(Signed))(a < 0));
+}
+
+/* `count` numbers, a vector at least: every second from `from` on; nothing after the last of them is read. */
+INLINE void NAMED(every_second_wide)(const float *restrict from, ptrdiff_t count, float *restrict to) {
+    for (ptrdiff_t j = 0; j < count; j += WIDE) {
+        if (j + WIDE > count) j = count - WIDE; /* once more from where a whole vector is left */
+        const NAMED(Floats) a = *(const NAMED(Loose) *)(from + 2 * j), b = *(const NAMED(Loose) *)(from + 2 * j + WIDE - 1);
+#if defined(__clang__)
+        *(NAMED(Loose) *)(to + j) = __builtin_shufflevector(a, b, EVENS);
+#else
+        *(NAMED(Loose) *)(to + j) = __builtin_shuffle(a, b, (NAMED(Signed)){EVENS});
+#endif
+    }
 }
 
 /* The vectors of a tile to where the output has them. Numbers after the end of a row are written, too, and the next
