@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.native import MOST_COLUMNS, scaled
 
-__all__ = ["KernelLayer", "as_stored", "expect", "few_columns"]
+__all__ = ["KernelLayer", "as_stored", "expect", "few_columns", "rounds_with"]
 
 
 class KernelLayer(nn.Module):
@@ -89,7 +89,8 @@ class KernelLayer(nn.Module):
         return f"{sizes}, kept={self.values.numel()}{self._in_int8()}"
 
     def _in_int8(self) -> str:
-        return "" if self.scales is None else ", values=int8"
+        inputs = ", inputs=int8" if getattr(self, "rounds_inputs", False) else ""
+        return "" if self.scales is None else f", values=int8{inputs}"
 
 
 def as_stored(weight: Tensor, scales: Tensor | None) -> Tensor:
@@ -106,6 +107,12 @@ def as_stored(weight: Tensor, scales: Tensor | None) -> Tensor:
             "they go with int8, one for each output, as to_int8 gives them."
         )
     return weight.detach()
+
+
+def rounds_with(scales: Tensor | None, round_inputs: bool) -> None:
+    """ValueError where inputs are to be rounded, and the weight is not."""
+    if round_inputs and scales is None:
+        raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
 
 
 def _turned(tensor: Tensor | None, dtype: torch.dtype, other: torch.dtype) -> Tensor | None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns
+from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns, rounds_with
 from secateur.native import dense_convolution, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
@@ -135,8 +135,7 @@ class SparseConv2d(KernelLayer):
         Raises:
             ValueError: scales do not fit the weight, or are missing where inputs are rounded.
         """
-        if round_inputs and scales is None:
-            raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
+        rounds_with(scales, round_inputs)
         weight = as_stored(weight, scales)
         rows, channels, *kernel = weight.shape
         area = kernel[0] * kernel[1]
@@ -262,9 +261,6 @@ class SparseConv2d(KernelLayer):
     def rounds_inputs(self) -> bool:
         """Whether inputs are rounded to 8 bits as they come."""
         return self.values.dim() == 2
-
-    def _in_int8(self) -> str:
-        return super()._in_int8() + (", inputs=int8" if self.rounds_inputs else "")
 
     def described(self, module: Any = None) -> dict[str, Any]:
         """What makes two convolutions the same but for their numbers: of this one, or of a module of torch."""

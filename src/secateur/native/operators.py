@@ -133,6 +133,8 @@ def window_linear(
         words, moves, values, pointers, order: the layout that `secateur.native` describes.
         bias: float32 (rows), or None.
         rows: how many outputs there are.
+        scales: of int8 values, as in `csr_linear`. Of values (groups, 96) inputs are rounded to 8 bits, too, as in
+            `block_linear`.
 
     Raises:
         ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
@@ -240,11 +242,12 @@ def _window(
     once(stored, (moves, pointers, order), (columns, x.device, rows), verify)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = windows.from_windows(**layout, rows=rows, columns=columns)
-        return _dense_linear(x, scaled(weight, scales), bias)
+        weight = scaled(windows.from_windows(**layout, rows=rows, columns=columns), scales)
+        return _rounded_linear(x, weight, bias) if values.dim() == 2 else _dense_linear(x, weight, bias)
     if columns < windows.WINDOW:
         x = functional.pad(x, (0, windows.WINDOW - columns))
-    return _called(compiled.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
+    function = compiled.secateur_picks if values.dim() == 2 else compiled.secateur_window
+    return _called(function, x, stored, rows, len(pointers) - 1, work=values.numel())
 
 
 def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
