@@ -84,10 +84,14 @@ def test_what_is_rounded_already_is_not_rounded_again(fastest):
 
 
 @needs_kernels
-@pytest.mark.parametrize(("pattern", "form"), [(Block(16, 1), BlockLinear), (Unstructured(), WindowLinear)], ids=str)
-def test_inputs_are_rounded_with_and_without_a_pattern(pattern, form, fastest):
+@pytest.mark.parametrize(
+    ("pattern", "form", "vectors"),
+    [(Block(16, 1), BlockLinear, 4), (Unstructured(), WindowLinear, 4), (Unstructured(), SparseLinear, 40)],
+    ids=str,
+)
+def test_inputs_are_rounded_with_and_without_a_pattern(pattern, form, vectors, fastest):
     fastest(lambda each: isinstance(each, form) and each.rounds_inputs)
-    model, x = model_of(pattern), torch.randn(4, 48)
+    model, x = model_of(pattern), torch.randn(vectors, 48)
     expected = model(x)
     packing = pack(model, x, values="int8", inputs="int8")
     assert {each.int8 for each in packing.packed} == {("values", "inputs")}
@@ -263,10 +267,11 @@ def layers():
         BlockLinear.from_dense(numbers, bias, scales=scales),
         BlockLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
         WindowLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
+        SparseLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
     ]
 
 
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", range(6))
 def test_layers_are_copied_saved_and_moved(at):
     layer, x = layers()[at], torch.randn(3, 24)
     expected = layer(x)
@@ -296,7 +301,7 @@ def test_pickles_of_before_had_no_scales():
     assert torch.equal(old(torch.ones(4)), torch.ones(4))
 
 
-@pytest.mark.parametrize("at", range(5))
+@pytest.mark.parametrize("at", range(6))
 def test_layers_export(at):
     model = nn.Sequential(layers()[at])
     x = torch.randn(3, 24)

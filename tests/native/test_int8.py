@@ -63,6 +63,7 @@ def test_rounded_inputs_make_exact_sums(data, threads, own):
     """The product of the rounded weight and the rounded inputs; a tie may fall to the next code."""
     numbers, scales, weight, bias, x = drawn(data)
     forms = [each.from_dense(numbers, bias, scales=scales, round_inputs=True) for each in (BlockLinear, WindowLinear)]
+    forms.append(SparseLinear._laid_out(numbers, bias, data.draw(st.sampled_from([1, 7, 1000])), 5, scales, True))
     assert all(layer.rounds_inputs and torch.equal(layer.weight, weight) for layer in forms)
     rounded = rounded_inputs(x) if len(x) else x
     expected = rounded.double() @ weight.double().t() + (0 if bias is None else bias.double())
@@ -77,7 +78,7 @@ def test_rounded_inputs_make_exact_sums(data, threads, own):
     at_every_level(threads, own, check)
 
 
-@pytest.mark.parametrize("form", [BlockLinear, WindowLinear])
+@pytest.mark.parametrize("form", [BlockLinear, WindowLinear, SparseLinear])
 def test_codes_that_are_no_tie_are_the_same_everywhere(form):
     """Whole numbers times a step, which every way to multiply rounds to themselves: so results are equal."""
     numbers = torch.randint(-127, 128, (40, 64), generator=torch.Generator().manual_seed(0)).to(torch.int8)
@@ -94,7 +95,7 @@ def same(made, expected):
     torch.testing.assert_close(made, expected, rtol=1e-6, atol=0.0)
 
 
-@pytest.mark.parametrize("form", [BlockLinear, WindowLinear])
+@pytest.mark.parametrize("form", [BlockLinear, WindowLinear, SparseLinear])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 def test_a_vector_that_is_not_finite_has_outputs_that_are_none(library, odd, form):
     numbers, scales = to_int8(torch.eye(20))
@@ -124,7 +125,7 @@ def test_inputs_of_other_dtypes(library, dtype):
         y = form.from_dense(numbers, scales=scales)(x)
         assert y.dtype == dtype
         torch.testing.assert_close(y.double(), x.double() @ weight.double().t(), rtol=5e-2, atol=5e-2)
-    for form in (BlockLinear, WindowLinear):
+    for form in (BlockLinear, WindowLinear, SparseLinear):
         assert form.from_dense(numbers, scales=scales, round_inputs=True)(x).dtype == dtype
 
 
@@ -164,6 +165,7 @@ def test_gradients_reach_the_input():
         BlockLinear.from_dense(numbers, scales=scales, round_inputs=True),
         WindowLinear.from_dense(numbers, scales=scales),
         WindowLinear.from_dense(numbers, scales=scales, round_inputs=True),
+        SparseLinear.from_dense(numbers, scales=scales, round_inputs=True),
     ):
         x = torch.randn(3, 12, requires_grad=True)
         layer(x).sum().backward()
@@ -254,8 +256,16 @@ def test_layers_refuse_what_does_not_belong_together():
             form.from_dense(numbers, scales=scales[:3])
     with pytest.raises(ValueError, match="inputs are rounded for a weight in int8 only"):
         BlockLinear.from_dense(torch.eye(20), round_inputs=True)
-    with pytest.raises(ValueError, match="inputs are rounded for a weight in int8 only"):
-        WindowLinear.from_dense(torch.eye(20), round_inputs=True)
+    for form in (WindowLinear, SparseLinear):
+        with pytest.raises(ValueError, match="inputs are rounded for a weight in int8 only"):
+            form.from_dense(torch.eye(20), round_inputs=True)
+    layer = SparseLinear.from_dense(numbers, scales=scales, round_inputs=True)
+    layer.pointers = layer.pointers - 1
+    with pytest.raises(ValueError, match="the pointers do not rise from 0"):
+        layer(torch.ones(1, 20))
+    layer.pointers, layer.values = layer.pointers + 1, layer.values[1:].contiguous()
+    with pytest.raises(ValueError, match=r"80 indices for values of shape \(19, 4\)"):
+        layer(torch.ones(1, 20))
     layer = WindowLinear.from_dense(numbers, scales=scales, round_inputs=True)
     layer.values = layer.values[:, :95].contiguous()
     with pytest.raises(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.native import MOST_COLUMNS, scaled
 
-__all__ = ["KernelLayer", "as_stored", "expect", "few_columns", "rounds_with"]
+__all__ = ["KernelLayer", "as_stored", "expect", "few_columns", "in_fours", "rounds_with"]
 
 
 class KernelLayer(nn.Module):
@@ -107,6 +107,20 @@ def as_stored(weight: Tensor, scales: Tensor | None) -> Tensor:
             "they go with int8, one for each output, as to_int8 gives them."
         )
     return weight.detach()
+
+
+def in_fours(column: Tensor, values: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of segments of so many, filled up to multiples of 4 by zeros in the column of the last; values (., 4).
+
+    >>> in_fours(torch.tensor([3, 7]), torch.tensor([5, 6]), torch.tensor([0, 2]))
+    (tensor([3, 7, 7, 7]), tensor([[5, 6, 0, 0]]), tensor([0, 4]))
+    """
+    padded = length + -length % 4
+    segment = torch.arange(len(length), device=length.device).repeat_interleave(padded)
+    within = torch.arange(len(segment), device=length.device) - (padded.cumsum(0) - padded)[segment]
+    is_kept, first = within < length[segment], (length.cumsum(0) - length)[segment]
+    at = first + torch.minimum(within, length[segment] - 1)
+    return column[at], torch.where(is_kept, values[at], 0).view(-1, 4), padded
 
 
 def rounds_with(scales: Tensor | None, round_inputs: bool) -> None:

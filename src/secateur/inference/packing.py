@@ -580,6 +580,8 @@ def _candidates(
             yield BlockLinear.from_dense(weight, bias, scales=scales, round_inputs=True)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns:
         yield SparseLinear.from_dense(weight, bias, batch=batch, scales=scales)
+        if asked.inputs and batch > _FEW_VECTORS:
+            yield SparseLinear.from_dense(weight, bias, batch=batch, scales=scales, round_inputs=True)
 
 
 def _rounds(candidate: nn.Module, inputs: bool = False) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns, rounds_with
+from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns, in_fours, rounds_with
 from secateur.native import dense_convolution, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
@@ -153,7 +153,7 @@ class SparseConv2d(KernelLayer):
         lengths = [none.long(), *(block.ne(0).sum(1) for block in blocks)]
         column, stored, length = torch.cat(columns), torch.cat(values), torch.cat(lengths)
         if round_inputs:
-            column, stored, length = _in_fours(column, stored, length)
+            column, stored, length = in_fours(column, stored, length)
         return cls(
             column.to(torch.int32).to(torch.uint16),
             functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
@@ -315,20 +315,6 @@ class SparseConv1d(SparseConv2d):
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         return super().forward(x.unsqueeze(-2), None if addend is None else addend.unsqueeze(-2)).squeeze(-2)
-
-
-def _in_fours(column: Tensor, values: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries of segments of so many, filled up to multiples of 4 by zeros in the column of the last; values (., 4).
-
-    >>> _in_fours(torch.tensor([3, 7]), torch.tensor([5, 6]), torch.tensor([0, 2]))
-    (tensor([3, 7, 7, 7]), tensor([[5, 6, 0, 0]]), tensor([0, 4]))
-    """
-    padded = length + -length % 4
-    segment = torch.arange(len(length), device=length.device).repeat_interleave(padded)
-    within = torch.arange(len(segment), device=length.device) - (padded.cumsum(0) - padded)[segment]
-    is_kept, first = within < length[segment], (length.cumsum(0) - length)[segment]
-    at = first + torch.minimum(within, length[segment] - 1)
-    return column[at], torch.where(is_kept, values[at], 0).view(-1, 4), padded
 
 
 def _geometry_of(module: Any) -> dict[str, Any]:

@@ -18,7 +18,16 @@ from torch.nn.grad import conv2d_input
 
 from secateur.native import operators
 from secateur.native.loading import library
-from secateur.native.operators import KINDS, check_entries, define, dense_csr, is_plain, rounded_inputs, scaled
+from secateur.native.operators import (
+    KINDS,
+    check_entries,
+    check_fours,
+    define,
+    dense_csr,
+    is_plain,
+    rounded_inputs,
+    scaled,
+)
 
 __all__ = ["dense_convolution", "sparse_convolution", "together_for"]
 
@@ -128,7 +137,6 @@ def dense_convolution(
     """The weight (rows, channels of a group, *kernel) of `sparse_convolution`, float32."""
     columns = channels * kernel[0] * kernel[1]
     panels = max(1, -(-channels // together))
-    values = values.reshape(-1)  # four side by side where inputs are rounded
     return dense_csr(indices, pointers, values, rows, columns, panels, max(rows, 1)).view(rows, channels, *kernel)
 
 
@@ -176,9 +184,7 @@ def _convolution(
     panels = max(1, -(-of_group // together))
     if channels % groups or rows % groups:
         raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
-    rounds, kept = values.dim() == 2, indices.shape[0] if indices.dim() else 0
-    if values.shape != ((kept // 4, 4) if rounds else (kept,)) or (rounds and kept % 4):
-        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
+    rounds = check_fours(indices, values)
     area = kernel[0] * kernel[1]
     segments, block = panels * rows, together * area
     check_entries(x, of_group * area, indices, pointers, values, scales, bias, segments, rows, block, fours=rounds)

@@ -89,6 +89,7 @@ def _opened(path: Path) -> Any:
     opened.secateur_team.argtypes = [ctypes.c_void_p]
     products = (
         ("secateur_csr", 7, 5),
+        ("secateur_csr_int8", 7, 5),
         ("secateur_block", 7, 3),
         ("secateur_quads", 7, 3),
         ("secateur_window", 9, 4),

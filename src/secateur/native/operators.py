@@ -60,7 +60,9 @@ def csr_linear(
         x: (..., columns), any floating dtype; computed in float32, or in float64 without kernels if it is float64.
         indices: uint16, the column of each entry.
         pointers: int32 (rows · panels + 1), where each row's entries of a panel begin.
-        values: float32, bfloat16 or int8, one for each index.
+        values: float32, bfloat16 or int8, one for each index. Of shape (kept / 4, 4), int8: inputs are rounded to 8
+            bits, too, as in `block_linear`; a row's entries in a panel are then a multiple of 4, filled up by any of
+            its columns with the value 0.
         bias: float32 (rows), or None.
         scales: of int8 values, by which each output's sum is multiplied: float32 (rows), finite; else None.
 
@@ -176,15 +178,14 @@ def _csr(
     panels = max(1, -(-columns // columns_together))
     rows = _rows_of(pointers, columns, columns_together)
     rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
-    if values.shape != indices.shape:
-        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows)
+    rounds = check_fours(indices, values)
+    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows, fours=rounds)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
-        return _dense_linear(x, scaled(weight, scales), bias)
+        weight = scaled(dense_csr(indices, pointers, values, rows, columns, panels, rows_together), scales)
+        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
     return _called(
-        compiled.secateur_csr,
+        compiled.secateur_csr_int8 if rounds else compiled.secateur_csr,
         x,
         (indices, pointers, values, scales, bias),
         rows,
@@ -295,6 +296,14 @@ def once(
         key = id(checked[0])
         forget = weakref.ref(checked[0], lambda _: _CHECKED.pop(key, None))
         _CHECKED[key] = ((forget, *map(weakref.ref, checked[1:])), state)
+
+
+def check_fours(indices: Tensor, values: Tensor) -> bool:
+    """Whether values are (kept / 4, 4), as where inputs are rounded; ValueError if they do not fit the indices."""
+    rounds, kept = values.dim() == 2, indices.shape[0] if indices.dim() else 0
+    if values.shape != ((kept // 4, 4) if rounds else (kept,)) or (rounds and kept % 4):
+        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
+    return rounds
 
 
 def check_entries(
@@ -414,7 +423,7 @@ def dense_csr(
     at = order.repeat_interleave(pointers.diff().long())
     weight = torch.zeros(rows, columns, dtype=torch.float32, device=values.device)
     # what fills up a four is 0, beside an entry that is kept
-    return weight.index_put_((at, indices.long()), values.float(), accumulate=True)
+    return weight.index_put_((at, indices.long()), values.reshape(-1).float(), accumulate=True)
 
 
 def _row_order(rows: int, panels: int, rows_together: int) -> Tensor:
