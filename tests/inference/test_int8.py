@@ -45,6 +45,10 @@ def rounds(form):
     return getattr(form, "rounds_inputs", False)
 
 
+def blocks_that_round(form):
+    return isinstance(form, BlockLinear) and form.rounds_inputs
+
+
 @needs_kernels
 @pytest.mark.parametrize("pattern", [Block(16, 1), Unstructured()], ids=str)
 def test_a_packed_model_is_the_one_of_rounded_weights(pattern, fastest, tmp_path):
@@ -80,13 +84,18 @@ def test_what_is_rounded_already_is_not_rounded_again(fastest):
 
 
 @needs_kernels
-def test_inputs_are_rounded_where_16_outputs_share_them(fastest):
-    fastest(rounds)
-    model, x = model_of(Block(16, 1)), torch.randn(4, 48)
+@pytest.mark.parametrize(
+    ("pattern", "form", "vectors"),
+    [(Block(16, 1), BlockLinear, 4), (Unstructured(), WindowLinear, 4), (Unstructured(), SparseLinear, 40)],
+    ids=str,
+)
+def test_inputs_are_rounded_with_and_without_a_pattern(pattern, form, vectors, fastest):
+    fastest(lambda each: isinstance(each, form) and each.rounds_inputs)
+    model, x = model_of(pattern), torch.randn(vectors, 48)
     expected = model(x)
     packing = pack(model, x, values="int8", inputs="int8")
     assert {each.int8 for each in packing.packed} == {("values", "inputs")}
-    assert "BlockLinear, values and inputs in int8" in str(packing)
+    assert f"{form.__name__}, values and inputs in int8" in str(packing)
     assert all(rounds(model.get_submodule(each.name)) for each in packing.packed)
     assert "values=int8, inputs=int8" in repr(model)
     error = (model(x) - expected).norm() / expected.norm()
@@ -257,10 +266,12 @@ def layers():
         WindowLinear.from_dense(numbers, bias, scales=scales),
         BlockLinear.from_dense(numbers, bias, scales=scales),
         BlockLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
+        WindowLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
+        SparseLinear.from_dense(numbers, bias, scales=scales, round_inputs=True),
     ]
 
 
-@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("at", range(6))
 def test_layers_are_copied_saved_and_moved(at):
     layer, x = layers()[at], torch.randn(3, 24)
     expected = layer(x)
@@ -290,7 +301,7 @@ def test_pickles_of_before_had_no_scales():
     assert torch.equal(old(torch.ones(4)), torch.ones(4))
 
 
-@pytest.mark.parametrize("at", range(4))
+@pytest.mark.parametrize("at", range(6))
 def test_layers_export(at):
     model = nn.Sequential(layers()[at])
     x = torch.randn(3, 24)
@@ -315,7 +326,7 @@ def test_layers_export(at):
     ],
 )
 def test_a_hostile_file_changes_nothing(change, message, tmp_path, fastest):
-    fastest(rounds)
+    fastest(blocks_that_round)
     model = model_of(Block(16, 1))
     pack(model, torch.randn(4, 48), values="int8", inputs="int8", include="0")
     path = tmp_path / "packed.safetensors"

@@ -62,9 +62,9 @@ def test_int8_is_the_product_with_the_rounded_weight(data, threads, own):
 def test_rounded_inputs_make_exact_sums(data, threads, own):
     """The product of the rounded weight and the rounded inputs; a tie may fall to the next code."""
     numbers, scales, weight, bias, x = drawn(data)
-    layer = BlockLinear.from_dense(numbers, bias, scales=scales, round_inputs=True)
-    assert layer.rounds_inputs
-    assert torch.equal(layer.weight, weight)
+    forms = [each.from_dense(numbers, bias, scales=scales, round_inputs=True) for each in (BlockLinear, WindowLinear)]
+    forms.append(SparseLinear._laid_out(numbers, bias, data.draw(st.sampled_from([1, 7, 1000])), 5, scales, True))
+    assert all(layer.rounds_inputs and torch.equal(layer.weight, weight) for layer in forms)
     rounded = rounded_inputs(x) if len(x) else x
     expected = rounded.double() @ weight.double().t() + (0 if bias is None else bias.double())
     step = (x.amax(1).clamp_min(0) - x.amin(1).clamp_max(0)) / 255 if len(x) else x[:, 0]
@@ -72,15 +72,17 @@ def test_rounded_inputs_make_exact_sums(data, threads, own):
     assert bool(((x - rounded).abs() <= 0.51 * step[:, None]).all())
 
     def check():
-        assert bool(((layer(x).double() - expected).abs() <= near).all())
+        for layer in forms:
+            assert bool(((layer(x).double() - expected).abs() <= near).all()), type(layer).__name__
 
     at_every_level(threads, own, check)
 
 
-def test_codes_that_are_no_tie_are_the_same_everywhere():
+@pytest.mark.parametrize("form", [BlockLinear, WindowLinear, SparseLinear])
+def test_codes_that_are_no_tie_are_the_same_everywhere(form):
     """Whole numbers times a step, which every way to multiply rounds to themselves: so results are equal."""
     numbers = torch.randint(-127, 128, (40, 64), generator=torch.Generator().manual_seed(0)).to(torch.int8)
-    layer = BlockLinear.from_dense(numbers, scales=torch.ones(40), round_inputs=True)
+    layer = form.from_dense(numbers, scales=torch.ones(40), round_inputs=True)
     x = torch.randint(0, 256, (20, 64), generator=torch.Generator().manual_seed(1)).float()
     x[:, 0], x[:, 1] = 0.0, 255.0
     for given_x in (x, x - 100):
@@ -93,9 +95,11 @@ def same(made, expected):
     torch.testing.assert_close(made, expected, rtol=1e-6, atol=0.0)
 
 
+@pytest.mark.parametrize("form", [BlockLinear, WindowLinear, SparseLinear])
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
-def test_a_vector_that_is_not_finite_has_outputs_that_are_none(library, odd):
-    layer = BlockLinear.from_dense(*to_int8(torch.eye(20))[:1], scales=to_int8(torch.eye(20))[1], round_inputs=True)
+def test_a_vector_that_is_not_finite_has_outputs_that_are_none(library, odd, form):
+    numbers, scales = to_int8(torch.eye(20))
+    layer = form.from_dense(numbers, scales=scales, round_inputs=True)
     x = torch.ones(3, 20)
     x[1, 5] = odd
     y = layer(x)
@@ -121,7 +125,8 @@ def test_inputs_of_other_dtypes(library, dtype):
         y = form.from_dense(numbers, scales=scales)(x)
         assert y.dtype == dtype
         torch.testing.assert_close(y.double(), x.double() @ weight.double().t(), rtol=5e-2, atol=5e-2)
-    assert BlockLinear.from_dense(numbers, scales=scales, round_inputs=True)(x).dtype == dtype
+    for form in (BlockLinear, WindowLinear, SparseLinear):
+        assert form.from_dense(numbers, scales=scales, round_inputs=True)(x).dtype == dtype
 
 
 @pytest.mark.parametrize("form", [SparseConv2d, BlockConv2d])
@@ -160,21 +165,26 @@ def test_gradients_reach_the_input():
         BlockLinear.from_dense(numbers, scales=scales),
         BlockLinear.from_dense(numbers, scales=scales, round_inputs=True),
         WindowLinear.from_dense(numbers, scales=scales),
+        WindowLinear.from_dense(numbers, scales=scales, round_inputs=True),
+        SparseLinear.from_dense(numbers, scales=scales, round_inputs=True),
     ):
         x = torch.randn(3, 12, requires_grad=True)
         layer(x).sum().backward()
         torch.testing.assert_close(x.grad, weight.sum(0).expand(3, 12), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["csr_linear", "block_linear", "rounding", "window_linear", "sparse_convolution"])
+@pytest.mark.parametrize(
+    "name", ["csr_linear", "block_linear", "rounding", "window_linear", "rounding windows", "sparse_convolution"]
+)
 def test_operators_obey_torch(name):
     numbers, scales = to_int8(torch.randn(20, 12) * (torch.rand(20, 12) < 0.4))
     x, bias = torch.randn(3, 12, requires_grad=True), torch.randn(20)
     if name == "csr_linear":
         layer = SparseLinear.from_dense(numbers, scales=scales)
         arguments = layer.indices, layer.pointers, layer.values, bias, layer.columns_together, layer.rows_together
-    elif name == "window_linear":
-        arguments = *windows.to_windows(numbers).values(), bias, 20
+    elif name.endswith(("window_linear", "windows")):
+        arguments = *windows.to_windows(numbers, in_fours=name != "window_linear").values(), bias, 20
+        name = "window_linear"
     elif name == "sparse_convolution":
         layer = SparseConv2d.from_dense(numbers.view(20, 12, 1, 1), scales=scales)
         stored = layer.indices, layer.pointers, layer.values, bias, None
@@ -247,6 +257,22 @@ def test_layers_refuse_what_does_not_belong_together():
             form.from_dense(numbers, scales=scales[:3])
     with pytest.raises(ValueError, match="inputs are rounded for a weight in int8 only"):
         BlockLinear.from_dense(torch.eye(20), round_inputs=True)
+    for form in (WindowLinear, SparseLinear):
+        with pytest.raises(ValueError, match="inputs are rounded for a weight in int8 only"):
+            form.from_dense(torch.eye(20), round_inputs=True)
+    layer = SparseLinear.from_dense(numbers, scales=scales, round_inputs=True)
+    layer.pointers = layer.pointers - 1
+    with pytest.raises(ValueError, match="the pointers do not rise from 0"):
+        layer(torch.ones(1, 20))
+    layer.pointers, layer.values = layer.pointers + 1, layer.values[1:].contiguous()
+    with pytest.raises(ValueError, match=r"80 indices for values of shape \(19, 4\)"):
+        layer(torch.ones(1, 20))
+    layer = WindowLinear.from_dense(numbers, scales=scales, round_inputs=True)
+    layer.values = layer.values[:, :95].contiguous()
+    with pytest.raises(
+        ValueError, match=r"are float32 or bfloat16 or int8 of shape \(\d, 96\), not torch.int8 of shape"
+    ):
+        layer(torch.ones(1, 20))
 
 
 def test_changed_scales_are_checked_again():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, as_stored, expect, few_columns
+from secateur.inference.kernel_layer import KernelLayer, as_stored, expect, few_columns, rounds_with
 from secateur.native import LANES, block_linear, dense_block
 
 __all__ = ["BlockLinear"]
@@ -60,8 +60,7 @@ class BlockLinear(KernelLayer):
         Raises:
             ValueError: scales do not fit the weight, or are missing where inputs are rounded.
         """
-        if round_inputs and scales is None:
-            raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
+        rounds_with(scales, round_inputs)
         weight = as_stored(weight, scales)
         rows, columns = weight.shape
         few_columns(columns)
@@ -100,6 +99,3 @@ class BlockLinear(KernelLayer):
     def rounds_inputs(self) -> bool:
         """Whether inputs are rounded to 8 bits as they come."""
         return self.values.dim() == 3
-
-    def _in_int8(self) -> str:
-        return super()._in_int8() + (", inputs=int8" if self.rounds_inputs else "")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from secateur.native import MOST_COLUMNS, scaled
 
-__all__ = ["KernelLayer", "as_stored", "expect", "few_columns"]
+__all__ = ["KernelLayer", "as_stored", "expect", "few_columns", "in_fours", "rounds_with"]
 
 
 class KernelLayer(nn.Module):
@@ -89,7 +89,8 @@ class KernelLayer(nn.Module):
         return f"{sizes}, kept={self.values.numel()}{self._in_int8()}"
 
     def _in_int8(self) -> str:
-        return "" if self.scales is None else ", values=int8"
+        inputs = ", inputs=int8" if getattr(self, "rounds_inputs", False) else ""
+        return "" if self.scales is None else f", values=int8{inputs}"
 
 
 def as_stored(weight: Tensor, scales: Tensor | None) -> Tensor:
@@ -106,6 +107,26 @@ def as_stored(weight: Tensor, scales: Tensor | None) -> Tensor:
             "they go with int8, one for each output, as to_int8 gives them."
         )
     return weight.detach()
+
+
+def in_fours(column: Tensor, values: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entries of segments of so many, filled up to multiples of 4 by zeros in the column of the last; values (., 4).
+
+    >>> in_fours(torch.tensor([3, 7]), torch.tensor([5, 6]), torch.tensor([0, 2]))
+    (tensor([3, 7, 7, 7]), tensor([[5, 6, 0, 0]]), tensor([0, 4]))
+    """
+    padded = length + -length % 4
+    segment = torch.arange(len(length), device=length.device).repeat_interleave(padded)
+    within = torch.arange(len(segment), device=length.device) - (padded.cumsum(0) - padded)[segment]
+    is_kept, first = within < length[segment], (length.cumsum(0) - length)[segment]
+    at = first + torch.minimum(within, length[segment] - 1)
+    return column[at], torch.where(is_kept, values[at], 0).view(-1, 4), padded
+
+
+def rounds_with(scales: Tensor | None, round_inputs: bool) -> None:
+    """ValueError where inputs are to be rounded, and the weight is not."""
+    if round_inputs and scales is None:
+        raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
 
 
 def _turned(tensor: Tensor | None, dtype: torch.dtype, other: torch.dtype) -> Tensor | None:

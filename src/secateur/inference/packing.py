@@ -591,6 +591,8 @@ def _candidates(
         weight, scales = to_int8(weight)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns and batch <= _FEW_VECTORS:
         yield WindowLinear.from_dense(weight, bias, scales=scales)
+        if asked.inputs:
+            yield WindowLinear.from_dense(weight, bias, scales=scales, round_inputs=True)
     if columns > MOST_COLUMNS:
         return
     blocks = functional.pad(alive, (0, 0, 0, -rows % LANES)).view(-1, LANES, columns).any(1)
@@ -600,6 +602,8 @@ def _candidates(
             yield BlockLinear.from_dense(weight, bias, scales=scales, round_inputs=True)
     if int(alive.sum()) <= _WORTH_TRYING * rows * columns:
         yield SparseLinear.from_dense(weight, bias, batch=batch, scales=scales)
+        if asked.inputs and batch > _FEW_VECTORS:
+            yield SparseLinear.from_dense(weight, bias, batch=batch, scales=scales, round_inputs=True)
 
 
 def _rounds(candidate: nn.Module, inputs: bool = False) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns
+from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns, in_fours, rounds_with
 from secateur.native import dense_convolution, size_after, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
@@ -147,8 +147,7 @@ class SparseConv2d(KernelLayer):
             ValueError: scales do not fit the weight, or are missing where inputs are rounded; or outputs share places,
                 whose inputs are not rounded.
         """
-        if round_inputs and scales is None:
-            raise ValueError("inputs are rounded for a weight in int8 only; give the scales of one.")
+        rounds_with(scales, round_inputs)
         if round_inputs and cls.OUTPUTS > 1:
             raise ValueError(f"a {cls.__name__} takes its inputs as they are; a SparseConv2d rounds them.")
         weight = as_stored(weight, scales)
@@ -174,7 +173,7 @@ class SparseConv2d(KernelLayer):
         if shared == 1:
             stored = stored[:, 0]
         if round_inputs:
-            column, stored, length = _in_fours(column, stored, length)
+            column, stored, length = in_fours(column, stored, length)
         return cls(
             column.to(torch.int32).to(torch.uint16),
             functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
@@ -283,9 +282,6 @@ class SparseConv2d(KernelLayer):
         """Whether inputs are rounded to 8 bits as they come."""
         return self.OUTPUTS == 1 and self.values.dim() == 2
 
-    def _in_int8(self) -> str:
-        return super()._in_int8() + (", inputs=int8" if self.rounds_inputs else "")
-
     def described(self, module: Any = None) -> dict[str, Any]:
         """What makes two convolutions the same but for their numbers: of this one, or of a module of torch."""
         if module is not None:
@@ -339,20 +335,6 @@ class SparseConv1d(SparseConv2d):
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         return super().forward(x.unsqueeze(-2), None if addend is None else addend.unsqueeze(-2)).squeeze(-2)
-
-
-def _in_fours(column: Tensor, values: Tensor, length: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries of segments of so many, filled up to multiples of 4 by zeros in the column of the last; values (., 4).
-
-    >>> _in_fours(torch.tensor([3, 7]), torch.tensor([5, 6]), torch.tensor([0, 2]))
-    (tensor([3, 7, 7, 7]), tensor([[5, 6, 0, 0]]), tensor([0, 4]))
-    """
-    padded = length + -length % 4
-    segment = torch.arange(len(length), device=length.device).repeat_interleave(padded)
-    within = torch.arange(len(segment), device=length.device) - (padded.cumsum(0) - padded)[segment]
-    is_kept, first = within < length[segment], (length.cumsum(0) - length)[segment]
-    at = first + torch.minimum(within, length[segment] - 1)
-    return column[at], torch.where(is_kept, values[at], 0).view(-1, 4), padded
 
 
 def _geometry_of(module: Any) -> dict[str, Any]:

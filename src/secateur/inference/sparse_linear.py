@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from secateur.inference.kernel_layer import KernelLayer, as_stored, expect, few_columns
+from secateur.inference.kernel_layer import KernelLayer, as_stored, expect, few_columns, in_fours, rounds_with
 from secateur.native import csr_linear, dense_csr
 
 __all__ = ["SparseLinear"]
+
+_ROUNDED = 1024, 128  # columns and rows together where inputs are rounded: codes and sums in the second cache
 
 
 class SparseLinear(KernelLayer):
@@ -55,7 +57,13 @@ class SparseLinear(KernelLayer):
 
     @classmethod
     def from_dense(
-        cls, weight: Tensor, bias: Tensor | None = None, *, batch: int = 1, scales: Tensor | None = None
+        cls,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        batch: int = 1,
+        scales: Tensor | None = None,
+        round_inputs: bool = False,
     ) -> SparseLinear:
         """The layer of a weight (outputs, inputs) with zeros, laid out to be fastest for this many vectors at once.
 
@@ -64,12 +72,17 @@ class SparseLinear(KernelLayer):
 
         Args:
             scales: of a weight in int8, as `to_int8` gives both.
+            round_inputs: whether inputs are rounded to 8 bits, too, each vector as it comes; needs scales. Made for
+                many vectors: 32 are computed at once.
 
         Raises:
-            ValueError: scales do not fit the weight.
+            ValueError: scales do not fit the weight, or are missing where inputs are rounded.
         """
+        rounds_with(scales, round_inputs)
         share = int(torch.count_nonzero(weight)) / max(weight.numel(), 1)
         columns_together = max(weight.shape[1], 1) if batch <= 32 else 256 if share >= 0.07 else 512
+        if round_inputs:
+            return cls._laid_out(weight, bias, *_ROUNDED, scales, round_inputs=True)
         return cls._laid_out(weight, bias, columns_together, 1024, scales)
 
     @classmethod
@@ -80,6 +93,7 @@ class SparseLinear(KernelLayer):
         columns_together: int,
         rows_together: int,
         scales: Tensor | None = None,
+        round_inputs: bool = False,
     ) -> SparseLinear:
         weight = as_stored(weight, scales)
         rows, columns = weight.shape
@@ -88,21 +102,21 @@ class SparseLinear(KernelLayer):
         count = int(kept.sum())
         if count >= 2**31:
             raise ValueError(f"{count} kept weights; a pointer of 32 bits counts up to {2**31 - 1}.")
-        indices, values, lengths = [], [], []
+        none = torch.zeros(0, device=weight.device)
+        columns_kept, values, lengths = [none.long()], [none.to(weight.dtype)], [none.long()]
         for top in range(0, rows, rows_together):
             for left in range(0, max(columns, 1), columns_together):
                 piece = kept[top : top + rows_together, left : left + columns_together]
                 row, column = piece.nonzero(as_tuple=True)
-                indices.append((column + left).to(torch.int32).to(torch.uint16))
+                columns_kept.append(column + left)
                 values.append(weight[top + row, left + column])
                 lengths.append(piece.sum(1))
-        none = torch.zeros(0, device=weight.device)
-        lengths = [none.long()[:0], *lengths]
-        pointers = functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).to(torch.int32)
-        stored = torch.cat([none.to(weight.dtype), *values])
+        column, stored, length = map(torch.cat, (columns_kept, values, lengths))
+        if round_inputs:
+            column, stored, length = in_fours(column, stored, length)
         return cls(
-            torch.cat([none.to(torch.uint16), *indices]),
-            pointers,
+            column.to(torch.int32).to(torch.uint16),
+            functional.pad(length.cumsum(0), (1, 0)).to(torch.int32),
             stored,
             bias,
             columns,
@@ -132,6 +146,11 @@ class SparseLinear(KernelLayer):
             self.rows_together,
             self.scales,
         )
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs are rounded to 8 bits as they come."""
+        return self.values.dim() == 2
 
     def _layout(self) -> dict[str, Any]:
         return super()._layout() | {"columns_together": self.columns_together, "rows_together": self.rows_together}

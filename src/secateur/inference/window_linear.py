@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from secateur.inference.kernel_layer import KernelLayer, as_stored, expect
+from secateur.inference.kernel_layer import KernelLayer, as_stored, expect, rounds_with
 from secateur.native import from_windows, laid_out, to_windows, window_linear
 
 __all__ = ["WindowLinear"]
@@ -64,18 +64,22 @@ class WindowLinear(KernelLayer):
         return self
 
     @classmethod
-    def from_dense(cls, weight: Tensor, bias: Tensor | None = None, *, scales: Tensor | None = None) -> WindowLinear:
+    def from_dense(
+        cls, weight: Tensor, bias: Tensor | None = None, *, scales: Tensor | None = None, round_inputs: bool = False
+    ) -> WindowLinear:
         """The layer of a weight (outputs, inputs) with zeros; 16 million weights take a second or two.
 
         Args:
             scales: of a weight in int8, as `to_int8` gives both.
+            round_inputs: whether inputs are rounded to 8 bits, too, each vector as it comes; needs scales.
 
         Raises:
-            ValueError: scales do not fit the weight.
+            ValueError: scales do not fit the weight, or are missing where inputs are rounded.
         """
+        rounds_with(scales, round_inputs)
         weight = as_stored(weight, scales)
         rows, columns = weight.shape
-        made: dict[str, Any] = dict(to_windows(weight))
+        made: dict[str, Any] = dict(to_windows(weight, in_fours=round_inputs))
         return cls(**made, bias=bias, in_features=columns, out_features=rows, scales=scales)
 
     @property
@@ -85,6 +89,11 @@ class WindowLinear(KernelLayer):
     def forward(self, x: Tensor) -> Tensor:
         expect(x, self.in_features)
         return window_linear(x, **self._stored(), bias=self.bias, rows=self.out_features, scales=self.scales)
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Whether inputs are rounded to 8 bits as they come."""
+        return self.values.dim() == 2
 
     def extra_repr(self) -> str:
         kept = int(torch.count_nonzero(self.values))

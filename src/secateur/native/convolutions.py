@@ -20,7 +20,16 @@ from torch.nn.grad import conv2d_input
 
 from secateur.native import operators
 from secateur.native.loading import library
-from secateur.native.operators import KINDS, check_entries, define, dense_csr, is_plain, rounded_inputs, scaled
+from secateur.native.operators import (
+    KINDS,
+    check_entries,
+    check_fours,
+    define,
+    dense_csr,
+    is_plain,
+    rounded_inputs,
+    scaled,
+)
 from secateur.support import private
 
 __all__ = ["dense_convolution", "size_after", "sparse_convolution", "together_for"]
@@ -159,7 +168,7 @@ def dense_convolution(
     panels = max(1, -(-channels // together))
     units = max(rows // shared, 1)
     # four inputs lie side by side where these are rounded, and four outputs where these share places
-    each = values.unbind(1) if shared > 1 else [values.reshape(-1)]
+    each = values.unbind(1) if shared > 1 else [values]
     parts = [dense_csr(indices, pointers, own, rows // shared, columns, panels, units) for own in each]
     return torch.stack(parts, 1).view(rows, channels, *kernel)
 
@@ -240,10 +249,7 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     panels = max(1, -(-of_group // together))
     if channels % groups or rows // shared % groups:
         raise ValueError(f"{channels} channels and {rows} outputs are not {groups} groups.")
-    rounds, kept = values.dim() == 2 and shared == 1, indices.shape[0] if indices.dim() else 0
-    fitting = (kept, shared) if shared > 1 else (kept // 4, 4) if rounds else (kept,)
-    if values.shape != fitting or (rounds and kept % 4):
-        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
+    rounds = check_fours(indices, values, shared)
     area = kernel[0] * kernel[1]
     segments, block = panels * (rows // shared), together * area
     entries = indices, pointers, values, scales, bias

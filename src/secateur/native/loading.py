@@ -87,7 +87,14 @@ def _opened(path: Path) -> Any:
         raise OSError(f"{path.name} was compiled from another version; install secateur again")
     opened.secateur_team.restype = None
     opened.secateur_team.argtypes = [ctypes.c_void_p]
-    products = (("secateur_csr", 7, 5), ("secateur_block", 7, 3), ("secateur_quads", 7, 3), ("secateur_window", 9, 4))
+    products = (
+        ("secateur_csr", 7, 5),
+        ("secateur_csr_int8", 7, 5),
+        ("secateur_block", 7, 3),
+        ("secateur_quads", 7, 3),
+        ("secateur_window", 9, 4),
+        ("secateur_picks", 9, 4),
+    )
     for name, tensors, sizes in products:
         function = getattr(opened, name)
         function.restype = ctypes.c_int

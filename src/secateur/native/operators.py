@@ -60,7 +60,9 @@ def csr_linear(
         x: (..., columns), any floating dtype; computed in float32, or in float64 without kernels if it is float64.
         indices: uint16, the column of each entry.
         pointers: int32 (rows · panels + 1), where each row's entries of a panel begin.
-        values: float32, bfloat16 or int8, one for each index.
+        values: float32, bfloat16 or int8, one for each index. Of shape (kept / 4, 4), int8: inputs are rounded to 8
+            bits, too, as in `block_linear`; a row's entries in a panel are then a multiple of 4, filled up by any of
+            its columns with the value 0.
         bias: float32 (rows), or None.
         scales: of int8 values, by which each output's sum is multiplied: float32 (rows), finite; else None.
 
@@ -133,6 +135,8 @@ def window_linear(
         words, moves, values, pointers, order: the layout that `secateur.native` describes.
         bias: float32 (rows), or None.
         rows: how many outputs there are.
+        scales: of int8 values, as in `csr_linear`. Of values (groups, 96) inputs are rounded to 8 bits, too, as in
+            `block_linear`.
 
     Raises:
         ValueError: a step leads out of the inputs, an output is not there once, or the shapes do not fit.
@@ -174,15 +178,14 @@ def _csr(
     panels = max(1, -(-columns // columns_together))
     rows = _rows_of(pointers, columns, columns_together)
     rows_together = min(rows_together, max(rows, 1))  # the C code takes memory for as many
-    if values.shape != indices.shape:
-        raise ValueError(f"{indices.shape[0]} indices for values of shape {tuple(values.shape)}.")
-    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows)
+    rounds = check_fours(indices, values)
+    check_entries(x, columns, indices, pointers, values, scales, bias, rows * panels, rows, fours=rounds)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = dense_csr(indices, pointers, values, rows, columns, panels, rows_together)
-        return _dense_linear(x, scaled(weight, scales), bias)
+        weight = scaled(dense_csr(indices, pointers, values, rows, columns, panels, rows_together), scales)
+        return _rounded_linear(x, weight, bias) if rounds else _dense_linear(x, weight, bias)
     return _called(
-        compiled.secateur_csr,
+        compiled.secateur_csr_int8 if rounds else compiled.secateur_csr,
         x,
         (indices, pointers, values, scales, bias),
         rows,
@@ -240,11 +243,12 @@ def _window(
     once(stored, (moves, pointers, order), (columns, x.device, rows), verify)
     compiled = library()
     if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = windows.from_windows(**layout, rows=rows, columns=columns)
-        return _dense_linear(x, scaled(weight, scales), bias)
+        weight = scaled(windows.from_windows(**layout, rows=rows, columns=columns), scales)
+        return _rounded_linear(x, weight, bias) if values.dim() == 2 else _dense_linear(x, weight, bias)
     if columns < windows.WINDOW:
         x = functional.pad(x, (0, windows.WINDOW - columns))
-    return _called(compiled.secateur_window, x, stored, rows, len(pointers) - 1, work=values.numel())
+    function = compiled.secateur_picks if values.dim() == 2 else compiled.secateur_window
+    return _called(function, x, stored, rows, len(pointers) - 1, work=values.numel())
 
 
 def _called(function: Any, x: Tensor, stored: tuple[Tensor | None, ...], rows: int, *layout: int, work: int) -> Tensor:
@@ -292,6 +296,18 @@ def once(
         key = id(checked[0])
         forget = weakref.ref(checked[0], lambda _: _CHECKED.pop(key, None))
         _CHECKED[key] = ((forget, *map(weakref.ref, checked[1:])), state)
+
+
+def check_fours(indices: Tensor, values: Tensor, shared: int = 1) -> bool:
+    """Whether values are (kept / 4, 4), as where inputs are rounded; ValueError if they do not fit the indices.
+
+    ``shared``: how many rows share each entry; values are then (kept, shared).
+    """
+    rounds, kept = values.dim() == 2 and shared == 1, indices.shape[0] if indices.dim() else 0
+    fitting = (kept, shared) if shared > 1 else (kept // 4, 4) if rounds else (kept,)
+    if values.shape != fitting or (rounds and kept % 4):
+        raise ValueError(f"{kept} indices for values of shape {tuple(values.shape)}.")
+    return rounds
 
 
 def check_entries(
@@ -412,7 +428,7 @@ def dense_csr(
     at = order.repeat_interleave(pointers.diff().long())
     weight = torch.zeros(rows, columns, dtype=torch.float32, device=values.device)
     # what fills up a four is 0, beside an entry that is kept
-    return weight.index_put_((at, indices.long()), values.float(), accumulate=True)
+    return weight.index_put_((at, indices.long()), values.reshape(-1).float(), accumulate=True)
 
 
 def _row_order(rows: int, panels: int, rows_together: int) -> Tensor:

@@ -13,7 +13,7 @@ Six steps are a *group*, the last of a slice filled up with empty ones:
 - ``words`` int32 (groups, 16): for each lane six numbers of 5 bits, the first step's lowest;
 - ``moves`` uint8 (groups, 6): by how many columns each step begins after the one before it;
 - ``values`` float32 or int8 (groups, 6, 16), or bfloat16 (groups, 3, 16, 2), where two steps lie side by side; 0 is
-  nothing;
+  nothing. Where inputs are rounded, int8 (groups, 96): four of each lane, then two of each;
 - ``pointers`` int32 (slices + 1): where each slice's groups begin;
 - ``order`` int32 (slices · 16): the row of each lane, or -1.
 """
@@ -30,11 +30,14 @@ __all__ = ["LANES", "STEPS", "WINDOW", "check", "from_windows", "laid_out", "to_
 LANES = 16
 WINDOW = 32  # columns that a step looks at
 STEPS = 6  # numbers of 5 bits in a word of 32
+_FOUR = 4  # steps whose inputs are multiplied at once where they are rounded
 _FARTHEST = 255  # columns that a step can go on
 
 
-def to_windows(weight: Tensor) -> dict[str, Tensor]:
+def to_windows(weight: Tensor, *, in_fours: bool = False) -> dict[str, Tensor]:
     """The layout's tensors of a weight (rows, columns) with zeros; values are float32 if not bfloat16 or int8.
+
+    ``in_fours``: as they are where inputs are rounded; of a weight in int8.
 
     >>> windows = to_windows(torch.eye(3))
     >>> {name: tuple(tensor.shape) for name, tensor in windows.items()}
@@ -62,6 +65,9 @@ def to_windows(weight: Tensor) -> dict[str, Tensor]:
     lanes = torch.from_numpy(np.ascontiguousarray(taken.transpose(1, 2, 0)))
     values[lanes] = sources[kept[order] & (order >= 0)[:, None]]
     values = values.reshape(slices, LANES, longest, STEPS).permute(0, 2, 3, 1)[torch.from_numpy(used)]
+    if in_fours:
+        fours, twos = values[:, :_FOUR].transpose(1, 2), values[:, _FOUR:].transpose(1, 2)
+        values = torch.cat([fours.flatten(1), twos.flatten(1)], 1)
     made = {
         "words": torch.from_numpy(words.view(np.int32)),
         "moves": torch.from_numpy(moves.reshape(longest, STEPS, slices).transpose(2, 0, 1)[used]),
@@ -139,6 +145,9 @@ def from_windows(
     places = (words[:, None, :] >> shifts[:, None]) & (WINDOW - 1)
     if values.dim() == 4:
         values = values.transpose(2, 3).reshape(groups, STEPS, LANES)  # of step and lane
+    if values.dim() == 2:
+        fours, twos = values[:, : _FOUR * LANES].view(groups, LANES, _FOUR), values[:, _FOUR * LANES :]
+        values = torch.cat([fours, twos.view(groups, LANES, STEPS - _FOUR)], 2).transpose(1, 2)
     row = order.long().view(-1, LANES)[slices][:, None, :].expand(values.shape)
     taken = values.ne(0) & (row >= 0)
     weight = values.new_zeros(rows, max(columns, WINDOW))
@@ -151,7 +160,11 @@ def check(
 ) -> None:
     """Raises ValueError unless a product with ``columns`` inputs reads and writes only what is there, each row once."""
     slices, groups = -(-rows // LANES), words.shape[0] if words.dim() else 0
-    of_values = (groups, STEPS // 2, LANES, 2) if values.dtype == torch.bfloat16 else (groups, STEPS, LANES)
+    of_values: tuple[int, ...] = (groups, STEPS, LANES)
+    if values.dtype == torch.bfloat16:
+        of_values = (groups, STEPS // 2, LANES, 2)
+    elif values.dtype == torch.int8 and values.dim() == 2:
+        of_values = (groups, STEPS * LANES)
     expected: list[tuple[str, Tensor, tuple[torch.dtype, ...], tuple[int, ...]]] = [
         ("words", words, (torch.int32,), (groups, LANES)),
         ("moves", moves, (torch.uint8,), (groups, STEPS)),

@@ -182,6 +182,26 @@ UP_TO_12(OF_UNITS)
 static void (*const OUTPUTS[MOST_UNITS])(const Block *) = {UP_TO_12(NAMED)};
 #endif
 
+static int has_vnni(void) {
+#if defined(__AVX512F__)
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+#else
+    return 0;
+#endif
+}
+
+static void outputs(const Block *b, int vnni) {
+#if defined(__AVX512F__)
+    if (vnni) {
+        OUTPUTS[b->units - 1](b);
+        return;
+    }
+#endif
+    (void)vnni;
+    outputs_plain(b);
+}
+
 /* ------------------------------------------------------------------------------------------------------ the plan */
 
 /* As many units as leave the fewest places of the last tile empty, where what a quad costs by itself is about that of
@@ -204,10 +224,7 @@ static int plan_for(Plan *p, const Convolution *c) {
     p->tiles = over(p->places, p->size);
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
                    !c->left && c->out_height == c->height && c->out_width == c->width;
-#if defined(__AVX512F__)
-    __builtin_cpu_init();
-    p->has_vnni = !c->is_plain && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
-#endif
+    p->has_vnni = !c->is_plain && has_vnni();
     p->table = malloc((columns + 1) * sizeof *p->table);
     p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
     if (!p->table || !p->plane_of) return 1;
@@ -382,11 +399,7 @@ static int tiles_made(const Image *image, size_t first, size_t end, size_t first
                 b.pointers = c->pointers + block * c->rows;
                 b.is_first = block == 0;
                 b.is_last = block + 1 == p->blocks;
-#if defined(__AVX512F__)
-                if (p->has_vnni) OUTPUTS[p->units - 1](&b);
-                else
-#endif
-                    outputs_plain(&b);
+                outputs(&b, p->has_vnni);
             }
         }
     }
@@ -503,4 +516,126 @@ EXPORT int secateur_convolution_int8(const uint16_t *indices, const uint32_t *po
                      .dilation_x = sizes[12], .top = sizes[13], .left = sizes[14], .groups = sizes[15],
                      .together = sizes[16], .rectified = sizes[17] != 0, .is_plain = sizes[18] != 0};
     return convolved(&c, threads);
+}
+
+/* ----------------------------------------------------------------------------------- products with many vectors */
+
+/* y[b] = W x[b] + bias: the same with vectors for places, each of which is rounded by itself. Entries as in kernels.c's
+CSR, by fours. */
+typedef struct {
+    Convolution c; /* of which the entries, scales, bias, x, y and rows */
+    const int32_t *table;
+    size_t columns, batch, rows_together, panels, size;
+    int vnni;
+} Vectors;
+
+typedef struct {
+    const Vectors *v;
+    size_t first, end, first_row, end_row;
+    int failed;
+} Share;
+
+/* What becomes of the sums (rows, size) of some rows: 16 at a time, and then turned. */
+static void vectors_stored(const Vectors *v, size_t top, size_t rows, size_t first, size_t count, const int32_t *sums,
+                           const int32_t *of_weights, const Rounded *rounded) {
+    float made[16][UNIT];
+    for (size_t left = 0; left < rows; left += 16)
+        for (size_t strip = 0; strip < count; strip += UNIT) {
+            const size_t some = least(16, rows - left), vectors = least(UNIT, count - strip);
+            for (size_t r = 0; r < some; r++) {
+                const size_t row = top + left + r;
+                const uint32_t of_row = (uint32_t)of_weights[left + r];
+                const int32_t *sum = sums + (left + r) * v->size + strip;
+                const float scale = v->c.scales[row], bias = v->c.bias ? v->c.bias[row] : 0;
+                for (size_t n = 0; n < vectors; n++) {
+                    const Rounded *how = rounded + strip + n;
+                    const int32_t whole = (int32_t)((uint32_t)sum[n] - (uint32_t)how->zero * of_row);
+                    made[r][n] = (float)whole * (how->scale * scale) + bias;
+                }
+            }
+            for (size_t n = 0; n < vectors; n++) {
+                float *y = v->c.y + (first + strip + n) * v->c.rows + top + left;
+                for (size_t r = 0; r < some; r++) y[r] = made[r][n];
+            }
+        }
+}
+
+/* The codes (columns, size) of some vectors; `rows` has room for 16. */
+static void vectors_rounded(const Vectors *v, size_t first, size_t count, Rounded *rounded, uint8_t *rows, uint8_t *codes) {
+    for (size_t strip = 0; strip < count; strip += 16) {
+        const size_t some = least(16, count - strip);
+        memset(rows, 0, 16 * v->columns);
+        for (size_t n = 0; n < some; n++) {
+            const float *x = v->c.x + (first + strip + n) * v->columns;
+            rounded[strip + n] = rounded_for(extremes(x, v->columns));
+            to_codes(x, v->columns, rounded[strip + n], rows + n * v->columns);
+        }
+        for (size_t column = 0; column < v->columns; column++)
+            for (size_t n = 0; n < 16; n++) codes[column * v->size + strip + n] = rows[n * v->columns + column];
+    }
+}
+
+static void *vectors_part(void *argument) {
+    Share *share = argument;
+    const Vectors *v = share->v;
+    uint8_t *codes = calloc(v->columns + 1, v->size), *rows = malloc(16 * (v->columns + 1));
+    Rounded *rounded = malloc(v->size * sizeof *rounded);
+    int32_t *sums = malloc((v->rows_together + 1) * (v->size + 1) * sizeof *sums);
+    share->failed = !codes || !rows || !rounded || !sums;
+    for (size_t first = share->first; first < share->end && !share->failed; first += v->size) {
+        const size_t count = least(v->size, share->end - first);
+        vectors_rounded(v, first, count, rounded, rows, codes);
+        for (size_t top = share->first_row; top < share->end_row; top += v->rows_together) {
+            int32_t *of_weights = sums + v->rows_together * v->size;
+            Block b = {.c = &v->c, .pointers = v->c.pointers + top * v->panels, .table = v->table, .x = codes, .partial = sums,
+                       .units = (int)(v->size / UNIT), .end_row = least(v->rows_together, share->end_row - top)};
+            memset(of_weights, 0, v->rows_together * sizeof *of_weights);
+            for (size_t panel = 0; panel < v->panels; panel++, b.pointers += b.end_row) {
+                b.is_first = panel == 0;
+                outputs(&b, v->vnni);
+                for (size_t r = 0; r < b.end_row; r++)
+                    for (size_t at = b.pointers[r]; at < b.pointers[r + 1]; at++) of_weights[r] += v->c.values[at];
+            }
+            vectors_stored(v, top, b.end_row, first, count, sums, of_weights, rounded);
+        }
+    }
+    free(codes);
+    free(rows);
+    free(rounded);
+    free(sums);
+    return NULL;
+}
+
+/* Returns 0, or 1 where memory could not be had. Arguments as those of secateur_csr; values are int8, by fours. */
+EXPORT int secateur_csr_int8(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *scales,
+                             const float *bias, const float *x, float *y, size_t rows, size_t columns, size_t batch,
+                             size_t rows_together, size_t panels, int kind, size_t threads) {
+    Share shares[MOST_THREADS];
+    size_t count = 0;
+    (void)kind;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    if (threads < 1) threads = 1;
+    const int by_vectors = batch >= threads * LINE;
+    const size_t all = by_vectors ? over(batch, UNIT) : over(rows, rows_together); /* in units or blocks of rows */
+    const size_t most = by_vectors ? over(all, threads) * UNIT : batch;
+    Vectors v = {.c = {.indices = indices, .pointers = pointers, .values = values, .scales = scales, .bias = bias, .x = x, .y = y,
+                       .rows = rows},
+                 .columns = columns, .batch = batch, .rows_together = rows_together, .panels = panels,
+                 .size = units_for(most) * UNIT, .vnni = has_vnni()};
+    if (columns > INT32_MAX / v.size) return 1;
+    int32_t *table = malloc((columns + 1) * sizeof *table);
+    if (!table) return 1;
+    for (size_t column = 0; column < columns; column++) table[column] = (int32_t)(column * v.size);
+    v.table = table;
+    for (size_t n = 0; n < threads; n++) {
+        const size_t from = all * n / threads, to = all * (n + 1) / threads;
+        if (from == to) continue;
+        shares[count++] = by_vectors ? (Share){&v, from * UNIT, least(to * UNIT, batch), 0, rows, 0}
+                                     : (Share){&v, 0, batch, from * rows_together, least(to * rows_together, rows), 0};
+    }
+    secateur_in_threads(vectors_part, shares, sizeof *shares, count);
+    int failed = 0;
+    for (size_t n = 0; n < count; n++) failed |= shares[n].failed;
+    free(table);
+    return failed;
 }

@@ -631,6 +631,8 @@ static void *window_part(void *argument) {
     return NULL;
 }
 
+#include "picks.h"
+
 /* ------------------------------------------------------------------------------------------------------- threads */
 
 /* What starts a team of threads that each call the function, and waits for them: the one of the OpenMP runtime that
@@ -745,6 +747,19 @@ EXPORT int secateur_window(const uint32_t *words, const uint32_t *pointers, cons
     Product p = {.words = words, .moves = moves, .order = order, .pointers = pointers, .values = values, .scales = scales, .bias = bias,
                  .x = x, .y = y, .rows = rows, .columns = columns, .batch = batch, .kind = kind};
     return run(window_part, &p, slices, 1, 1, threads);
+}
+
+/* Values (groups, 96) in int8, and inputs rounded to 8 bits as they come. */
+EXPORT int secateur_picks(const uint32_t *words, const uint32_t *pointers, const void *values, const float *scales,
+                          const float *bias, const uint8_t *moves, const int32_t *order, const float *x, float *y,
+                          size_t rows, size_t columns, size_t batch, size_t slices, int kind, size_t threads) {
+    Product p = {.words = words, .moves = moves, .order = order, .pointers = pointers, .values = values, .scales = scales,
+                 .bias = bias, .x = x, .y = y, .rows = rows, .columns = columns, .batch = batch, .kind = kind};
+#if defined(__AVX512F__)
+    __builtin_cpu_init();
+    p.has_vnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi");
+#endif
+    return run(picks_part, &p, slices, 1, 1, threads);
 }
 
 /* GOMP_parallel of the OpenMP runtime that shall run the threads from now on, or NULL for threads of our own. */
