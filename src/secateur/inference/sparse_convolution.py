@@ -239,8 +239,8 @@ class SparseConv2d(KernelLayer):
     def _weight(self) -> Tensor:
         channels = self.in_features // self.groups
         stored = self.indices, self.pointers, self.values
-        sizes = self.out_features, channels, self.kernel, self.together, self.OUTPUTS
-        return self._scaled(dense_convolution(*stored, *sizes))
+        rows, together, shared = self.out_features, self.together, self.OUTPUTS
+        return self._scaled(dense_convolution(*stored, rows, channels, self.kernel, together, shared))
 
     def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
         if x.dim() == 3:

@@ -207,7 +207,8 @@ def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float
 def _rows_by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
     one, other = _pooled(dense, mask).double(), _pooled(found, mask).double()
     norms = (one.norm(dim=-1) * other.norm(dim=-1)).clamp_min(1e-30)
-    return 1 - (one * other).sum(-1) / norms
+    rows: Tensor = 1 - (one * other).sum(-1) / norms
+    return rows
 
 
 def _rows_by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
