@@ -196,7 +196,8 @@ def _by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, in
 
 def _rows_by_kl(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
     p, q = (_rows(each, mask).float().log_softmax(-1) for each in (dense, found))
-    return (p.exp() * (p - q)).sum(-1, dtype=torch.float64)
+    lost: Tensor = (p.exp() * (p - q)).sum(-1, dtype=torch.float64)
+    return lost
 
 
 def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float, int]:
@@ -207,8 +208,8 @@ def _by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> tuple[float
 def _rows_by_cosine(dense: Tensor, found: Tensor, mask: Tensor | None) -> Tensor:
     one, other = _pooled(dense, mask).double(), _pooled(found, mask).double()
     norms = (one.norm(dim=-1) * other.norm(dim=-1)).clamp_min(1e-30)
-    rows: Tensor = 1 - (one * other).sum(-1) / norms
-    return rows
+    lost: Tensor = 1 - (one * other).sum(-1) / norms
+    return lost
 
 
 def _rows_by_change(dense: Any, found: Any, mask: Tensor | None) -> Tensor:
