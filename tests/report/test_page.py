@@ -19,7 +19,7 @@ from secateur.report import (
 )
 from secateur.report.results import environment
 from secateur.report.summary import wilson
-from support.chromium import chromium, column, in_chromium
+from support.chromium import chromium, column, framed, in_chromium
 from support.reports import HOSTILE, HOSTILE_TOO, Page, make_results
 
 
@@ -232,6 +232,16 @@ def test_clicks_sort_and_no_text_overlaps(page_path: Path, tmp_path: Path) -> No
     assert found["outside"] == []
     assert not found["wider"]
     assert found["alerts"] == 0
+
+
+@in_chromium
+@pytest.mark.parametrize("width", [390, 1280])
+def test_it_is_no_wider_than_the_window(page_path: Path, tmp_path: Path, width: int) -> None:
+    copied = tmp_path / "page.html"
+    copied.write_bytes(page_path.read_bytes())
+    driver = "document.title = [innerWidth, document.documentElement.scrollWidth > innerWidth];"
+    dom = chromium(tmp_path / "profile", framed(copied, width, driver).as_uri(), "--dump-dom", "--window-size=1400,950")
+    assert re.findall("<title>(.*?)</title>", dom)[0] == f"{width},false"
 
 
 @in_chromium

@@ -1,5 +1,6 @@
 """Headless Chromium, where it is installed: what a page becomes in a browser."""
 
+import html
 import re
 import shutil
 import subprocess
@@ -23,6 +24,17 @@ def chromium(profile: Path, address: str, *options: str) -> str:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     return done.stdout.decode()
+
+
+def framed(page: Path, width: int, driver: str) -> Path:
+    """A page that shows it so wide, though a window has to be wider, and has the title that a script in it gives it."""
+    text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
+    text = text.replace("</body>", f"<script>{driver}</script></body>")
+    inside = f'<iframe srcdoc="{html.escape(text)}" style="width: {width}px; height: 900px; border: 0"></iframe>'
+    outside = page.with_name(f"{page.stem}-{width}.html")
+    onload = "document.title = frames[0].document.title"
+    outside.write_text(f'<!doctype html><title></title><body onload="{onload}">{inside}</body>', encoding="utf-8")
+    return outside
 
 
 def column(dom: str, table: str, index: int) -> list[str]:
