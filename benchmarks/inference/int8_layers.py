@@ -49,9 +49,14 @@ def forms(batch: int) -> Iterator[tuple[str, str, Tensor, nn.Module]]:
             continue
         yield name, "CSR, float32", weight, SparseLinear.from_dense(weight, batch=batch)
         yield name, "CSR, values in int8", weight, SparseLinear.from_dense(numbers, batch=batch, scales=scales)
+        if batch > 16:
+            both = SparseLinear.from_dense(numbers, batch=batch, scales=scales, round_inputs=True)
+            yield name, "CSR, values and inputs in int8", weight, both
         if batch <= 16:
             yield name, "windows, float32", weight, WindowLinear.from_dense(weight)
             yield name, "windows, values in int8", weight, WindowLinear.from_dense(numbers, scales=scales)
+            both = WindowLinear.from_dense(numbers, scales=scales, round_inputs=True)
+            yield name, "windows, values and inputs in int8", weight, both
 
 
 def bench_int8(options: argparse.Namespace) -> None:

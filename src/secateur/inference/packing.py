@@ -218,7 +218,7 @@ def pack(
         values: "int8" for kernels, on CPUs, whose weights are rounded to int8; None for the weights as they are.
         inputs: "int8" to also try layers that round their inputs to 8 bits as they come, and take them where they are
             ``at_least`` times faster than the other forms; needs ``values="int8"``. Linear layers round each vector,
-            where 16 outputs share their inputs (`BlockLinear`); convolutions each image.
+            convolutions each image.
         include, exclude: globs over layers' names (``"encoder.*"``).
         forward: ``(model, example_inputs) -> outputs`` for a model that is called otherwise.
 

@@ -292,16 +292,15 @@ static void copy_run(const View *v, ptrdiff_t start, ptrdiff_t count, uint8_t *r
 typedef uint16_t Pairs __attribute__((vector_size(32), aligned(1), may_alias));
 typedef uint8_t Codes __attribute__((vector_size(16), aligned(1), may_alias));
 
-/* `count` bytes, every second from `from` on. Up to 32 more are read, which the codes of an image have after them. */
+/* `count` bytes, every second from `from` on. Up to 32 more are read, which the codes of an image have after them, and
+up to 15 more written, which the next rows are written over; after the last the copy has a line. */
 static void every_second(const uint8_t *restrict from, ptrdiff_t count, uint8_t *restrict to) {
     for (ptrdiff_t j = 0; j < count; j += 16) {
         Pairs pairs = *(const Pairs *)(from + 2 * j);
 #if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
         pairs >>= 8;
 #endif
-        const Codes codes = __builtin_convertvector(pairs & 255, Codes);
-        if (count - j >= 16) *(Codes *)(to + j) = codes;
-        else memcpy(to + j, &codes, (size_t)(count - j));
+        *(Codes *)(to + j) = __builtin_convertvector(pairs & 255, Codes);
     }
 }
 
@@ -316,14 +315,15 @@ static void copy_rows(const View *v, ptrdiff_t start, ptrdiff_t count, uint8_t *
         if (low > end) low = end;
         if (from < 0 || from >= v->height) high = low = end;
         if (high < low) high = low;
-        filled(to + column, low - column, v->fill);
-        filled(to + high, end - high, v->fill);
-        if (high == low) continue;
-        const uint8_t *line = v->image + from * v->width + v->shift + low * v->stride_x;
-        if (v->stride_x == 1) memcpy(to + low, line, (size_t)(high - low));
-        else if (v->stride_x == 2) every_second(line, high - low, to + low);
-        else
-            for (ptrdiff_t j = low; j < high; j++) to[j] = line[(j - low) * v->stride_x];
+        if (high > low) {
+            const uint8_t *line = v->image + from * v->width + v->shift + low * v->stride_x;
+            if (v->stride_x == 1) memcpy(to + low, line, (size_t)(high - low));
+            else if (v->stride_x == 2) every_second(line, high - low, to + low);
+            else
+                for (ptrdiff_t j = low; j < high; j++) to[j] = line[(j - low) * v->stride_x];
+        }
+        for (ptrdiff_t j = column; j < low; j++) to[j] = (uint8_t)v->fill; /* few: no call */
+        for (ptrdiff_t j = high; j < end; j++) to[j] = (uint8_t)v->fill;
     }
 }
 
@@ -370,7 +370,7 @@ static int tiles_made(const Image *image, size_t first, size_t end, size_t first
     const Plan *p = image->plan;
     const Convolution *c = p->c;
     const size_t group_channels = c->channels / c->groups, group_rows = c->rows / c->groups;
-    const size_t copied = p->is_direct ? 0 : c->together * c->kernel_width * p->planes * p->per_channel;
+    const size_t copied = p->is_direct ? 0 : c->together * c->kernel_width * p->planes * p->per_channel + LINE;
     const size_t of_image = image->image * c->rows * p->places;
     const int has_zero = image->rounded.zero != 0;
     uint8_t *memory = malloc(copied + group_rows * p->size * sizeof(int32_t) + 2 * LINE);
