@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import native
-from secateur.inference import BlockLinear, SparseConv2d, SparseLinear, WindowLinear
+from secateur.inference import BlockConv2d, BlockLinear, SparseConv2d, SparseLinear, WindowLinear
 
 SIZES = ((1, 1), (16, 16), (33, 90), (70, 37), (128, 256))
 BATCHES = (1, 2, 15, 16, 17, 33, 65, 130)
@@ -61,13 +61,14 @@ def convolutions() -> int:
     count = 0
     for groups in (1, 2, 4):
         for kernel, stride, padding, dilation in CONVOLUTIONS:
-            dense = nn.Conv2d(8, 20, kernel, stride, padding, dilation, groups)
+            dense = nn.Conv2d(8, 16, kernel, stride, padding, dilation, groups)
             dense.weight.mul_(torch.rand_like(dense.weight) < 0.2)
-            packed = SparseConv2d.from_module(dense)
-            for size in (1, 3):
-                x = torch.randn(size, 8, 11, 13)
-                torch.testing.assert_close(packed(x), dense(x), rtol=1e-4, atol=1e-4)
-                count += 1
+            for form in (SparseConv2d, BlockConv2d):
+                packed = form.from_module(dense)
+                for size in (1, 3):
+                    x = torch.randn(size, 8, 11, 13)
+                    torch.testing.assert_close(packed(x), dense(x), rtol=1e-4, atol=1e-4)
+                    count += 1
     return count
 
 
