@@ -1,8 +1,8 @@
 """A convolutional network that is trained here, large enough for time to be spent in its convolutions.
 
-The task: a handwritten digit of scikit-learn, somewhere in an image of 96×96, turned, of any size, among pieces of
-other digits and noise. Training images are drawn anew in each step from the training digits; the test images are
-three of each test digit, always the same. The network is as wide as ResNet-18, without its last stage.
+The task: a handwritten digit of scikit-learn, somewhere in a larger image, turned, of any size, among pieces of other
+digits and noise. Training images are drawn anew in each step from the training digits; the test images are
+two of each test digit, always the same. The network is as wide as ResNet-18, without its last stage.
 
 Law: every form of the network begins at the same trained weights and has the same fine-tuning (steps, rates, images).
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +28,32 @@ from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking import load_shrunken, save_shrunken
 from secateur.training import Pruner
 
-SIZE, PIECES = 96, 5  # pixels of an image each way; pieces of other digits in it, each a quarter as wide
+PIECES = 5  # of other digits in an image, each a quarter as wide as it
 BATCH, RATE = 32, 1e-3
 SMALL = 0.6  # of the steps are on images of half the size, which take a quarter of the time
 SPARE = ("stem.*", "head.*")  # the first convolution and the last layer stay dense
 
 
 class Scenes:
-    """Images of shape (n, 1, 96, 96), and labels."""
+    """Images of shape (n, 1, size, size), and labels."""
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
         data = demo.load_digits()
         darkest = data.train_images.min()
         self.digits, self.labels = data.train_images - darkest, data.train_labels
-        self.unseen = (data.test_images - darkest).repeat(3, 1, 1, 1)
-        self.test_labels = data.test_labels.repeat(3)
+        self.unseen = (data.test_images - darkest).repeat(2, 1, 1, 1)
+        self.test_labels = data.test_labels.repeat(2)
 
     @functools.cached_property
     def test_images(self) -> Tensor:
-        return self.drawn(self.unseen, torch.Generator().manual_seed(1))
+        return self.drawn(self.unseen, torch.Generator().manual_seed(1), self.size)
 
-    def batch(self, count: int, generator: torch.Generator, size: int = SIZE) -> tuple[Tensor, Tensor]:
+    def batch(self, count: int, generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
         which = torch.randint(len(self.digits), (count,), generator=generator)
         return self.drawn(self.digits[which], generator, size), self.labels[which]
 
-    def drawn(self, digits: Tensor, generator: torch.Generator, size: int = SIZE) -> Tensor:
+    def drawn(self, digits: Tensor, generator: torch.Generator, size: int) -> Tensor:
         """Each of the digits in an image of its own."""
 
         def between(low: float, high: float, count: int) -> Tensor:
@@ -75,11 +76,11 @@ class Scenes:
             corner = torch.randint(size - piece, (2, len(digits), 1), generator=generator)
             rows, columns = (line >= corner) & (line < corner + piece)
             images = torch.maximum(images, other * (rows[:, None, :, None] & columns[:, None, None, :]))
-        return images + 0.3 * size / SIZE * torch.randn(images.shape, generator=generator)
+        return images + 0.3 * size / self.size * torch.randn(images.shape, generator=generator)
 
 
 class Classifier(nn.Module):
-    """Three of the four stages of ResNet-18, from an image of shape (n, 1, 96, 96) to the logits of shape (n, 10).
+    """Three of the four stages of ResNet-18, from an image of shape (n, 1, h, w) to the logits of shape (n, 10).
 
     They are as transformers builds them (64, 128 and 256 channels). One convolution, of patches of 8×8 with a stride of
     4, stands where ResNets have theirs of 7×7 and a pooling, which take longer here than the sparse layers.
@@ -110,7 +111,7 @@ def train(
     begin(optimizer)
     model.train()
     for step in range(steps):
-        images, labels = scenes.batch(BATCH, generator, SIZE // 2 if step < SMALL * steps else SIZE)
+        images, labels = scenes.batch(BATCH, generator, scenes.size // 2 if step < SMALL * steps else scenes.size)
         for group in optimizer.param_groups:  # up for a tenth of the steps, then down a cosine
             group["lr"] = RATE * min((step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
         with torch.autocast("cpu", torch.bfloat16):
@@ -121,16 +122,16 @@ def train(
         optimizer.step()
         if (step + 1) % 100 == 0:
             print(f"  step {step + 1} of {steps}: loss {float(loss.detach()):.3f}", flush=True)
-    reestimate_batchnorm(model, [scenes.batch(BATCH, generator)[0] for _ in range(16)])
+    reestimate_batchnorm(model, [scenes.batch(BATCH, generator, scenes.size)[0] for _ in range(16)])
     model.eval()
 
 
 class Trained:
     """Every form of the network, trained and fine-tuned for so many steps, made once and kept in the cache."""
 
-    def __init__(self, cache: Path, steps: int, tuning_steps: int) -> None:
-        self.scenes, self.steps = Scenes(), tuning_steps
-        self.cache = cache = cache / f"scenes-{steps}-{tuning_steps}"
+    def __init__(self, cache: Path, size: int, steps: int, tuning_steps: int) -> None:
+        self.scenes, self.steps = Scenes(size), tuning_steps
+        self.cache = cache = cache / f"scenes-{size}-{steps}-{tuning_steps}"
         torch.manual_seed(0)
         self.before = Classifier()
         cached(cache / "trained.safetensors", self.before, lambda m: train(m, self.scenes, steps, 0, lambda _: None))
@@ -167,10 +168,19 @@ class Trained:
             load_shrunken(model, folder)
             return model.eval()
         print(f"  making {folder.name}", flush=True)
-        shrink(model, torch.randn(1, 1, SIZE, SIZE), share, target="macs")
+        shrink(model, torch.randn(1, 1, self.scenes.size, self.scenes.size), share, target="macs")
         self.tune(model)
         save_shrunken(model, folder)
         return model.eval()
+
+    def all(self, zeros: Sequence[float], shares: Sequence[float]) -> None:
+        """Makes what is not in the cache."""
+        for make in (
+            self.dense,
+            *(functools.partial(self.sparse, each) for each in zeros),
+            *(functools.partial(self.shrunken, each) for each in shares),
+        ):
+            make()
 
     def right(self, call: Callable[..., Any], at_once: int) -> float:
         """Percent of the test images; of a call that takes so many at once."""

@@ -3,8 +3,8 @@
 Law: everything that is timed takes turns in one process. An accuracy is of the very call that is timed: a model in
 int8 is judged in int8, a packed one packed.
 
-What was trained, and what was judged, stays in ``--cache``; a second run only measures time. OpenVINO's rows are there
-where it is installed.
+What was trained (in as many threads as torch has), and what was judged, stays in ``--cache``; a second run only
+measures time. OpenVINO's rows are there where it is installed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.inference.convolutions import frozen
 from benchmarks.inference.exported import onnx_file, onnx_file_of_convolutions, openvino_session, session
 from benchmarks.inference.products import in_milliseconds
-from benchmarks.inference.scenes import SIZE, Trained
+from benchmarks.inference.scenes import Trained
 from benchmarks.inference.whole_models import Accuracies
 from benchmarks.support.tables import head, row
 from benchmarks.support.timing import ratio
@@ -45,7 +45,7 @@ def engines(model: nn.Module, trained: Trained, folder: Path) -> Iterator[tuple[
     folder.mkdir()
     x = trained.scenes.test_images[:1]
     generator = torch.Generator().manual_seed(3)
-    ranges = trained.scenes.batch(CALIBRATED, generator)[0]
+    ranges = trained.scenes.batch(CALIBRATED, generator, trained.scenes.size)[0]
     plain = onnx_file(folder / "float.onnx", model, (x,), False)
     rounded = onnx_file_of_convolutions(folder / "int8.onnx", model, (x,), [(image,) for image in ranges.split(1)])
     for name, path, precision in (
@@ -92,8 +92,9 @@ def rows(trained: Trained, folder: Path, compiling: bool) -> Iterator[Row]:
 
 
 def bench_trained(options: argparse.Namespace) -> None:
+    trained = Trained(options.cache, options.scene_size, *options.scene_steps)
+    trained.all(ZEROS, SHARES)
     torch.set_num_threads(1)
-    trained = Trained(options.cache, *options.scene_steps)
     known = Accuracies(trained.cache / "right.json")
     x = trained.scenes.test_images[:1]
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
@@ -111,7 +112,9 @@ def bench_trained(options: argparse.Namespace) -> None:
         min(((name, "") for name in names if (name, "") in medians), key=lambda key: medians[key])
         for names in (FLOATS, INTS)
     )
-    print(f"\n{describe()}; one image of {SIZE}×{SIZE}, one thread, {options.clock} clock\n")
+    print(
+        f"\n{describe()}; one image of {options.scene_size}×{options.scene_size}, one thread, {options.clock} clock\n"
+    )
     print(f"trained for {options.scene_steps[0]} steps, then each form for {options.scene_steps[1]}", end="; ")
     print(f"fastest dense in float32: {fastest[0]}; in int8: {fastest_int8[0]}\n")
     print(
