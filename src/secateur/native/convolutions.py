@@ -48,6 +48,7 @@ def sparse_convolution(
     together: int,
     rectified: bool,
     scales: Tensor | None = None,
+    into: Tensor | None = None,
 ) -> Tensor:
     """A convolution in two dimensions with an unstructured sparse weight; a removed weight is not multiplied.
 
@@ -67,6 +68,9 @@ def sparse_convolution(
         groups: of channels and outputs.
         rectified: whether what is below zero then becomes zero.
         scales: of int8 values, as in `csr_linear`.
+        into: memory that the result may take, which is then what is returned: the addend, if nobody else needs it, or
+            any other that does not overlap what is read. It is left alone where a kernel does not write float32 there:
+            without kernels, with gradients, when compiled, and where shape, dtype or memory format do not fit.
 
     Returns:
         (images, outputs, height, width), contiguous, in the dtype of x.
@@ -83,7 +87,10 @@ def sparse_convolution(
               [18., 20.]]]])
     """
     plain = is_plain(x) and (addend is None or is_plain(addend))
-    operator = _convolution if plain else torch.ops.secateur.sparse_convolution
+    if plain and into is not None:
+        given = x, indices, pointers, values, bias, addend
+        return _computed(*given, kernel, stride, padding, dilation, groups, together, rectified, scales, into)
+    operator = _computed if plain else torch.ops.secateur.sparse_convolution
     result: Tensor = operator(
         x,
         indices,
@@ -114,7 +121,7 @@ def together_for(channels: int, kernel: Sequence[int], places: int, below: int, 
         share: of the weights that are kept.
 
     >>> together_for(64, [3, 3], 56 * 56, 2 * 56, 0.1), together_for(512, [1, 1], 7 * 7, 0, 0.05)
-    (8, 128)
+    (13, 171)
     """
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
     enough = _WEIGHTS / max(share * kernel[0] * kernel[1], 1e-9)
@@ -236,6 +243,49 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     )
 
 
+def _computed(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    together: int,
+    rectified: bool,
+    scales: Tensor | None = None,
+    into: Tensor | None = None,
+) -> Tensor:
+    stored = indices, pointers, values, scales, bias
+    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, _WIDE
+    call = _CALLS.get(id(indices))
+    if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
+        call = _looked_at(x, stored, geometry)
+        if call.versions is not None:
+            _CALLS[id(indices)] = call
+    if addend is not None and (addend.shape != call.made or addend.device != x.device):
+        raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
+    compiled = library()
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        weight = dense_convolution(indices, pointers, values, call.made[1], call.of_group, kernel, together)
+        return _dense(x, scaled(weight, scales), bias, addend, stride, padding, dilation, groups, rectified)
+    fits = into is not None and into.shape == call.made and into is _plain(into) and into.device == x.device
+    y = into if into is not None and fits and x.dtype == torch.float32 else torch.empty(call.made)
+    if not y.numel():
+        return y.to(x.dtype)
+    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in stored]
+    held += [_plain(addend), _plain(x), y]
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
+    threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
+    if compiled.secateur_convolution(*addresses, call.sizes, KINDS[values.dtype], threads):
+        raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
+    return y if x.dtype == torch.float32 else y.to(x.dtype)
+
+
 def _convolution(
     x: Tensor,
     indices: Tensor,
@@ -252,29 +302,22 @@ def _convolution(
     rectified: bool,
     scales: Tensor | None = None,
 ) -> Tensor:
-    stored = indices, pointers, values, scales, bias
-    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, _WIDE
-    call = _CALLS.get(id(indices))
-    if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
-        call = _looked_at(x, stored, geometry)
-        if call.versions is not None:
-            _CALLS[id(indices)] = call
-    if addend is not None and (addend.shape != call.made or addend.device != x.device):
-        raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
-    compiled = library()
-    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = dense_convolution(indices, pointers, values, call.made[1], call.of_group, kernel, together)
-        return _dense(x, scaled(weight, scales), bias, addend, stride, padding, dilation, groups, rectified)
-    y = torch.empty(call.made)
-    if not y.numel():
-        return y.to(x.dtype)
-    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in stored]
-    held += [_plain(addend), _plain(x), y]
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
-    threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
-    if compiled.secateur_convolution(*addresses, call.sizes, KINDS[values.dtype], threads):
-        raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
-    return y if x.dtype == torch.float32 else y.to(x.dtype)
+    return _computed(
+        x,
+        indices,
+        pointers,
+        values,
+        bias,
+        addend,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        together,
+        rectified,
+        scales,
+    )
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:
