@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from secateur import sparsify
 from secateur.allocation import uniform
-from secateur.inference import Absorbed, SparseConv2d, load_packed, pack, save_packed
-from secateur.inference.blocks import fused_block, twin_of
+from secateur.inference import Absorbed, SparseConv2d, blocks, load_packed, pack, save_packed
+from secateur.inference.blocks import FusedBlock, chains, fused_block, twin_of
 from secateur.native import available
 
 
@@ -77,6 +77,93 @@ def test_a_fused_block_is_the_block(forward, left):
         assert torch.equal(again(x), fused(x))
         assert again.rectified == fused.rectified
     assert fused_block(fused) is None
+
+
+def projected(self, x):
+    """As the first block of a residual network's stage: what is added is made here, and nobody else has it."""
+    return torch.relu(self.two(self.relu(self.one(x))) + self.shortcut(x))
+
+
+class Stage(nn.Module):
+    """What transformers has around its blocks."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def stage(**more):
+    """A stage of fused blocks inside a model, and the same of blocks that are not fused."""
+    shortcut = SparseConv2d.from_module(nn.Conv2d(4, 4, 1).requires_grad_(False))
+    plain = [Block(projected, shortcut=shortcut), Block(chained), Block(in_place, **more)]
+    fused = [fused_block(copy.deepcopy(each)) for each in plain]
+    model = nn.Sequential(Stage(*fused))
+    for name, chain in chains(model).items():
+        model.set_submodule(name, chain)
+    return model, Stage(*plain)
+
+
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_a_chain_of_blocks_is_the_blocks_and_leaves_its_input_alone(images, monkeypatch):
+    monkeypatch.setattr(blocks, "_NEAR_BYTES", 0)
+    model, plain = stage()
+    assert isinstance(model[0], FusedBlock)
+    assert model[0].is_chain
+    x = torch.randn(images, 4, 14, 14)
+    before = x.clone()
+    expected = plain(x)
+    torch.testing.assert_close(model(x), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(model(x), model(x))
+    assert torch.equal(x, before)
+    torch.testing.assert_close(model[0].layers(x), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(x, before)
+    close = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(close, expected, rtol=1e-5, atol=1e-5)
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(x), model(x))
+    assert [*model[0].state_dict()] == [*plain.state_dict()]
+
+
+def test_gradients_flow_through_a_chain(monkeypatch):
+    monkeypatch.setattr(blocks, "_NEAR_BYTES", 0)
+    model, plain = stage()
+    x = torch.randn(3, 4, 14, 14, requires_grad=True)
+    (found,) = torch.autograd.grad(model(x).square().sum(), x)
+    (expected,) = torch.autograd.grad(plain(x).square().sum(), x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "where", ["0.layers.0.shortcut", "0.layers.0", "0.layers.1", "0.layers.1.one", "0.layers.2.two"]
+)
+def test_what_a_hook_keeps_stays_as_it_was(where, monkeypatch):
+    monkeypatch.setattr(blocks, "_NEAR_BYTES", 0)
+    model, _ = stage()
+    x, kept = torch.randn(3, 4, 14, 14), []
+
+    def keep(module, given, made):
+        kept.extend((each, each.clone()) for each in (*given, made))
+
+    expected = model(x)
+    model.get_submodule(where).register_forward_hook(keep)
+    assert torch.equal(model(x), expected)
+    assert kept
+    assert all(torch.equal(each, copied) for each, copied in kept)
+
+
+def test_what_is_no_line_of_blocks_is_no_chain():
+    one, two = fused_block(Block(chained)), fused_block(Block(projected, shortcut=Block(both).one))
+    assert not chains(nn.Sequential(one, two))
+    assert not chains(nn.Sequential(Stage(one)))
+    assert not chains(nn.Sequential(Stage(one, nn.Tanh(), two)))
+    watched = Stage(one, two)
+    watched.register_forward_hook(lambda *_: None)
+    assert not chains(nn.Sequential(watched))
 
 
 def looks(self, x):
@@ -146,6 +233,7 @@ def test_a_residual_network_of_transformers(clock, tmp_path):
     expected = model(x).logits
     packing = pack(model, x)
     assert len(packing.blocks) == 3
+    assert [each.is_chain for each in model.modules() if isinstance(each, FusedBlock)] == [False, True, False, False]
     assert "Blocks that add and rectify in the store of a convolution: 3." in str(packing)
     torch.testing.assert_close(model(x).logits, expected, rtol=1e-4, atol=1e-5)
     left = [name for name, each in model.named_modules() if isinstance(each, nn.BatchNorm2d)]
@@ -154,5 +242,7 @@ def test_a_residual_network_of_transformers(clock, tmp_path):
     again = resnet()
     assert load_packed(again, tmp_path / "packed.safetensors").layers == told.layers
     assert torch.equal(again(x).logits, model(x).logits)
+    kinds = [type(each).__name__ for each in model.modules()]
+    assert [type(each).__name__ for each in again.modules()] == kinds
     save_packed(copy.deepcopy(again), tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "packed.safetensors").read_bytes()

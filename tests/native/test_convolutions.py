@@ -270,6 +270,61 @@ def test_one_layer_on_images_of_two_sizes_and_moved_weights():
     torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, 2 * weight))
 
 
+@pytest.mark.parametrize("size", [7, 14, 16, 28])
+@pytest.mark.parametrize("kernel", [1, 3])
+@pytest.mark.parametrize("rectified", [False, True])
+def test_the_result_may_take_the_addend_s_memory(library, size, kernel, rectified):
+    weight = torch.randn(9, 5, kernel, kernel) * (torch.rand(9, 5, kernel, kernel) < 0.4)
+    layer = SparseConv2d.from_dense(weight, torch.randn(9), padding=[kernel // 2] * 4, rectified=rectified)
+    x, addend = torch.randn(2, 5, size, size), torch.randn(2, 9, size, size)
+    expected = layer(x, addend)
+    made = layer(x, addend, addend)
+    assert (made is addend) is (library is not None)
+    torch.testing.assert_close(made, expected, rtol=0, atol=0)
+    other = torch.empty_like(addend)
+    assert (layer(x, None, other) is other) is (library is not None)
+
+
+@pytest.mark.parametrize("size", [7, 13, 14, 16])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_forms_that_compute_places_twice_add_once(library, size, kernel):
+    module = torch.nn.Conv2d(5, 8, kernel, padding=kernel // 2).requires_grad_(False)
+    module.weight.mul_(torch.rand_like(module.weight) < 0.4)
+    rounding = SparseConv2d.from_module(module, values="int8", inputs="int8")
+    for layer in (BlockConv2d.from_module(module), rounding):
+        x, addend = torch.randn(2, 5, size, size), torch.randn(2, 8, size, size)
+        expected, before = layer(x, addend), addend.clone()
+        assert torch.equal(layer(x, addend, addend), expected)
+        assert torch.equal(addend, before)
+        assert (layer(x, None, other := torch.empty_like(addend)) is other) is (library is not None)
+        assert torch.equal(layer(x, None, other), layer(x))
+
+
+@pytest.mark.parametrize(
+    "into",
+    [
+        torch.zeros(2, 2, 2, 3),
+        torch.zeros(2, 2, 2, 2).double(),
+        torch.zeros(2, 2, 2, 2).transpose(2, 3),
+        torch.zeros(2, 2, 2, 2, device="meta"),
+    ],
+)
+def test_memory_that_does_not_fit_is_left_alone(into):
+    x = torch.randn(2, 2, 4, 4)
+    given = {"x": x, "values": torch.randn(4)}
+    made = call(**given, into=into)
+    assert made is not into
+    assert torch.equal(made, call(**given))
+    assert into.is_meta or not into.any()
+
+
+def test_memory_is_left_alone_where_gradients_flow():
+    into = torch.zeros(2, 2, 2, 2)
+    made = call(x=torch.randn(2, 2, 4, 4, requires_grad=True), into=into)
+    assert made.requires_grad
+    assert not into.any()
+
+
 def test_blocks_stay_in_the_cache():
     for channels in (1, 3, 64, 2048):
         for places in (1, 49, 3136):

@@ -72,6 +72,19 @@ def test_hooks_of_a_module():
     assert sorted(map(id, private.hooks_of(module))) == sorted(map(id, hooks))
 
 
+def test_what_is_watched():
+    module = nn.Linear(2, 2)
+    assert not private.is_watched(module)
+    for register in (module.register_forward_pre_hook, module.register_forward_hook):
+        handle = register(lambda *_: None)
+        assert private.is_watched(module)
+        handle.remove()
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert private.is_watched(module)
+    handle.remove()
+    assert not private.is_watched(module)
+
+
 def test_frozen_linear_is_the_product():
     weight, bias, x = torch.randn(8, 16), torch.randn(8), torch.randn(4, 16)
     product = private.frozen_linear(weight, bias, x)

@@ -16,15 +16,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 
+from secateur.inference.block_convolution import BlockConv2d
 from secateur.inference.followers import Absorbed
 from secateur.inference.sparse_convolution import SparseConv2d
+from secateur.native import is_plain
 from secateur.support import private
 
-__all__ = ["FusedBlock", "fused_block", "fused_blocks", "twin_of"]
+__all__ = ["FusedBlock", "chains", "fused_block", "fused_blocks", "twin_of"]
 
 _SUMS = (operator.add, operator.iadd, torch.add)
 _RELUS = (functional.relu, torch.relu)
 _SUM, _RELU = "+", "relu()"  # no names of modules
+_NEAR_BYTES = 1 << 22  # of a batch whose images need not be taken one after the other
 
 
 class FusedBlock(nn.Module):
@@ -48,18 +51,69 @@ class FusedBlock(nn.Module):
         values: list[Any] = [*args, *kwargs.values()]
         if len(values) != 1:
             raise TypeError(f"a {self.block} that was fused takes one input, not {len(values)}.")
-        for name, inputs, done in self.steps:
+        x: Tensor = values[0]
+        if is_plain(x) and x.dim() == 4 and x.dtype == torch.float32 and x.nbytes > _NEAR_BYTES:
+            images = torch.get_num_threads()
+            if x.shape[0] > images and self._is_by_image():
+                return self._one_after_the_other(x, images)
+        return self._made_of(x)[0]
+
+    def _made_of(self, x: Tensor, is_ours: bool = False, into: Tensor | None = None) -> tuple[Tensor, bool]:
+        """The output, and whether nobody else has it.
+
+        Args:
+            is_ours: whether nobody else has the input, so that its memory may take what is made.
+            into: memory that the output may take.
+        """
+        values: list[Any] = [x]
+        ours = [is_ours]
+        for number, (name, inputs, done) in enumerate(self.steps, start=1):
             given = [values[n] for n in inputs]
+            free = [ours[n] and n in done and inputs.count(n) == 1 for n in inputs]
+            where = into if number == len(self.steps) else None
             for n in done:
                 values[n] = None
+            known = True
             if name == _SUM:
-                values.append(given[0] + given[1])
+                made = given[0] + given[1]
             elif name == _RELU:
-                values.append(functional.relu(given[0]))
-            else:
-                values.append(self._submodule(name)(*given))
-        made: Tensor = values[-1]
-        return made
+                made = functional.relu(given[0])
+            elif _is_known(module := self._submodule(name)) and isinstance(module, FusedBlock):
+                made, known = module._made_of(given[0], free[0], where)
+            elif _is_known(module):
+                if where is None and len(given) == 2 and free[1]:
+                    where = given[1]
+                made = module.forward(*given, into=where)
+            else:  # who knows what it does with what it is given
+                known = False
+                for n in inputs:
+                    ours[n] = False
+                made = module(*given)
+            values.append(made)
+            ours.append(known)
+        return values[-1], ours[-1]
+
+    def _is_by_image(self) -> bool:
+        """Whether each image of a batch has its own output, which does not depend on others."""
+        modules = [self._submodule(name) for name, _, _ in self.steps if name not in (_SUM, _RELU)]
+        return all(_is_known(each) and (not isinstance(each, FusedBlock) or each._is_by_image()) for each in modules)
+
+    def _one_after_the_other(self, x: Tensor, images: int) -> Tensor:
+        """So many images at a time, such that what one layer makes of them is still near when the next reads it."""
+        first, *others = (x[at : at + images] for at in range(0, x.shape[0], images))
+        made = self._made_of(first)[0]
+        whole = made.new_empty(x.shape[0], *made.shape[1:])
+        whole[:images] = made
+        for n, piece in enumerate(others, start=1):
+            into = whole[n * images : n * images + len(piece)]
+            if (made := self._made_of(piece, into=into)[0]) is not into:
+                into.copy_(made)
+        return whole
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether it is of blocks that were fused themselves."""
+        return any(isinstance(each, FusedBlock) for each in self.modules() if each is not self)
 
     def _submodule(self, name: str) -> nn.Module:
         """As `get_submodule`, which takes ten times as long as this: a tenth of the layer's own time."""
@@ -71,6 +125,11 @@ class FusedBlock(nn.Module):
 
     def extra_repr(self) -> str:
         return f"of {self.block}"
+
+
+def _is_known(module: nn.Module) -> bool:
+    """Whether it keeps nothing of what it is given and makes, and shows it to nobody."""
+    return type(module) in (SparseConv2d, BlockConv2d, FusedBlock) and not private.is_watched(module)
 
 
 def fused_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -86,6 +145,46 @@ def fused_blocks(model: nn.Module) -> dict[str, nn.Module]:
         if (fused := fused_block(module)) is not None:
             found[name] = fused
     return found
+
+
+def chains(model: nn.Module) -> dict[str, nn.Module]:
+    """What takes the place of each module that does nothing but call fused blocks, one after the other: a `FusedBlock`
+    of these, in which a block's output, that nobody else has, may become the next one's: ``{name: module}``.
+    """
+    found: dict[str, nn.Module] = {}
+    names = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
+    for name, module in reversed(list(model.named_modules())):
+        if not name or names[id(module)] > 1 or any(other.startswith(f"{name}.") for other in found):
+            continue
+        if (chain := _chain(module)) is not None:
+            found[name] = chain
+    return found
+
+
+def _chain(module: nn.Module) -> nn.Module | None:
+    blocks = {name: each for name, each in module.named_modules() if isinstance(each, FusedBlock)}
+    if len(blocks) < 2 or isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict | FusedBlock):
+        return None
+    if any(private.hooks_of(each) for each in module.modules()) or (graph := _traced(module, _BlockTracer())) is None:
+        return None
+    first, *others, output = graph.nodes
+    line = [first, *others]
+    is_line = all(
+        node.op == "call_module" and node.target in blocks and node.args == (before,) and not node.kwargs
+        for before, node in zip(line, others, strict=False)
+    )
+    if not is_line or first.op != "placeholder" or first.args or output.args[0] is not line[-1] or len(others) < 2:
+        return None
+    return FusedBlock(module, _steps(graph), [])
+
+
+def _traced(module: nn.Module, tracer: fx.Tracer) -> fx.Graph | None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return tracer.trace(module)
+    except Exception:  # whatever a forward pass does with what stands for a tensor
+        return None
 
 
 def fused_block(block: nn.Module) -> nn.Module | None:
@@ -107,12 +206,7 @@ def fused_block(block: nn.Module) -> nn.Module | None:
         return None
     if any(private.hooks_of(each) or isinstance(each, FusedBlock) for each in inlined):
         return None
-    tracer = _Tracer()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            graph = tracer.trace(block)
-    except Exception:  # whatever a forward pass does with what stands for a tensor
+    if (graph := _traced(block, _Tracer())) is None:
         return None
     modules = dict(block.named_modules())
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
@@ -136,11 +230,17 @@ def fused_block(block: nn.Module) -> nn.Module | None:
     for layer in rectified:
         layer.rectified = True
     for node in list(graph.nodes):
-        if node.op == "call_module" and isinstance(modules[node.target], Absorbed):
+        if node.op != "call_module" or not _does_nothing(modules[node.target]):
+            continue
+        if node.args[0] is node.prev or all(user.op != "output" for user in node.users):  # the last is what is returned
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     names = [name for name, module in modules.items() if module in rectified]
     return FusedBlock(block, _steps(graph), names)
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    return type(module) in (nn.Identity, Absorbed) and not private.hooks_of(module)
 
 
 def _steps(graph: fx.Graph) -> list[tuple[str, list[int], list[int]]]:
@@ -176,6 +276,12 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         del module_qualified_name
         return not _calls_convolutions(m)
+
+
+class _BlockTracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        del module_qualified_name
+        return isinstance(m, FusedBlock) or not any(isinstance(each, FusedBlock) for each in m.modules())
 
 
 def _is_simple(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> bool:

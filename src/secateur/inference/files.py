@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.inference.blocks import FusedBlock, fused_block, twin_of
+from secateur.inference.blocks import FusedBlock, chains, fused_block, twin_of
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
@@ -77,7 +77,7 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         else:
             tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
     absorbed = [name for name, module in model.named_modules() if isinstance(module, Absorbed)]
-    blocks = {name: each for name, each in model.named_modules() if isinstance(each, FusedBlock)}
+    blocks = {name: each for name, each in model.named_modules() if isinstance(each, FusedBlock) and not each.is_chain}
     for name, block in blocks.items():
         for inner in block.rectified:  # by the block, which is made anew when it is read
             forms[f"{name}.{inner}"]["rectified"] = 0
@@ -166,6 +166,8 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         put(model, name, replacement if device is None else replacement.to(device))
     for name, block in blocks.items():
         put(model, name, block)
+    for name, chain in chains(model).items() if blocks else ():
+        put(model, name, chain)
     model.load_state_dict(rest, strict=False)
     kinds = {name: form.take("kind", str) for name, form in forms}
     return PackedFile(Path(path), kinds, Path(path).stat().st_size)

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
-from secateur.inference.blocks import fused_blocks
+from secateur.inference.blocks import chains, fused_blocks
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_follow, run_and_follow
 from secateur.inference.grouped_linear import GroupedLinear
@@ -279,6 +279,8 @@ def pack(
     blocks = fused_blocks(model) if fuse else {}
     for name, block in blocks.items():
         put(model, name, block)
+    for name, chain in chains(model).items() if blocks else ():
+        put(model, name, chain)
     return Packing(tuple(layers.values()), tuple(blocks), tuple(poolings))
 
 

@@ -242,7 +242,8 @@ class SparseConv2d(KernelLayer):
         rows, together, shared = self.out_features, self.together, self.OUTPUTS
         return self._scaled(dense_convolution(*stored, rows, channels, self.kernel, together, shared))
 
-    def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+        """``into``: memory that the result may take, as in `secateur.native.sparse_convolution`."""
         if x.dim() == 3:
             return SparseConv2d.forward(self, x[None], None if addend is None else addend[None])[0]
         if x.dim() != 4 or x.shape[1] != self.in_features:
@@ -250,14 +251,14 @@ class SparseConv2d(KernelLayer):
         if addend is not None and (addend.dtype != x.dtype or addend.shape != self._shape_for(x)):
             y = self._convolved(x, None, False) + addend
             return y.relu() if self.rectified else y
-        return self._convolved(x, addend, self.rectified)
+        return self._convolved(x, addend, self.rectified, into)
 
     def _shape_for(self, x: Tensor) -> tuple[int, ...]:
         """The shape of what is made of x."""
         size = size_after(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
         return x.shape[0], self.out_features, *size
 
-    def _convolved(self, x: Tensor, addend: Tensor | None, rectified: bool) -> Tensor:
+    def _convolved(self, x: Tensor, addend: Tensor | None, rectified: bool, into: Tensor | None = None) -> Tensor:
         own: dict[str, Any] = self._buffers  # to ask the module for each of them takes three microseconds
         return sparse_convolution(
             x,
@@ -275,6 +276,7 @@ class SparseConv2d(KernelLayer):
             rectified,
             own["scales"],
             self.OUTPUTS,
+            into,
         )
 
     @property
@@ -333,8 +335,9 @@ class SparseConv1d(SparseConv2d):
     def weight(self) -> Tensor:
         return self._weight().squeeze(2)
 
-    def forward(self, x: Tensor, addend: Tensor | None = None) -> Tensor:
-        return super().forward(x.unsqueeze(-2), None if addend is None else addend.unsqueeze(-2)).squeeze(-2)
+    def forward(self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+        beside = (None if each is None else each.unsqueeze(-2) for each in (addend, into))
+        return super().forward(x.unsqueeze(-2), *beside).squeeze(-2)
 
 
 def _geometry_of(module: Any) -> dict[str, Any]:

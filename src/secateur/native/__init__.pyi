@@ -10,6 +10,7 @@ from .operators import block_linear as block_linear
 from .operators import csr_linear as csr_linear
 from .operators import dense_block as dense_block
 from .operators import dense_csr as dense_csr
+from .operators import is_plain as is_plain
 from .operators import rounded_inputs as rounded_inputs
 from .operators import scaled as scaled
 from .operators import window_linear as window_linear

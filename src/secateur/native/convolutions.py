@@ -60,6 +60,7 @@ def sparse_convolution(
     rectified: bool,
     scales: Tensor | None = None,
     shared: int = 1,
+    into: Tensor | None = None,
 ) -> Tensor:
     """A convolution in two dimensions with an unstructured sparse weight; a removed weight is not multiplied.
 
@@ -82,6 +83,9 @@ def sparse_convolution(
         rectified: whether what is below zero then becomes zero.
         scales: of int8 values, as in `csr_linear`.
         shared: how many consecutive outputs share the places of their kept weights: 1 or 4.
+        into: memory that the result may take, which is then what is returned: the addend, if nobody else needs it, or
+            any other that does not overlap what is read. It is left alone where a kernel does not write float32 there:
+            without kernels, with gradients, when compiled, and where shape, dtype or memory format do not fit.
 
     Returns:
         (images, outputs, height, width), contiguous, in the dtype of x.
@@ -98,7 +102,10 @@ def sparse_convolution(
               [18., 20.]]]])
     """
     plain = is_plain(x) and (addend is None or is_plain(addend))
-    operator = _convolution if plain else torch.ops.secateur.sparse_convolution
+    if plain and into is not None:
+        given = x, indices, pointers, values, bias, addend
+        return _computed(*given, kernel, stride, padding, dilation, groups, together, rectified, scales, shared, into)
+    operator = _computed if plain else torch.ops.secateur.sparse_convolution
     result: Tensor = operator(
         x,
         indices,
@@ -141,7 +148,7 @@ def together_for(
         shared: outputs that share the places of their weights.
 
     >>> together_for(64, [3, 3], 56 * 56, 2 * 56, 0.1), together_for(512, [1, 1], 7 * 7, 0, 0.05)
-    (8, 128)
+    (13, 171)
     """
     of_channel = kernel[1] * (min(places, _TILE) + below + _BETWEEN)
     if shared > 1:
@@ -281,6 +288,54 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     )
 
 
+def _computed(
+    x: Tensor,
+    indices: Tensor,
+    pointers: Tensor,
+    values: Tensor,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    together: int,
+    rectified: bool,
+    scales: Tensor | None = None,
+    shared: int = 1,
+    into: Tensor | None = None,
+) -> Tensor:
+    stored = indices, pointers, values, scales, bias
+    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, shared, _WIDE
+    call = _CALLS.get(id(indices))
+    if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
+        call = _looked_at(x, stored, geometry)
+        if call.versions is not None:
+            _CALLS[id(indices)] = call
+    if addend is not None and (addend.shape != call.made or addend.device != x.device):
+        raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
+    compiled, rounds = library(), values.dim() == 2 and shared == 1
+    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
+        weight = dense_convolution(*stored[:3], call.made[1], call.of_group, kernel, together, shared)
+        weight, seen = scaled(weight, scales), _rounded_images(x) if rounds else x
+        return _dense(seen, weight, bias, addend, stride, padding, dilation, groups, rectified).to(x.dtype)
+    fits = into is not None and into.shape == call.made and into is _plain(into) and into.device == x.device
+    if into is addend and (rounds or shared > 1):  # which compute some places twice, so that they would add twice
+        fits = False
+    y = into if into is not None and fits and x.dtype == torch.float32 else torch.empty(call.made)
+    if not y.numel():
+        return y.to(x.dtype)
+    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in stored]
+    held += [_plain(addend), _plain(x), y]
+    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
+    threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
+    function = compiled.secateur_convolution_int8 if rounds else compiled.secateur_convolution
+    if function(*addresses, call.sizes, KINDS[values.dtype], threads):
+        raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
+    return y if x.dtype == torch.float32 else y.to(x.dtype)
+
+
 def _convolution(
     x: Tensor,
     indices: Tensor,
@@ -298,31 +353,23 @@ def _convolution(
     scales: Tensor | None = None,
     shared: int = 1,
 ) -> Tensor:
-    stored = indices, pointers, values, scales, bias
-    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, shared, _WIDE
-    call = _CALLS.get(id(indices))
-    if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
-        call = _looked_at(x, stored, geometry)
-        if call.versions is not None:
-            _CALLS[id(indices)] = call
-    if addend is not None and (addend.shape != call.made or addend.device != x.device):
-        raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
-    compiled, rounds = library(), values.dim() == 2 and shared == 1
-    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
-        weight = dense_convolution(*stored[:3], call.made[1], call.of_group, kernel, together, shared)
-        weight, seen = scaled(weight, scales), _rounded_images(x) if rounds else x
-        return _dense(seen, weight, bias, addend, stride, padding, dilation, groups, rectified).to(x.dtype)
-    y = torch.empty(call.made)
-    if not y.numel():
-        return y.to(x.dtype)
-    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in stored]
-    held += [_plain(addend), _plain(x), y]
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
-    threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
-    function = compiled.secateur_convolution_int8 if rounds else compiled.secateur_convolution
-    if function(*addresses, call.sizes, KINDS[values.dtype], threads):
-        raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
-    return y if x.dtype == torch.float32 else y.to(x.dtype)
+    return _computed(
+        x,
+        indices,
+        pointers,
+        values,
+        bias,
+        addend,
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        together,
+        rectified,
+        scales,
+        shared,
+    )
 
 
 def _plain(tensor: Tensor | None) -> Tensor | None:

@@ -27,6 +27,7 @@ __all__ = [
     "csr_linear",
     "dense_block",
     "dense_csr",
+    "is_plain",
     "rounded_inputs",
     "scaled",
     "window_linear",

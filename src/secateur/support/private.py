@@ -53,6 +53,7 @@ __all__ = [
     "is_convolution",
     "is_tracing",
     "is_transposed_convolution",
+    "is_watched",
     "is_wrapped",
     "loaded_as",
     "memory_of",
@@ -255,6 +256,12 @@ def gathered_as(record: Any) -> Any:
 def hooks_of(module: nn.Module) -> list[Any]:
     """What is called before and after a module's forward pass, and after its backward pass."""
     return [*module._forward_hooks.values(), *module._forward_pre_hooks.values(), *module._backward_hooks.values()]
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether anything is called before or after a module's forward pass, be it that of every module."""
+    everywhere: bool = nn.modules.module._has_any_global_hook()  # type: ignore[no-untyped-call]
+    return everywhere or bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def inside_compiled(model: nn.Module) -> nn.Module | None:

@@ -22,7 +22,7 @@ typedef struct {
     const void *values;       /* of a kind */
     const float *scales;      /* of int8 values: what each output is multiplied by, before the bias */
     const float *bias;        /* or NULL */
-    const float *addend;      /* like y, added to it; or NULL */
+    const float *addend;      /* like y, added to it, or y itself; or NULL */
     const float *x;           /* (images, channels, height, width) */
     float *y;                 /* (images, rows, out_height, out_width) */
     size_t images, channels, height, width, rows, out_height, out_width;

@@ -28,18 +28,23 @@ INLINE void NAMED(every_second_wide)(const float *restrict from, ptrdiff_t count
 }
 
 /* The vectors of a tile to where the output has them. Numbers after the end of a row are written, too, and the next
-row's over them; of the last vector only what is there. */
-static void NAMED(rows_stored)(const Block *b, size_t output, const float *all) {
+row's over them; of the last vector only what is there. What is added may lie where the output does, so it is read
+before anything is written. */
+static void NAMED(rows_stored)(const Block *b, size_t output, float *all) {
     float *y = b->y + output;
-    const float *addend = b->addend ? b->addend + output : NULL;
-    for (size_t t = 0; t + 1 < b->vectors; t++) {
+    const size_t last = b->vectors - 1;
+    if (b->addend) {
+        const float *addend = b->addend + output;
+        for (size_t t = 0; t < last; t++) *(NAMED(Loose) *)(all + t * WIDE) += *(const NAMED(Loose) *)(addend + b->to[t]);
+        for (size_t l = 0; l < b->last; l++) all[last * WIDE + l] += addend[b->to[last] + l];
+    }
+    for (size_t t = 0; t < last; t++) {
         NAMED(Floats) a = *(const NAMED(Loose) *)(all + t * WIDE);
-        if (addend) a += *(const NAMED(Loose) *)(addend + b->to[t]);
         *(NAMED(Loose) *)(y + b->to[t]) = b->rectified ? NAMED(positive)(a) : a;
     }
-    for (size_t l = 0, t = b->vectors - 1; l < b->last; l++) {
-        float a = addend ? all[t * WIDE + l] + addend[b->to[t] + l] : all[t * WIDE + l];
-        y[b->to[t] + l] = b->rectified && a < 0 ? 0 : a;
+    for (size_t l = 0; l < b->last; l++) {
+        float a = all[last * WIDE + l];
+        y[b->to[last] + l] = b->rectified && a < 0 ? 0 : a;
     }
 }
 
