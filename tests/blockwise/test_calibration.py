@@ -1,5 +1,6 @@
 """Calibration data: every sequence is text of the source, whatever the size of the file; errors that say what to do."""
 
+import functools
 import itertools
 import json
 
@@ -13,6 +14,7 @@ from secateur.blockwise.calibration import longest_sequence
 from secateur.blockwise.record import digest
 from secateur.checkpoints import CheckpointError
 from secateur.support import documents
+from support.tokenizers_of_words import write_tokenizer
 
 WORDS = [f"w{number}" for number in range(500)]
 BEGIN, END, UNKNOWN = 0, 1, 2
@@ -158,7 +160,8 @@ def test_letters_of_several_bytes_are_not_cut(model, tmp_path, monkeypatch, lett
     monkeypatch.setattr(documents, "pieces", lambda *of: (pieces.append(each) or each for each in whole(*of)))
     file = tmp_path / "text.txt"
     file.write_text(" ".join(["ä€𝄞" * letters] * 400) + " é", encoding="utf-8")
-    found = read_calibration(file, tokenizer_directory=model, samples=12, sequence_length=20)
+    with pytest.warns(UserWarning, match=r"100% of its tokens are \?, which stands for"):
+        found = read_calibration(file, tokenizer_directory=model, samples=12, sequence_length=20)
     assert len(found) == 12
     assert "".join(pieces) == ("" if sparse == 40 else file.read_text(encoding="utf-8"))
     assert all(len(piece.encode()) <= 202 for piece in pieces)
@@ -263,6 +266,20 @@ def test_a_short_text_is_used_as_far_as_it_goes(model, tmp_path, form, count):
 def test_one_sequence_that_is_shorter_than_asked_is_told(model):
     with pytest.warns(UserWarning, match="calibrating with 1 sequence of 5 tokens, not 1 of 10"):
         read_calibration([counting(3)], tokenizer_directory=model, samples=1, sequence_length=10)
+
+
+@pytest.mark.parametrize(("known", "share"), [(3, None), (2, "60%"), (0, "100%")])
+def test_a_text_that_the_tokenizer_does_not_know_is_told(tmp_path, known, share):
+    write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    (tmp_path / "a.txt").write_text(" ".join((["hedge"] * known + ["今天"] * (5 - known)) * 20))
+    read = functools.partial(read_calibration, tokenizer_directory=tmp_path, samples=2, sequence_length=10)
+    if share is None:
+        read(tmp_path / "a.txt")
+        return
+    with pytest.warns(UserWarning, match=rf"a\.txt: {share} of its tokens are <unk>, which stands for") as said:
+        read(tmp_path / "a.txt")
+    assert said[0].filename == __file__
 
 
 def _file(name, content):

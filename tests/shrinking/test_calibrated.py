@@ -569,7 +569,7 @@ def is_warned(call):
 
 
 def test_a_model_of_blocks_says_what_it_costs_to_have_no_data(batches):
-    with pytest.warns(WithoutDataWarning, match=r"perplexity is over a million, and was 14\. Pass batches="):
+    with pytest.warns(WithoutDataWarning, match=r"perplexity is 325 000, and was 15\. Pass batches="):
         shrink(words(), batches[0], 0.3)
     assert is_warned(lambda: shrink(words(), batches[0], 0.3)) == [Path(__file__).name]
     with warnings.catch_warnings():

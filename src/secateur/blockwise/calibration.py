@@ -29,6 +29,7 @@ Tokens = npt.NDArray[np.int64]
 
 LONGEST = 2048  # tokens of a sequence, where the caller names no length
 _SPARSE = 16  # bytes of file a token: a file with more than this for each that is needed is sampled, not read
+_UNKNOWN = 0.5  # of all tokens: more is no text in a language of the model
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "max_sequence_length")
 # These count positions from beyond the padding token's number.
 _OFFSET_MODELS = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "data2vec-text", "mpnet")
@@ -49,7 +50,8 @@ def read_calibration(
     needed; each sequence begins and ends with what the tokenizer puts around a text (Llama's ``<s>``, BERT's ``[CLS]``
     and ``[SEP]``). Which sequences are taken, and in which order, follows from the seed. Of a file that is much larger
     than what is needed, text is read at places spread over the whole of it. A text that is too short is used as far as
-    it goes: fewer sequences, or one shorter one, with a warning of one line that says how many.
+    it goes: fewer sequences, or one shorter one, with a warning of one line that says how many. A text that is mostly
+    unknown to the tokenizer is warned of, too.
 
     Args:
         source: a ``.txt`` file, which is one document; a ``.jsonl`` or ``.json`` file of records (or strings); or an
@@ -104,6 +106,7 @@ def read_calibration(
             f"{len(found):,} {sequences} of {len(found[0]):,} tokens, not {samples:,} of {length:,}.",
             stacklevel=2,
         )
+    _warn_of_unknown(bodies, tokenizer, source if isinstance(source, str | Path) else "the list of documents")
     _check_vocabulary((int(tokens.max()) for tokens in found), vocabulary, f"the tokenizer in {directory}")
     return [torch.from_numpy(tokens)[None] for tokens in found]
 
@@ -321,6 +324,18 @@ def _random(text: _Text, samples: int, vocabulary: int, generator: np.random.Gen
     )
     drawn = [generator.integers(vocabulary, size=text.body, dtype=np.int64) for _ in range(samples)]
     return [torch.from_numpy(text.whole(tokens))[None] for tokens in drawn]
+
+
+def _warn_of_unknown(bodies: Iterable[Tokens], tokenizer: Any, where: str | Path) -> None:
+    if tokenizer.unk_token_id is None:
+        return
+    share = float(np.mean(np.concatenate([*bodies]) == tokenizer.unk_token_id))
+    if share > _UNKNOWN:
+        warnings.warn(
+            f"{where}: {share:.0%} of its tokens are {tokenizer.unk_token}, which stands for what the tokenizer does "
+            "not know. They say little: give a text in a language of the model.",
+            stacklevel=3,
+        )
 
 
 def _check_vocabulary(highest: Iterable[int], vocabulary: int | None, where: str) -> None:
