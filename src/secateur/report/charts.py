@@ -75,7 +75,13 @@ def map_of(chart: Chart) -> Map | None:
 
 
 def _said(value: float, share: bool) -> str:
-    return f"{100 * value:.4g} %" if share else f"{value:.3g}"
+    """
+    >>> _said(0.5, True), _said(1.5e-16, True), _said(0.0, True), _said(0.00123, False)
+    ('50 %', '<0.01 %', '0 %', '0.00123')
+    """
+    if not share:
+        return f"{value:.3g}"
+    return "<0.01 %" if 0 < value < 1e-4 else f"{100 * value:.4g} %"
 
 
 def _place(name: str) -> tuple[str, int] | None:
