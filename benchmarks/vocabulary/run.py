@@ -149,7 +149,7 @@ def minilm(options: argparse.Namespace) -> None:
             f"{1 - done.parameters[1] / done.parameters[0]:.1%}",
             f"{sum(number in stays for ids in old for number in ids) / sum(map(len, old)):.3%}",
             f"{1 - len(changed) / len(held_out):.2%}",
-            f"{cosine.mean():.5f}, {cosine.quantile(0.01):.4f}",
+            f"{cosine.mean():.6f}, {cosine.quantile(0.01):.4f}",
             f"{overlap(dense, found):.4f}",
             f"{done.seconds - done.counting:.1f}",
         ]
@@ -183,7 +183,7 @@ def changed_only(options: argparse.Namespace, counted: list[str], held_out: list
             f"{done.rows[1]:,}",
             f"{1 - done.parameters[1] / done.parameters[0]:.1%}",
             f"{1 - len(changed) / len(held_out):.2%}",
-            f"{cosine.mean():.5f}",
+            f"{cosine.mean():.6f}",
             f"{cosine.quantile(0.01):.4f}",
             f"{cosine.min():.4f}",
         ]

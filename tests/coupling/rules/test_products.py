@@ -11,6 +11,8 @@ from secateur import shrink
 from secateur.coupling import find_coupling
 from support.traced import assert_a_call_on_slices_gives_the_slices_of_its_result
 
+SOLVE = functools.partial(torch.linalg.solve_triangular, upper=False, unitriangular=True)
+
 # name: (function of tensors, their sizes, how many axes stay free)
 CALLS = {
     "linear": (F.linear, "b,i o,i o", 3),
@@ -29,6 +31,8 @@ CALLS = {
     "bilinear": (F.bilinear, "b,i b,j o,i,j o", 4),
     "baddbmm": (torch.baddbmm, "a,b,o a,b,i a,i,o", 4),
     "vector, matmul": (torch.matmul, "i i,o", 2),
+    "solve_triangular": (SOLVE, "a,b,i,i a,b,i,o", 3),
+    "solve_triangular, one system": (SOLVE, "i,i a,i,o", 2),
 }
 
 

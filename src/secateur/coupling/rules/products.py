@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from secateur.coupling.axes import Axis, Expression, size_of, unify
+from secateur.coupling.axes import Axis, Expression, freeze, size_of, unify
 from secateur.coupling.operations import Weight, rule
 from secateur.coupling.trace import Call, Dims, without_rule
 
@@ -77,6 +77,15 @@ def _addmm(call: Call) -> None:
 def _multiply(call: Call, first: Tensor, second: Tensor) -> None:
     one, other = call.dims(first), call.dims(second)
     unify(one[-1], other[-2] if len(other) > 1 else other[0])
+    batch = _batch(one, other)
+    rows = one[-2:-1] if len(one) > 1 else []
+    columns = other[-1:] if len(other) > 1 else []
+    call.trace.products.append([*batch, *rows, *columns, one[-1]])
+    call.returns([*batch, *rows, *columns])
+
+
+def _batch(one: Dims, other: Dims) -> Dims:
+    """The dimensions of many matrices that meet others, each its own or all the same."""
     rank = max(len(one), len(other)) - 2
     batch: Dims = [Axis(1) for _ in range(max(rank, 0))]
     for dims in (one[:-2], other[:-2]):
@@ -85,10 +94,19 @@ def _multiply(call: Call, first: Tensor, second: Tensor) -> None:
                 unify(batch[at], dim)
             elif size_of(dim) > 1:
                 batch[at] = dim
-    rows = one[-2:-1] if len(one) > 1 else []
-    columns = other[-1:] if len(other) > 1 else []
-    call.trace.products.append([*batch, *rows, *columns, one[-1]])
-    call.returns([*batch, *rows, *columns])
+    return batch
+
+
+@rule("linalg_solve_triangular")
+def _solve_triangular(call: Call) -> None:
+    """Each column of the right side is solved by itself, along rows that all meet each other."""
+    if call.kwargs.get("left") is False:
+        without_rule(call)
+        return
+    one, other = call.dims(call.args[0]), call.dims(call.get(1, "B"))
+    for dim in (*one[-2:], other[-2]):
+        freeze(dim, "solved along it")
+    call.returns([*_batch(one, other), *other[-2:]])
 
 
 def _group_by_group(_func: Any, x: Tensor, weight: Tensor, offs: Tensor, *_: Any, **__: Any) -> Tensor:
