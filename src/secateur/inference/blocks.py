@@ -1,7 +1,8 @@
 """Blocks with a shortcut: what is added to a packed convolution's output, and the ReLU after it, go into its store.
 
 Law: a block is rewritten only where its forward pass is calls of modules, sums and ReLUs, one after the other; it then
-computes the same within rounding. Every other block is left as it is.
+computes the same within rounding. Every other block is left as it is. Only memory that a block made itself, and that no
+hook and no other module has seen, is written over.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _NEAR_BYTES = 1 << 22  # of a batch whose images need not be taken one after the
 
 
 class FusedBlock(nn.Module):
-    """A block of a residual network whose packed convolutions add and rectify, with its modules by their names.
+    """A block of a residual network whose packed convolutions add and rectify, with its modules by their names; or a
+    stage of such blocks. Batches of more than a few megabytes are taken image by image, as many at once as there are
+    threads, where nothing but packed convolutions, sums and ReLUs computes.
 
     Args:
         block: whose modules these are.
