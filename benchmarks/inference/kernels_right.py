@@ -13,6 +13,7 @@ import time
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from secateur import native
 from secateur.inference import BlockConv2d, BlockLinear, SparseConv2d, SparseLinear, WindowLinear
@@ -72,11 +73,47 @@ def convolutions() -> int:
     return count
 
 
+@torch.no_grad()
+def rounding(sizes: tuple[tuple[int, int], ...] = SIZES, batches: tuple[int, ...] = BATCHES) -> int:
+    """How many that round weights and inputs to int8 were right; `AssertionError` for one that is not.
+
+    Inputs are whole numbers from 0 to 255 less something, which are rounded to themselves.
+    """
+    count = 0
+    for less in (0, 100):
+        for rows, columns in sizes:
+            numbers = torch.randint(-127, 128, (rows, columns)) * (torch.rand(rows, columns) < 0.3)
+            for kind in (SparseLinear, WindowLinear, BlockLinear):
+                layer = kind.from_dense(numbers.to(torch.int8), scales=torch.ones(rows), round_inputs=True)
+                for batch in batches:
+                    x = _whole(batch, columns) - less
+                    torch.testing.assert_close(layer(x), x @ numbers.t().float(), rtol=1e-5, atol=1e-2)
+                    count += 1
+        for kernel, stride, padding, dilation in CONVOLUTIONS:
+            numbers = torch.randint(-127, 128, (20, 8, kernel, kernel)) * (torch.rand(20, 8, kernel, kernel) < 0.2)
+            geometry = {"stride": [stride] * 2, "padding": [padding] * 4, "dilation": [dilation] * 2}
+            packed = SparseConv2d.from_dense(
+                numbers.to(torch.int8), scales=torch.ones(20), round_inputs=True, **geometry
+            )
+            x = _whole(3, 8 * 11 * 13).view(3, 8, 11, 13) - less
+            wanted = functional.conv2d(x, numbers.float(), None, stride, padding, dilation)
+            torch.testing.assert_close(packed(x), wanted, rtol=1e-5, atol=1e-2)
+            count += 1
+    return count
+
+
+def _whole(batch: int, columns: int) -> Tensor:
+    x = torch.randint(0, 256, (batch, columns)).float()
+    x[:, 0], x[:, -1] = 0.0, 255.0
+    return x
+
+
 def main() -> None:
     torch.manual_seed(0)
     print(f"{platform.machine()}, torch {torch.__version__}, {native.describe()}", flush=True)
     count, furthest = products()
     print(f"{count:,} products are right; the furthest is {furthest:.1e} from float64.", flush=True)
+    print(f"{rounding()} with weights and inputs in int8 are right.", flush=True)
     print(f"{convolutions()} convolutions are right; {time.process_time():.0f} s of the processor.")
 
 
