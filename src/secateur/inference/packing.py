@@ -438,9 +438,9 @@ def _consider(
         if private.is_convolution(module):
             candidates = [Pointwise(each, module.stride) for each in candidates]
             if with_kernels and available() and not _why_no_convolution(module, zeros, weight.dtype):
-                values, size = "int8" if asked.values else None, _size_of_output(module, x)
+                values, out = "int8" if asked.values else None, _size_of_output(module, x)
                 forms = _forms_of_convolution(cast("nn.Conv2d", module))
-                candidates += [form.from_module(module, size=size, values=values) for form in forms]
+                candidates += [form.from_module(module, size=out, values=values) for form in forms]
         if not candidates:
             why = no_fours or _no_form(module, zeros, with_kernels)
             return dataclasses.replace(known, why=why), None
