@@ -134,7 +134,7 @@ def test_the_kernels_are_compared_with_what_they_should_give(monkeypatch):
     count, furthest = kernels_right.products(sizes=((16, 16),), batches=(1, 17))
     assert count == 4 * 2 * 3 * 2 * 2
     assert furthest < 1e-4
-    assert kernels_right.convolutions() == 30
+    assert kernels_right.convolutions() == 60
     assert kernels_right.rounding(sizes=((16, 16),), batches=(1, 33)) == 22
     monkeypatch.setattr(kernels_right.SparseLinear, "forward", lambda self, x: x.new_ones(len(x), 16))
     with pytest.raises(AssertionError, match="not close"):
