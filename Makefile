@@ -1,6 +1,6 @@
 # make demo   sets everything up and runs the demo      make test   sets everything up and runs every check
-# Both need nothing but Python >= 3.11, pip, make and a C compiler, and work offline the second time. All paths are
-# relative, so that a folder with a space in its name works.
+# Both need nothing but Python >= 3.11, pip and make, and work offline the second time; the kernels and their tests are
+# left out where there is no C compiler. All paths are relative, so that a folder with a space in its name works.
 PYTHON ?= python3
 VENV := .venv
 # a worker a core, four at most: each imports torch and takes up to a gigabyte

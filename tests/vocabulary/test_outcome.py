@@ -17,7 +17,7 @@ def test_what_is_printed():
     assert "2.000  2.500" in " ".join(text.replace("  ", " ").split(" ")).replace(" 2.500", "  2.500")
     assert "Of the text's 20 tokens, 90.0% stay." in text
     assert "70.0% of 10 passages are read as before, 98.0% of 100 tokens stay." in text
-    assert "The 2 that do not become 5 smaller pieces; 1 become unknown." in text
+    assert "The other 2 become 5 smaller pieces; 1 become unknown." in text
     assert r"'ro\x1bse' 2" in text.replace("\\\\", "\\")
     assert text.endswith("Proved on 3 of 3 texts.")
 
