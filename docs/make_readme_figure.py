@@ -1,7 +1,8 @@
-"""Draw two pictures: ``python docs/make_readme_figure.py``.
+"""Draw three pictures: ``python docs/make_readme_figure.py``.
 
-The README's: MiniLM after every verb, its cosine against measured milliseconds. And SmolLM2's perplexity as parameters
-leave, for the guide of `shrink`.
+The README's: MiniLM after every verb, its cosine against measured milliseconds. SmolLM2's perplexity as parameters
+leave, for the guide of `shrink`. And a CNN in every form, how many images it reads right against milliseconds, for the
+guide of `pack`.
 
 Law: every number is read from the tables of benchmarks/inference and benchmarks/shrinking; none stands here.
 """
@@ -30,6 +31,19 @@ LINES = {  # color, dashes, which end its name stands at, and where, in points
     "`oneshot`, `pack`": ("#0072b2", "solid", -1, (9, -5)),
     "`oneshot` 16×1, `pack`": ("#0072b2", (0, (3, 1)), -1, (8, -4)),
     "`sparsify`, `pack`": ("#7f7f7f", "solid", -1, (9, -4)),
+}
+ZEROS_FILE = Path(__file__).with_name("zeros.svg")
+ZEROS_DOTS = {  # where the word beside it stands, in points
+    "dense, ONNX Runtime": (9, 4),
+    "dense, OpenVINO": (9, -12),
+    "dense bfloat16, OpenVINO": (9, -12),
+    "dense int8, ONNX Runtime": (-9, 4),
+    "dense int8, OpenVINO": (9, 6),
+}
+ZEROS_LINES = {  # as LINES
+    "`shrink`, ONNX Runtime": ("#d55e00", "solid", 0, (-9, 6)),
+    "`shrink`, int8, ONNX Runtime": ("#009e73", "solid", 0, (-9, 6)),
+    "`Pruner`, `pack`": ("#0072b2", "solid", -1, (-9, -4)),
 }
 METHODS = {
     "Wanda by columns": "#7f7f7f",
@@ -124,6 +138,68 @@ def draw_verbs(target: Path) -> None:
         figure.savefig(target, format="svg", metadata={"Date": None, "Description": told(text)})
 
 
+def zeros(text: str) -> dict[str, list[tuple[str, float, float]]]:
+    """``{what: [(what was asked, milliseconds, right in %)]}`` of the table of one trained network."""
+    section = text.split("## A CNN in every form\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    found: dict[str, list[tuple[str, float, float]]] = {}
+    for row in rows[2:]:
+        found.setdefault(row[0], []).append((row[1], float(row[2]), float(row[5])))
+    return {what: points for what, points in found.items() if what in {*ZEROS_DOTS, *ZEROS_LINES}}
+
+
+def told_of_zeros(text: str) -> str:
+    """What the picture of the CNN shows, as it says of itself."""
+    lines = []
+    for name, points in zeros(text).items():
+        values = ", ".join(f"{asked} {spent} ms {right} %".strip() for asked, spent, right in points)
+        lines.append(f"{name}: {values}".replace("`", ""))
+    return "; ".join(lines)
+
+
+def draw_zeros(target: Path) -> None:
+    text = VERBS_RESULTS.read_text(encoding="utf-8")
+    found = zeros(text)
+    sides = {-1: "right", 0: "center", 1: "left"}
+    with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
+        figure = Figure(figsize=(9.6, 4.4), layout="constrained", facecolor="white")
+        axes = figure.subplots()
+        for name, (color, dashes, end, offset) in ZEROS_LINES.items():
+            asked, spent, right = zip(*found[name], strict=True)
+            ours = "pack" in name
+            axes.plot(
+                spent, right, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.8, linestyle=dashes
+            )
+            axes.annotate(
+                name.replace("`", "").replace(", ", " + "), (spent[end], right[end]), textcoords="offset points",
+                xytext=offset, color=color, ha=sides[int(np.sign(offset[0]))], weight="bold" if ours else "normal",
+            )  # fmt: skip
+            for word, *place in zip(asked, spent, right, strict=True):
+                axes.annotate(
+                    word, place, textcoords="offset points", xytext=(5, -13), color=color, fontsize=9
+                )  # fmt: skip
+        for name, offset in ZEROS_DOTS.items():
+            [(_, spent, right)] = found[name]
+            color = "#009e73" if "int8" in name else "#222222"
+            axes.plot([spent], [right], color=color, marker="o", markersize=8, zorder=3)
+            axes.annotate(
+                name.removeprefix("dense").strip(", "), (spent, right), textcoords="offset points", xytext=offset,
+                color=color, weight="bold", ha=sides[int(np.sign(offset[0]))],
+            )  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10])
+        axes.set_xticks([], minor=True)
+        low, high = (limit(spent for points in found.values() for _, spent, _ in points) for limit in (min, max))
+        axes.set_xlim(low / 1.3, 1.9 * high)
+        axes.margins(y=0.12)
+        axes.set_xlabel("milliseconds for one image, one thread, measured")
+        axes.set_ylabel("right, % of unseen images")
+        axes.xaxis.set_major_formatter("{x:.3g}")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+        figure.savefig(target, format="svg", metadata={"Date": None, "Description": told_of_zeros(text)})
+
+
 def draw(target: Path) -> None:
     text = RESULTS.read_text(encoding="utf-8")
     found, times = perplexities(text), milliseconds(text)
@@ -171,3 +247,4 @@ def draw(target: Path) -> None:
 if __name__ == "__main__":
     draw(FILE)
     draw_verbs(VERBS_FILE)
+    draw_zeros(ZEROS_FILE)

@@ -147,3 +147,16 @@ def test_the_picture_of_the_readme_shows_every_row_that_was_measured():
     assert all(len(found[line]) >= 2 for line in figure.LINES)
     assert figure.told(text) in figure.VERBS_FILE.read_text(encoding="utf-8"), "run python docs/make_readme_figure.py"
     assert f"docs/{figure.VERBS_FILE.name}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_of_the_cnn_is_drawn_of_what_was_measured():
+    from docs import make_readme_figure as figure
+
+    text = figure.VERBS_RESULTS.read_text(encoding="utf-8")
+    found = figure.zeros(text)
+    assert set(found) == {*figure.ZEROS_DOTS, *figure.ZEROS_LINES}
+    assert all(len(found[dot]) == 1 for dot in figure.ZEROS_DOTS)
+    assert all(len(found[line]) == 3 for line in figure.ZEROS_LINES)
+    written = figure.ZEROS_FILE.read_text(encoding="utf-8")
+    assert figure.told_of_zeros(text) in written, "run python docs/make_readme_figure.py"
+    assert f"../{figure.ZEROS_FILE.name}" in (ROOT / "docs/guides/faster.md").read_text(encoding="utf-8")
