@@ -95,9 +95,13 @@ def verbs(text: str) -> dict[str, list[tuple[str, float, float]]]:
 
 def told(text: str) -> str:
     """What the picture of every verb shows, as it says of itself."""
+    return _listed(verbs(text), "")
+
+
+def _listed(found: dict[str, list[tuple[str, float, float]]], unit: str) -> str:
     lines = []
-    for name, points in verbs(text).items():
-        values = ", ".join(f"{asked} {spent} ms {cosine}".strip() for asked, spent, cosine in points)
+    for name, points in found.items():
+        values = ", ".join(f"{asked} {spent} ms {kept}{unit}".strip() for asked, spent, kept in points)
         lines.append(f"{name}: {values}".replace("`", ""))
     return "; ".join(lines)
 
@@ -150,11 +154,7 @@ def zeros(text: str) -> dict[str, list[tuple[str, float, float]]]:
 
 def told_of_zeros(text: str) -> str:
     """What the picture of the CNN shows, as it says of itself."""
-    lines = []
-    for name, points in zeros(text).items():
-        values = ", ".join(f"{asked} {spent} ms {right} %".strip() for asked, spent, right in points)
-        lines.append(f"{name}: {values}".replace("`", ""))
-    return "; ".join(lines)
+    return _listed(zeros(text), " %")
 
 
 def draw_zeros(target: Path) -> None:
