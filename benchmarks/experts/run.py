@@ -3,8 +3,11 @@
     python benchmarks/experts/run.py coverage [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py rows [--only GLOB] [--json FILE]
     python benchmarks/experts/run.py sparse [--experts N] [--layers N] [--samples N] [--length N] [--folder DIR]
+        [--discard] [--steps plan,slice,run,repair]
     python benchmarks/experts/run.py quality --scratch FOLDER [--model wide|eight] [--seeds 0,1,2] [--steps N]
         [--methods "reap;random"] [--cache FILE] [--peer PYTHON]
+    python benchmarks/experts/run.py routers --scratch FOLDER [--seeds 0,1,2] [--steps N] [--methods "repair;nothing"]
+        [--cache FILE]
 
 Law: nothing here trusts the library's own proof. Widths are judged by the comparison of benchmarks/shrinking; experts
 by an oracle of its own: in the original the router's products, and what is added to them, are minus infinity for those
@@ -26,8 +29,10 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
+from benchmarks.experts.routers import METHODS as MOVED
+from benchmarks.experts.routers import Tries, routers
 from benchmarks.experts.rows import rows as seen_rows
-from benchmarks.experts.sparse import EXPERTS, sparse
+from benchmarks.experts.sparse import EXPERTS, STEPS, sparse
 from benchmarks.experts.training import CHOOSE, SIZES
 
 
@@ -48,7 +53,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     five.add_argument("--samples", type=int, default=4, help="that are run through two layers")
     five.add_argument("--length", type=int, default=256, help="of a sample, in tokens")
     five.add_argument("--folder", type=Path, help="where the directories are made for a while")
+    five.add_argument("--discard", action="store_true", help="make holes of each file once it is on the disk")
+    five.add_argument("--steps", default=",".join(STEPS), help="which to measure (%(default)s)")
     five.add_argument("--json", type=Path, help="write the rows there")
+    six = commands.add_parser("routers", help=(routers.__doc__ or "").split("\n")[0])
+    six.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
+    six.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
+    six.add_argument("--steps", type=int, default=500, help="of training (%(default)s)")
+    six.add_argument("--shares", default="0.25,0.5", help="of the experts, that leave (%(default)s)")
+    six.add_argument("--seeds", default="0,1,2", help="of training (%(default)s)")
+    six.add_argument("--methods", default=";".join(MOVED), help="separated by ; (%(default)s)")
+    six.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
+    six.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])
     two.add_argument("--scratch", type=Path, required=True, help="where texts and trained models are kept")
     two.add_argument("--model", choices=SIZES, default="wide", help="(%(default)s)")
@@ -80,9 +96,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     elif given.what == "sparse":
         rows = []
-        for row in sparse(given.layers, given.samples, given.length, given.folder, given.experts):
+        steps = tuple(given.steps.split(","))
+        sizes = (given.layers, given.samples, given.length)
+        for row in sparse(*sizes, given.folder, given.experts, discard=given.discard, steps=steps):
             rows.append(row)
             print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
+    elif given.what == "routers":
+        rows = routers(
+            Tries(
+                scratch=given.scratch,
+                name=given.model,
+                steps=given.steps,
+                seeds=tuple(map(int, given.seeds.split(","))),
+                methods=tuple(given.methods.split(";")),
+                shares=tuple(map(float, given.shares.split(","))),
+                cache=given.cache,
+            )
+        )
     elif given.what == "rows":
         rows = seen_rows(given.only)
     else:

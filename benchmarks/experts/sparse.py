@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+STEPS = ("plan", "slice", "run", "repair")
 EXPERTS, LAYERS, WIDTH, INNER, HEADS, GROUPS, HEAD, WORDS = 128, 48, 2048, 768, 32, 4, 128, 151_936
 _PIECE = 1 << 22  # values that are drawn at a time
 CONFIG = {
@@ -146,13 +147,17 @@ if repair == "yes" and not done.repaired:
 _SLICED = """
 import sys, time
 from pathlib import Path
+source, out, plan, seconds, discard = sys.argv[1:]
 from secateur.shrinking import expert_directory
-source, out, plan, seconds = sys.argv[1:]
 right, total = expert_directory.write_file, []
-def timed(*arguments):
+def timed(checkpoint, target, place, *others):
     started = time.monotonic(), time.process_time()
-    done = right(*arguments)
+    done = right(checkpoint, target, place, *others)
     total.append((time.monotonic() - started[0], time.process_time() - started[1]))
+    if discard:
+        sys.path.insert(0, discard)  # where the benchmarks are
+        from benchmarks.experts.sparse import make_holes
+        make_holes(target / place)
     return done
 expert_directory.write_file = timed
 expert_directory.shrink_experts_checkpoint(source, out, 0.25, plan=plan, verify=False)
@@ -161,10 +166,18 @@ Path(seconds).write_text(" ".join(str(sum(each)) for each in zip(*total)))
 
 
 def sparse(
-    layers: int, samples: int, length: int, folder: Path | None = None, experts: int = EXPERTS
+    layers: int,
+    samples: int,
+    length: int,
+    folder: Path | None = None,
+    experts: int = EXPERTS,
+    *,
+    discard: bool = False,
+    steps: Sequence[str] = STEPS,
 ) -> Iterator[dict[str, Any]]:
     """Planning all 48 layers, slicing some (reading, writing and syncing them is what MB/s are of), and repairing two
-    of random values: seconds, MB/s, and peak memory."""
+    of random values: seconds, MB/s, and peak memory. To ``discard`` is to make holes of each file that was written and
+    synced, before the next one is begun and outside of what MB/s are of: more layers than the disk has room for."""
     with tempfile.TemporaryDirectory(dir=folder) as name:
         here = Path(name)
         block = 2 * sum(_count(shape) for shape in shapes(0, experts).values())
@@ -175,40 +188,14 @@ def sparse(
             "peak GB": nothing[1] / 1e9,
             "block GB": block / 1e9,
         }
-        total = make(here / "whole", LAYERS, experts)
-        plan_for(here / "whole.json", LAYERS, experts)
-        command = [
-            "-m",
-            "secateur",
-            "experts",
-            str(here / "whole"),
-            "--plan",
-            str(here / "whole.json"),
-            "--remove",
-            "0.25",
-        ]
-        seconds, peak = measured([*command, "--dry-run"])
-        yield {"step": f"plan {LAYERS} layers", "seconds": seconds, "peak GB": peak / 1e9, "source GB": total / 1e9}
-        shutil.rmtree(here / "whole")
-        total = make(here / "some", layers, experts)
-        plan_for(here / "some.json", layers, experts)
-        where = [str(here / each) for each in ("some", "small", "some.json", "seconds")]
-        seconds, peak = measured(["-c", _SLICED, *where])
-        written = sum(path.stat().st_size for path in (here / "small").iterdir())
-        took = [float(each) for each in (here / "seconds").read_text().split()]
-        yield {
-            "step": f"plan and slice {layers} layers",
-            "seconds": seconds,
-            "peak GB": peak / 1e9,
-            "source GB": total / 1e9,
-            "written GB": written / 1e9,
-            "MB/s": written / 1e6 / took[0],
-            "MB a second of the processor": written / 1e6 / took[1],
-        }
-        for each in ("some", "small"):
-            shutil.rmtree(here / each)
-        make(here / "values", 2, experts, values=True)
-        for repair in ("no", "yes"):
+        if "plan" in steps:
+            yield _planned(here, experts)
+        if "slice" in steps:
+            yield _sliced(here, layers, experts, discard=discard)
+        wanted = [repair for repair in ("no", "yes") if ("repair" if repair == "yes" else "run") in steps]
+        if wanted:
+            make(here / "values", 2, experts, values=True)
+        for repair in wanted:
             (here / "activations").mkdir()
             where = [str(here / each) for each in ("values", f"small-{repair}", "activations")]
             seconds, peak = measured(["-c", _REPAIRED, *where, str(samples), str(length), repair])
@@ -220,6 +207,46 @@ def sparse(
                 "peak GB": peak / 1e9,
                 "blocks": (peak - nothing[1]) / block,
             }
+
+
+def _planned(here: Path, experts: int) -> dict[str, Any]:
+    total = make(here / "whole", LAYERS, experts)
+    plan_for(here / "whole.json", LAYERS, experts)
+    where = [str(here / each) for each in ("whole", "whole.json")]
+    command = ["-m", "secateur", "experts", where[0], "--plan", where[1], "--remove", "0.25", "--dry-run"]
+    seconds, peak = measured(command)
+    shutil.rmtree(here / "whole")
+    return {"step": f"plan {LAYERS} layers", "seconds": seconds, "peak GB": peak / 1e9, "source GB": total / 1e9}
+
+
+def _sliced(here: Path, layers: int, experts: int, *, discard: bool) -> dict[str, Any]:
+    total = make(here / "some", layers, experts)
+    plan_for(here / "some.json", layers, experts)
+    where = [str(here / each) for each in ("some", "small", "some.json", "seconds")]
+    seconds, peak = measured(["-c", _SLICED, *where, str(Path(__file__).parents[2]) if discard else ""])
+    written = sum(path.stat().st_size for path in (here / "small").iterdir())
+    took = [float(each) for each in (here / "seconds").read_text().split()]
+    for each in ("some", "small"):
+        shutil.rmtree(here / each)
+    return {
+        "step": f"plan and slice {layers} layers",
+        "seconds": seconds,
+        "peak GB": peak / 1e9,
+        "source GB": total / 1e9,
+        "written GB": written / 1e9,
+        "writing": took[0],
+        "MB/s": written / 1e6 / took[0],
+        "MB a second of the processor": written / 1e6 / took[1],
+    }
+
+
+def make_holes(path: Path) -> None:
+    """A file of tensors as large as it was, of which only the header is on the disk."""
+    with open(path, "rb") as opened:
+        header = 8 + int.from_bytes(opened.read(8), "little")
+    size = path.stat().st_size
+    os.truncate(path, header)
+    os.truncate(path, size)
 
 
 def _count(shape: Sequence[int]) -> int:

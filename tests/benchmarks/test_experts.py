@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from benchmarks.experts import choosing, coverage, quality, sparse, training
+from benchmarks.experts import choosing, coverage, quality, routers, sparse, training
 from benchmarks.support.models import zoo
 
 NAME = "mixture_granite"
@@ -119,3 +119,57 @@ def test_rows_that_the_file_has_are_not_measured_again(mixture, monkeypatch, tmp
 def test_memory_that_the_benchmark_itself_hides_is_not_told():
     with pytest.raises(RuntimeError, match="took less memory than the benchmark itself"):
         sparse.measured(["-c", ""])
+
+
+def test_a_router_that_is_told_a_bias_runs_as_its_class_does(mixture):
+    gate = choosing.mixtures_of(mixture[0])[0].gate
+    torch.nn.init.normal_(gate.weight)
+    hidden = torch.randn(9, 192)
+    expected = gate(hidden)
+    routers.give_bias(gate, torch.ones(4))  # the same for all, which changes no share
+    logits, weights, places = gate(hidden)
+    assert torch.allclose(logits, expected[0] + 1, atol=1e-5)
+    assert torch.allclose(weights, expected[1], atol=1e-6)
+    assert torch.equal(places, expected[2])
+    routers.Move.named("scales and bias", gate).carry_out(gate)
+    assert torch.equal(gate(hidden)[0], logits)
+
+
+def test_a_router_that_was_moved_is_moved_back(mixture):
+    """Where only a scale or a bias is wrong, that is found, and seen on tokens that are held out."""
+    gate = choosing.mixtures_of(mixture[0])[0].gate
+    torch.nn.init.normal_(gate.weight, std=0.1)
+    rows, outputs = torch.randn(200, 192), torch.randn(4, 200, 8)
+    for name, wrong in (("scale", routers.Move(torch.tensor([0.7]))), ("bias", routers.Move(bias=torch.randn(4)))):
+        router = routers.Router(gate, rows, outputs, torch.zeros(200, 8), torch.arange(200) % 4 == 3)
+        lack = router.added(wrong.scores(router)) - router.added(routers.Move().scores(router))
+        assert routers.moved(routers.Router(gate, rows, outputs, lack, router.unseen), name) > 0.5
+    assert routers.moved(router, "scales") == 0.0  # nothing is lacking
+
+
+def test_routers_are_compared_on_one_choice_of_experts(mixture, monkeypatch, tmp_path):
+    model, ids = mixture
+    each = dict.fromkeys(training.KINDS, ids.repeat(3, 1))
+    monkeypatch.setattr(routers, "data", lambda scratch: (training.Data({}, each, each), scratch))
+    monkeypatch.setattr(routers, "trained", lambda *told: model)
+    monkeypatch.setattr(routers, "_EPOCHS", 1)
+    ways = ("repair", "repair > scales and bias > repair", "repair > by the loss")
+    tries = routers.Tries(tmp_path, "tiny", 1, (0,), ways, (0.25,), tmp_path / "rows")
+    found = list(routers.rows(tries))
+    assert [len(row["losses"]) for row in found] == [27] * 3
+    assert [len(row["gains"]) for row in found] == [0, 2, 0]
+    monkeypatch.setattr(routers, "losses", None)
+    assert list(routers.rows(tries)) == found
+    assert "| 25% | repair |" in routers.table(found)
+
+
+def test_a_file_that_was_measured_becomes_holes(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    path = tmp_path / "one.safetensors"
+    save_file({"weight": torch.ones(1 << 20)}, path)
+    size = path.stat().st_size
+    sparse.make_holes(path)
+    assert path.stat().st_size == size
+    assert path.stat().st_blocks * 512 < size // 4
+    assert not load_file(path)["weight"].any()
