@@ -14,6 +14,7 @@ from secateur import shrink
 from secateur.blockwise import divergence
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.shrinking import (
+    expert_directory,
     has_fewer_experts,
     is_shrunken,
     shrink_experts_checkpoint,
@@ -170,7 +171,7 @@ def profiled(dense):
     return shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False), path
 
 
-def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path):
+def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path, monkeypatch):
     first, path = profiled
     path = shutil.copy(path, tmp_path / "profile.json")
     assert first.profile.texts[0].tokens == 96
@@ -186,8 +187,12 @@ def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path):
     page = Page(first.profile.report(tmp_path / "profile.html").read_text(encoding="utf-8"))
     assert "Expert by expert" in page.text
     assert "<table" in first.profile._repr_html_()
-    with pytest.raises(CheckpointError, match="a text counts once"):
-        shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(expert_directory, "_profiled", None)  # what cannot be added is told before anything is run
+        with pytest.raises(CheckpointError, match="a text counts once"):
+            shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+        with pytest.raises(CheckpointError, match="ranked by reap, not by total"):
+            shrink_experts_checkpoint(dense, None, batches=batches(8), profile=path, rank="total", verify=False)
     other = [{key: value.flip(0, 1) for key, value in batch.items()} for batch in batches()]
     shrink_experts_checkpoint(dense, None, batches=other, profile=path, verify=False, text="other")
     both = read_profile(path)

@@ -166,6 +166,7 @@ def test_experts_that_no_token_reaches_are_told_and_leave_only_if_that_is_said()
     done = shrink(model, inputs, experts=1, batches=batches)
     assert done.unreached == {"router.weight": (2, 3, 4, 5)}
     assert "No token of the batches reached 4 of the 6 experts" in str(done)
+    assert "They are: router.weight 2, 3, 4, 5." in str(done)
     assert torch.equal(model.router.weight[-1], rows[5])  # the criterion has it before all others
     shrink(first, inputs, experts=4, batches=batches, unreached_first=True)
     assert torch.equal(first.router.weight, rows[:2])

@@ -10,6 +10,7 @@ from torch import nn
 
 from secateur import shrink
 from secateur.shrinking import shrunk_parts
+from secateur.shrinking.tables import unreached_parts
 from secateur.support import Rows
 from support.planned import X, made
 
@@ -97,3 +98,11 @@ def test_a_directory_says_the_same(tmp_path: Path):
     assert re.search(rf"^parameters +{done.parameters[0]:,} +{done.parameters[1]:,} ", text, re.MULTILINE)
     assert f"Asked: 40.0% of the params. Gone: {done.got:.1%}." in text
     assert text.endswith("Proved on LlamaForCausalLM with random weights.")
+
+
+def test_of_many_that_no_token_reached_the_first_are_named():
+    unreached = {f"layers.{at}.router": tuple(range(9)) for at in range(8)}
+    (said, named) = unreached_parts(unreached, dict.fromkeys(unreached, (10, 5)), first=True)
+    assert said == "No token of the batches reached 72 of the 80 experts; these leave first, as asked."
+    assert named.startswith("They are: layers.0.router 0, 1, 2, 3, 4, 5 and 3 more; layers.1.router 0, ")
+    assert named.endswith("layers.5.router 0, 1, 2, 3, 4, 5 and 3 more; and of 2 more mixtures.")

@@ -228,6 +228,9 @@ def shrink_experts_checkpoint(
     def known() -> Profile | None:
         if run is None or not by_data:
             return planned
+        if before is not None:  # now, and not when all has run
+            before.check_adds_up(mixtures.sizes, asked.rank_experts or "reap", Path(profile or ""))
+            before.check_new(digest(run.every), Path(profile or ""))
         found = _profiled(run)
         return found if before is None else before.plus(found, Path(profile or ""))
 

@@ -64,16 +64,24 @@ class Profile(Reported):
 
         return profile_sheets(self, {})
 
+    def check_adds_up(self, sizes: Mapping[str, int], rank: str, path: Path) -> None:
+        """Raises CheckpointError if what is learnt of mixtures of these sizes cannot be added."""
+        if {name: len(each.tokens) for name, each in self.routed.items()} != sizes:
+            raise CheckpointError(f"{path}: is of other mixtures than this directory has; name another file.")
+        if self.rank != rank:
+            raise CheckpointError(f"{path}: is of experts ranked by {self.rank}, not by {rank}.")
+
+    def check_new(self, sha256: str, path: Path) -> None:
+        """Raises CheckpointError if the text is one of these."""
+        for text in self.texts:
+            if text.sha256 == sha256:
+                raise CheckpointError(f"{path}: holds {text.data} already; a text counts once.")
+
     def plus(self, other: Profile, path: Path) -> Profile:
         """Both texts."""
-        mine, its = ({name: len(each.tokens) for name, each in one.routed.items()} for one in (self, other))
-        if mine != its:
-            raise CheckpointError(f"{path}: is of other mixtures than this directory has; name another file.")
-        if self.rank != other.rank:
-            raise CheckpointError(f"{path}: is of experts ranked by {self.rank}, not by {other.rank}.")
-        if again := {text.sha256 for text in self.texts} & {text.sha256 for text in other.texts}:
-            names = [text.data for text in self.texts if text.sha256 in again]
-            raise CheckpointError(f"{path}: holds {names[0]} already; a text counts once.")
+        self.check_adds_up({name: len(each.tokens) for name, each in other.routed.items()}, other.rank, path)
+        for text in other.texts:
+            self.check_new(text.sha256, path)
         curves = {}
         for name in self.curves:
             one, two = self.curves[name], other.curves[name]

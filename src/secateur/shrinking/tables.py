@@ -34,6 +34,7 @@ __all__ = [
 _ROOM = 60  # characters of a reason, but for the first of several
 _SHOWN = 10  # rows of what stays whole, unless all are asked for
 _OFF = 0.005  # from what was asked: then it is said what else there is
+_NAMED = 6  # mixtures, and experts of one, that no token reached
 _LONG = 10_000  # characters of a cell that names many
 
 
@@ -87,6 +88,14 @@ def unreached_parts(
         count, every = sum(map(len, unreached.values())), sum(size for size, _ in experts.values())
         how = "these leave first, as asked" if first else "the criterion says when these leave"
         yield f"No token of the batches reached {count} of the {every} experts; {how}."
+        some = [f"{printable(name)} {_numbers(its)}" for name, its in list(unreached.items())[:_NAMED]]
+        more = f"; and of {len(unreached) - _NAMED} more mixtures" if len(unreached) > _NAMED else ""
+        yield f"They are: {'; '.join(some)}{more}."
+
+
+def _numbers(units: Sequence[int]) -> str:
+    more = f" and {len(units) - _NAMED} more" if len(units) > _NAMED else ""
+    return ", ".join(map(str, units[:_NAMED])) + more
 
 
 def merged_parts(merged: Mapping[str, tuple[tuple[int, ...], ...]], unmerged: Mapping[str, str]) -> Iterator[Part]:
