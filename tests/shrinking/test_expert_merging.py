@@ -103,7 +103,7 @@ def test_of_a_merged_expert_all_is_the_mean_by_scores():
 
 def test_a_directory_is_what_memory_is(tmp_path):
     torch.manual_seed(0)
-    config = transformers.MixtralConfig(num_local_experts=6, **SIZES)
+    config = transformers.MixtralConfig(num_local_experts=6, tie_word_embeddings=True, **SIZES)
     model = transformers.MixtralForCausalLM(config)
     model.save_pretrained(tmp_path / "dense")
     done = shrink_experts_checkpoint(tmp_path / "dense", tmp_path / "small", 2, batches=batches(), how="merge")

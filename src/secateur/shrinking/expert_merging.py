@@ -385,7 +385,8 @@ def _look(
     for units, fresh in _in_turn(group.size, chosen) if not any(gathered(why)) else ():
         mask = np.zeros(group.size, dtype=bool)
         mask[units] = True
-        plan = plan_of(model, coupling, {group.axis: mask})
+        # not of all tensors: a walk's model has those apart that are one in the model that the coupling is of
+        plan = plan_of(model, coupling, {group.axis: mask}, {name for name, _ in group.members})
         undo = carry_out(model, plan, None)
         try:
             for number, (given, own) in enumerate(givens()):
