@@ -35,7 +35,7 @@ from secateur.search.levels import Levels
 from secateur.search.making import OVER, make_levels, refuse_several
 from secateur.search.scoring import Score
 from secateur.search.sensitivity import Sensitivity
-from secateur.shrinking import Shrunk, example_of, shrink
+from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
 from secateur.solvers import admm
 from secateur.support import Forward, Undo, check_batches, unwrapped
 
@@ -360,6 +360,7 @@ class Carrying:
     uniform: bool
     verify: bool
     seen: HeldBack | None = None  # the batches that levels were made of
+    memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
 
     def __call__(
         self, chosen: Chosen, most: float | None
@@ -411,7 +412,8 @@ class Carrying:
     def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
         copied, told = copy.deepcopy(self.choosing.model), self._told(choice)
         if told.shrinks:
-            self._shrunk(copied, told, batches, verify=False)
+            with remembering(self.memory):
+                self._shrunk(copied, told, batches, verify=False)
         if told.entries:
             self._pruned(copied, told.entries, batches)
         return copied
@@ -445,17 +447,18 @@ class Carrying:
         for _ in range(_TRIES):
             copied = copy.deepcopy(task.model)
             try:
-                done = shrink(
-                    copied,
-                    task.example,
-                    share,
-                    target=word,
-                    batches=self.every if by_all else task.rest,
-                    forward=task.forward,
-                    uniform=self.uniform,
-                    verify=False,
-                    **self.scope,
-                )
+                with remembering(self.memory):
+                    done = shrink(
+                        copied,
+                        task.example,
+                        share,
+                        target=word,
+                        batches=self.every if by_all else task.rest,
+                        forward=task.forward,
+                        uniform=self.uniform,
+                        verify=False,
+                        **self.scope,
+                    )
             except ValueError:
                 return None  # not so much can leave by its rules
             costs = _costs_of(done)
