@@ -98,6 +98,17 @@ def test_uniform_keeps_equal_widths():
     assert len(set(widths(model))) == 1
 
 
+def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
+    model, batches = make("llama").eval(), family_batches("llama")
+    dense = parameters(model)
+    fit(model, batches, budget={"params": 0.8}, uniform=True, shares=(0.25, 0.5), evaluations=4, finals=1)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert parameters(loaded) == parameters(model) <= 0.8 * dense
+    with torch.no_grad():
+        assert torch.equal(loaded(**batches[0]).logits, model(**batches[0]).logits)
+
+
 def test_one_seed_is_one_result():
     one, two = blocks(3), blocks(3)
     for model in (one, two):
