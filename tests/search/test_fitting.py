@@ -76,6 +76,16 @@ def test_entries_leave_together_where_a_pattern_says_so():
     assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
 
 
+@pytest.mark.parametrize("finals", [1, 3])
+def test_a_matrix_that_the_pattern_fits_no_more_is_an_error_that_changes_nothing(finals):
+    model = blocks(3, width=8)
+    before = state_of(model)
+    asked = {"budget": {"params": 0.3}, "over": ("shrink", "oneshot"), "pattern": "2:4", "shares": (0.25, 0.5, 0.7)}
+    with pytest.raises(ValueError, match=r"down.weight does not fit the pattern 2:4 any more once units left it: pass"):
+        fit(model, inputs(width=8), evaluations=6, finals=finals, **asked)
+    assert is_unchanged(model, before)
+
+
 def test_both_are_carried_out_together():
     model = blocks(3)
     done = fit(

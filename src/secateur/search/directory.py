@@ -29,6 +29,7 @@ from secateur.search.fitting import (
     FINALS,
     Carrying,
     Units,
+    check_all_pruned,
     check_asked,
     check_unmade,
     pattern_of,
@@ -214,6 +215,11 @@ def fit_checkpoint(
         )
         if where != source:
             shutil.rmtree(where)
+        try:
+            check_all_pruned(pruned, entries, its)
+        except ValueError:
+            shutil.rmtree(out)
+            raise
     got = dict(chosen.predicted)
     if shrunk is not None and pruned is None:
         for word, (before, after) in (("params", shrunk.parameters), ("bytes", shrunk.nbytes)):

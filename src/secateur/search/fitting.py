@@ -45,6 +45,7 @@ __all__ = [
     "FINALS",
     "Told",
     "Units",
+    "check_all_pruned",
     "check_asked",
     "check_unmade",
     "fit",
@@ -334,6 +335,15 @@ def told_entries(entries: Mapping[str, float], pattern: Pattern, scope: Mapping[
     return {**scope, "sparsity": mean, "pattern": pattern, "allocate": Entries(entries)}
 
 
+def check_all_pruned(done: OneShot, entries: Collection[str], pattern: Pattern) -> None:
+    """ValueError where a matrix lost units, so that the pattern fits it no more, and the budget would not hold."""
+    if left := set(entries) - {layer.name for layer in done.layers}:
+        raise ValueError(
+            f"{min(left)} does not fit the pattern {patterns.word_of(pattern)} any more once units left it: pass "
+            'round_to= with a multiple that fits, or one of over="shrink" and "oneshot".'
+        )
+
+
 def within_as_it_is(chosen: Chosen) -> None:
     """Warns the caller's caller where nothing has to leave."""
     if not chosen.choice and not chosen.candidates:
@@ -533,13 +543,15 @@ class Carrying:
         )
 
     def _pruned(self, model: nn.Module, entries: Mapping[str, float], batches: Sequence[Any]) -> OneShot:
-        return oneshot(
+        done = oneshot(
             model,
             batches,
             solver=self.solver,
             forward=self.choosing.forward,
             **told_entries(entries, self.pattern, self.scope),
         )
+        check_all_pruned(done, entries, self.pattern)
+        return done
 
     def costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
         """What the finished model costs."""
