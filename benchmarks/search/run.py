@@ -207,8 +207,14 @@ def methods(
             example_inputs=example_of(batches),
             **more,
         )
-        said = {"passes": done.passes, "candidate": min(done.candidates.values()), "searched": done.loss}
-        return {**said, "taken": done.taken, "asked": {**asdict(how), "store": how.store is not None}}
+        return {
+            "passes": done.passes,
+            "candidate": min(done.candidates.values()),
+            "searched": done.loss,
+            "finals": {each: round(loss, 8) for each, loss in done.finals.items()},
+            "taken": done.taken,
+            "asked": {**asdict(how), "store": how.store is not None},
+        }
 
     if setting.startswith("-"):
 
