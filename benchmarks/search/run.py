@@ -3,7 +3,7 @@
     python benchmarks/search/run.py cnn [--settings 60%,70%,-20%,-30%] [--seeds 3] [--out FILE.jsonl]
     python benchmarks/search/run.py vit
     python benchmarks/search/run.py resnet [--settings -20%,-30%]  # beside ModelOpt's FastNAS, where it is installed
-    python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16]
+    python benchmarks/search/run.py minilm --model DIR [--samples 128] [--size 16] [--finals 4] [--solver sparsegpt]
     python benchmarks/search/run.py smollm2 --model DIR [--samples 24] [--settings=-20%] [--seeds 1]
     python benchmarks/search/run.py gpt --model SCRATCH [--samples 64]  # a small Llama, which the first run trains
     python benchmarks/search/run.py latency [--model DIR] [--asked 0.8,0.6]
@@ -13,7 +13,9 @@ A setting of 60% is entries that `oneshot` makes zero; -20% is parameters that `
 gap to the dense model: of MiniLM 1 less the cosine of embeddings of sentences that nobody was calibrated on, of the
 digits the divergence of the outputs on the test images, of language models that on text that nobody was calibrated on,
 with the perplexity beside it. ``--model`` is the directory of all-MiniLM-L6-v2, or of SmolLM2. What is measured is
-written to FILE, a line at a time, and what is there is not measured again. FastNAS is of
+written to FILE, a line at a time, and what is there is not measured again. ``--finals``, ``--passes`` and ``--shares``
+are `fit`'s; ``--solver`` is everybody's; ``--methods`` leaves some out; with ``--store`` `fit` makes its levels once
+for all settings of a seed, and the seconds of the second are without them. FastNAS is of
 ``pip install torch==2.13.0 torchvision torchprofile==0.0.4 'nvidia-modelopt==0.47.*'``, and it is the search alone: no
 training follows any row.
 """
@@ -29,6 +31,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,6 +56,18 @@ FINE = tuple(round(0.05 * step, 2) for step in range(1, 20))
 GOAL = 0.8  # of the best fixed allocation's gap
 NETWORKS: Mapping[str, Callable[[], nn.Module]] = {"cnn": demo.DigitsNet, "vit": ViT, "resnet": ResNet8}
 EPOCHS = {"cnn": ("sgd", 40), "vit": ("adam", 60), "resnet": ("sgd", 40)}
+HELD = 2**28  # of the dense model's logits, that are kept
+
+
+@dataclass(frozen=True)
+class How:
+    """What everybody's solver is, and how much `fit` may do."""
+
+    solver: str = "admm"
+    finals: int = 12
+    passes: float = 30.0
+    shares: Sequence[float] | None = None  # of units what `fit` takes, of entries 5 % to 95 %
+    store: Path | None = None
 
 
 class Digits:
@@ -106,16 +121,26 @@ class Language:
         self.model = subject.model
         held_out = subject.held_out
         self.held_out = (held_out if isinstance(held_out, torch.Tensor) else held_out[0])[:judged]
+        self.dense: dict[int, Any] = {}
 
     def batches(self, seed: int) -> list[dict[str, torch.Tensor]]:
         return self.subject.batches(seed, self.samples)
 
+    def _dense(self, at: int, text: torch.Tensor) -> Any:
+        """The dense model's outputs, computed once where there is room for them."""
+        if at in self.dense:
+            return self.dense[at]
+        found = SimpleNamespace(logits=self.model(input_ids=text).logits)
+        if found.logits.numel() * len(self.held_out) <= HELD:
+            self.dense[at] = found
+        return found
+
     @torch.no_grad()
     def measure(self, model: nn.Module) -> dict[str, float]:
         far, lost = [], []
-        for text in self.held_out.split(1):
+        for at, text in enumerate(self.held_out.split(1)):
             out = model.eval()(input_ids=text, labels=text)
-            total, rows = divergence(self.model(input_ids=text), out)
+            total, rows = divergence(self._dense(at, text), out)
             far.append(total / rows)
             lost.append(float(out.loss))
         return {"gap": statistics.mean(far), "perplexity": math.exp(statistics.mean(lost))}
@@ -162,21 +187,43 @@ def fastnas(model: nn.Module, batches: list[torch.Tensor], share: float) -> dict
 
 
 def methods(
-    setting: str, score: str, name: str = ""
-) -> dict[str, Callable[[nn.Module, list[Any], int], dict[str, float]]]:
+    setting: str, score: str, name: str = "", how: How = How()
+) -> dict[str, Callable[[nn.Module, list[Any], int], dict[str, Any]]]:
     """What is compared at a setting; each changes the model, and says what else it found."""
     share = abs(float(setting.rstrip("%"))) / 100
+
+    def found(model: nn.Module, batches: list[Any], seed: int, left: float, over: str, **more: Any) -> dict[str, Any]:
+        store = None if how.store is None else how.store / f"{name}-{over}-{seed}"
+        done = fit(
+            model,
+            batches,
+            budget={"params": left},
+            over=over,
+            score=score,
+            seed=seed,
+            finals=how.finals,
+            evaluations=how.passes,
+            store=store,
+            example_inputs=example_of(batches),
+            **more,
+        )
+        return {
+            "passes": done.passes,
+            "candidate": min(done.candidates.values()),
+            "searched": done.loss,
+            "finals": {each: round(loss, 8) for each, loss in done.finals.items()},
+            "taken": done.taken,
+            "asked": {**asdict(how), "store": how.store is not None},
+        }
+
     if setting.startswith("-"):
 
         def shrunk(model: nn.Module, batches: list[Any], allocate: str | None) -> dict[str, float]:
             shrink(model, example_of(batches), share, batches=batches, allocate=allocate)
             return {}
 
-        def fitted(model: nn.Module, batches: list[Any], seed: int) -> dict[str, float]:
-            done = fit(
-                model, batches, budget={"params": 1 - share}, score=score, seed=seed, example_inputs=example_of(batches)
-            )
-            return {"passes": done.passes, "candidate": min(done.candidates.values()), "searched": done.loss}
+        def fitted(model: nn.Module, batches: list[Any], seed: int) -> dict[str, Any]:
+            return found(model, batches, seed, 1 - share, "shrink", shares=how.shares)
 
         return {
             "shrink": lambda model, batches, _: shrunk(model, batches, None),
@@ -186,24 +233,16 @@ def methods(
         }
 
     def pruned(model: nn.Module, batches: list[Any], allocate: str) -> dict[str, float]:
-        oneshot(model, batches, share, allocate=allocate)
+        oneshot(model, batches, share, solver=how.solver, allocate=allocate)
         return {}
 
-    def searched(model: nn.Module, batches: list[Any], seed: int) -> dict[str, float]:
+    def searched(model: nn.Module, batches: list[Any], seed: int) -> dict[str, Any]:
         whole = sum(each.numel() for each in model.parameters())
         layers = oneshot(copy.deepcopy(model), batches[:1], 0.5, solver="magnitude").layers
         leaves = round(share * sum(torch.Size(each.shape).numel() for each in layers))
-        done = fit(
-            model,
-            batches,
-            budget={"params": float(whole - leaves)},
-            over="oneshot",
-            shares=FINE,
-            score=score,
-            seed=seed,
-            example_inputs=example_of(batches),
+        return found(
+            model, batches, seed, float(whole - leaves), "oneshot", shares=how.shares or FINE, solver=how.solver
         )
-        return {"passes": done.passes, "candidate": min(done.candidates.values()), "searched": done.loss}
 
     return {
         **{name: lambda model, batches, _, name=name: pruned(model, batches, name) for name in FIXED},  # type: ignore[misc]
@@ -216,18 +255,24 @@ def _has_peer(name: str) -> bool:
 
 
 def compare(
-    name: str, subject_of: Callable[[int], Any], settings: Sequence[str], seeds: int, out: Path | None
+    name: str,
+    subject_of: Callable[[int], Any],
+    settings: Sequence[str],
+    seeds: int,
+    out: Path | None,
+    how: How,
+    wanted: Sequence[str] | None,
 ) -> list[dict[str, Any]]:
     rows = _read(out)
     known = {(each["subject"], each["setting"], each["seed"], each["method"]) for each in rows}
     for seed in range(seeds):
         subject = None
         for setting in settings:
-            for method, call in methods(setting, "", name).items():
-                if (name, setting, seed, method) in known:
+            for method in methods(setting, "", name):
+                if (name, setting, seed, method) in known or (wanted is not None and method not in wanted):
                     continue
                 subject = subject_of(seed) if subject is None else subject
-                call = methods(setting, subject.score, name)[method]
+                call = methods(setting, subject.score, name, how)[method]
                 model, started = copy.deepcopy(subject.model), time.process_time()
                 more = call(model, subject.batches(seed), seed)
                 seconds = time.process_time() - started
@@ -299,6 +344,13 @@ def main() -> None:
     parser.add_argument("--samples", type=int, help="to calibrate on: 128 of MiniLM, 24 of SmolLM2, 64 of the Llama")
     parser.add_argument("--steps", type=int, default=1500, help="that the small Llama is trained")
     parser.add_argument("--size", type=int, default=16)
+    parser.add_argument("--judged", type=int, default=24, help="sequences of held-out text")
+    parser.add_argument("--methods", help="some of them alone, such as uniform,owl,fit")
+    parser.add_argument("--solver", default="admm", help="of entries, in all rows")
+    parser.add_argument("--finals", type=int, default=12)
+    parser.add_argument("--passes", type=float, default=30.0)
+    parser.add_argument("--shares", help="levels of fit, such as 0.3,0.5,0.7,0.9")
+    parser.add_argument("--store", type=Path, help="a folder for levels of fit")
     parser.add_argument("--asked", default="0.8,0.6")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -315,12 +367,15 @@ def main() -> None:
         if asked.subject == "minilm":
             return Embeddings(asked.model, asked.samples or 128, asked.size)
         if asked.subject == "smollm2":
-            return Language(SmolLM2(asked.model), asked.samples or 24)
+            return Language(SmolLM2(asked.model), asked.samples or 24, asked.judged)
         if asked.subject == "gpt":
-            return Language(GPT(asked.model, asked.steps), asked.samples or 64)
+            return Language(GPT(asked.model, asked.steps), asked.samples or 64, asked.judged)
         return Digits(asked.subject, seed)
 
-    print(table(compare(asked.subject, subject_of, asked.settings.split(","), asked.seeds, asked.out)))
+    shares = None if asked.shares is None else tuple(float(each) for each in asked.shares.split(","))
+    how = How(asked.solver, asked.finals, asked.passes, shares, asked.store)
+    wanted = None if asked.methods is None else asked.methods.split(",")
+    print(table(compare(asked.subject, subject_of, asked.settings.split(","), asked.seeds, asked.out, how, wanted)))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,43 @@ def test_entries_become_zero_and_no_tensor_changes_its_shape():
     }
 
 
+def fours(each):
+    """How many of each four entries along a row are there."""
+    return {*(each.detach() != 0).reshape(-1, 4).sum(1).tolist()}
+
+
+def test_of_a_pattern_that_fixes_the_share_it_is_chosen_which_matrices_get_it():
+    model = blocks(3, width=8)
+    done = fit(model, inputs(width=8), budget={"params": 0.7}, over="oneshot", pattern="2:4", evaluations=8, finals=3)
+    halves = {name.removesuffix(":layer") for name in done.choice}
+    assert 0 < len(halves) < 6
+    assert {name: fours(each) for name, each in model.named_parameters() if each.dim() > 1} == {
+        name: {2} if name in halves else {4} for name, each in model.named_parameters() if each.dim() > 1
+    }
+    assert {layer.name for layer in done.pruned.layers} == halves
+    assert parameters(model) - zeros(model) <= 0.7 * done.dense["params"]
+
+
+def test_entries_leave_together_where_a_pattern_says_so():
+    model = blocks(3)
+    given = {"over": "oneshot", "shares": SHARES, "evaluations": 8, "finals": 2}
+    done = fit(model, inputs(), budget={"params": 0.6}, pattern="2x1", **given)
+    for name in done.choice:
+        gone = model.get_parameter(name.removesuffix(":layer")).detach() == 0
+        assert torch.equal(gone[::2], gone[1::2])
+    assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
+
+
+@pytest.mark.parametrize("finals", [1, 3])
+def test_a_matrix_that_the_pattern_fits_no_more_is_an_error_that_changes_nothing(finals):
+    model = blocks(3, width=8)
+    before = state_of(model)
+    asked = {"budget": {"params": 0.3}, "over": ("shrink", "oneshot"), "pattern": "2:4", "shares": (0.25, 0.5, 0.7)}
+    with pytest.raises(ValueError, match=r"down.weight does not fit the pattern 2:4 any more once units left it: pass"):
+        fit(model, inputs(width=8), evaluations=6, finals=finals, **asked)
+    assert is_unchanged(model, before)
+
+
 def test_both_are_carried_out_together():
     model = blocks(3)
     done = fit(
@@ -69,6 +106,17 @@ def test_uniform_keeps_equal_widths():
     model = blocks(3)
     fit(model, inputs(), budget={"params": 0.6}, uniform=True, shares=SHARES, evaluations=8, finals=1)
     assert len(set(widths(model))) == 1
+
+
+def test_a_uniform_fit_loads_by_from_pretrained(tmp_path):
+    model, batches = make("llama").eval(), family_batches("llama")
+    dense = parameters(model)
+    fit(model, batches, budget={"params": 0.8}, uniform=True, shares=(0.25, 0.5), evaluations=4, finals=1)
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path).eval()
+    assert parameters(loaded) == parameters(model) <= 0.8 * dense
+    with torch.no_grad():
+        assert torch.equal(loaded(**batches[0]).logits, model(**batches[0]).logits)
 
 
 def test_one_seed_is_one_result():

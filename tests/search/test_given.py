@@ -55,6 +55,17 @@ def test_levels_of_another_model_are_refused(found):
             fit(model, inputs(), budget={"params": 0.7}, levels=each)
 
 
+def test_a_pattern_is_that_of_the_levels(tmp_path):
+    model, batches = blocks(3, width=8), inputs(width=8)
+    asked = {"budget": {"params": 0.7}, "over": "oneshot", "evaluations": 4, "finals": 1}
+    measured = sensitivity(model, batches, over="oneshot", pattern="2:4", store=tmp_path / "levels")
+    assert {len(each) for each in measured.levels.values()} == {2}
+    with pytest.raises(ValueError, match="levels= are of the pattern 2:4, and pattern= says 1:4; leave it out"):
+        fit(model, batches, levels=tmp_path / "levels", pattern="1:4", **asked)
+    done = fit(model, batches, levels=tmp_path / "levels", **asked)
+    assert {layer.sparsity for layer in done.pruned.layers} == {0.5}
+
+
 def test_what_is_no_levels_is_refused(found, tmp_path):
     model, measured, _ = found
     with pytest.raises(TypeError, match=r"levels= is what sensitivity or make_levels gave.*not a int"):

@@ -12,6 +12,7 @@ from secateur.search import Levels, make_levels, making
 from secateur.search.levels import FILE
 from support.families import batches as family_batches
 from support.families import make
+from support.fitting import blocks, inputs
 from support.measured import text, words
 from support.stacks import contents, data, stack
 from support.unchanged import is_unchanged, state_of
@@ -231,6 +232,14 @@ def test_all_levels_take_as_many_passes_as_one(over):
     assert counts[0] == counts[1]
     if over == "oneshot":  # a branch is measured in runs of its own
         assert counts[0] <= 2 * 20 + 20 + 5
+
+
+def test_a_matrix_that_does_not_fit_the_pattern_has_no_level():
+    levels = make_levels(blocks(2), inputs(), over="oneshot", pattern="2:4")
+    assert {name: [level.share for level in each] for name, each in levels.items()} == {
+        f"{at}.down.weight:layer": [0.0, 0.5] for at in range(2)
+    }
+    assert levels.left_alone["0.up.weight:layer"] == "of a shape that does not fit the pattern"
 
 
 def test_no_batches():

@@ -14,6 +14,7 @@ from secateur.cli.options import (
     LeaveWhole,
     LookAt,
     Over,
+    Pattern,
     Report,
     RoundTo,
     Samples,
@@ -41,6 +42,7 @@ def sensitivity(
     include: LookAt = None,
     exclude: LeaveWhole = None,
     solver: Solver = "admm",
+    pattern: Pattern = None,
     round_to: RoundTo = None,
     rows: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many tokens of the text scores are measured on.")
@@ -78,6 +80,7 @@ def sensitivity(
             "include": include or [],
             "exclude": exclude or [],
             "solver": solver if over and "oneshot" in over else None,
+            "pattern": pattern,
             "round_to": round_to,
             "rows": rows,
             "samples": samples,
@@ -96,6 +99,7 @@ def sensitivity(
                 include=include or None,
                 exclude=exclude or None,
                 solver=solve,
+                pattern=pattern,
                 round_to=round_to,
                 rows=rows,
                 store=store,

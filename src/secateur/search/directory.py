@@ -21,18 +21,21 @@ from torch import nn
 from secateur import solvers
 from secateur.blockwise import OneShot, Solve, blaming_config, oneshot
 from secateur.checkpoints import check_new
+from secateur.patterns import Pattern
 from secateur.search.budgets import parse_budget
 from secateur.search.choosing import Choosing, kept_by
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
 from secateur.search.fitting import (
     FINALS,
     Carrying,
-    Entries,
     Units,
+    check_all_pruned,
     check_asked,
     check_unmade,
+    pattern_of,
     rounding_for,
     shares_for,
+    told_entries,
     told_of,
 )
 from secateur.search.given import given
@@ -68,6 +71,7 @@ def fit_checkpoint(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
     round_to: int | None = None,
     held_back: int | None = None,
     evaluations: float = 30.0,
@@ -132,9 +136,11 @@ def fit_checkpoint(
             include=include,
             exclude=exclude,
             solver=solver,
+            pattern=pattern,
             round_to=rounding_for(model, example_of(model, every[0]), round_to),
             store=folder,
         )
+    its = pattern_of(made, pattern)
     said = {
         "levels": made.made.digest,
         "measured": "" if known is None else known.word,
@@ -169,7 +175,7 @@ def fit_checkpoint(
             known=known,
         )
         carrying = Carrying(
-            choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False
+            choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False, pattern=its
         )
         chosen = (
             choosing.within(finals, carrying) if asked.keep is None else _kept(choosing, carrying, asked.keep, finals)
@@ -202,16 +208,18 @@ def fit_checkpoint(
         pruned = oneshot(
             where,
             every,
-            sum(entries.values()) / len(entries),
             solver=solver,
-            pattern="unstructured",
-            allocate=Entries(entries),
             out=out,
             arguments=arguments,
-            **scope,
+            **told_entries(entries, its, scope),
         )
         if where != source:
             shutil.rmtree(where)
+        try:
+            check_all_pruned(pruned, entries, its)
+        except ValueError:
+            shutil.rmtree(out)
+            raise
     got = dict(chosen.predicted)
     if shrunk is not None and pruned is None:
         for word, (before, after) in (("params", shrunk.parameters), ("bytes", shrunk.nbytes)):

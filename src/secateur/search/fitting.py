@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from secateur import solvers
+from secateur import patterns, solvers
 from secateur.blockwise import OneShot, Solve, oneshot
 from secateur.coupling import Axis, find_coupling
 from secateur.patterns import Pattern
@@ -32,10 +32,10 @@ from secateur.search.held_back import HeldBack, split
 from secateur.search.judging import Judged
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, make_levels, refuse_several
+from secateur.search.making import OVER, UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.scoring import Score
 from secateur.search.sensitivity import Sensitivity
-from secateur.shrinking import Shrunk, example_of, shrink
+from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
 from secateur.solvers import admm
 from secateur.support import Forward, Undo, check_batches, unwrapped
 
@@ -45,12 +45,15 @@ __all__ = [
     "FINALS",
     "Told",
     "Units",
+    "check_all_pruned",
     "check_asked",
     "check_unmade",
     "fit",
     "levels_for",
+    "pattern_of",
     "rounding_for",
     "shares_for",
+    "told_entries",
     "told_of",
     "within_as_it_is",
 ]
@@ -81,6 +84,7 @@ def fit(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
     round_to: int | None = None,
     example_inputs: Any = None,
     forward: Forward | None = None,
@@ -124,6 +128,8 @@ def fit(
             entries 10 % to 90 % in steps of ten.
         include, exclude: globs over the names of groups and of all their tensors.
         solver: of entries; see `secateur.oneshot`.
+        pattern: of entries; see `secateur.oneshot`. Where it fixes how much leaves, as ``"2:4"`` does, what is chosen
+            is which matrices get it; else how much of each leaves in it.
         round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more, but for small
             models.
         example_inputs: what the model is called with when its multiply-adds are counted and its latency is measured.
@@ -188,6 +194,7 @@ def fit(
             over=levels_for(kinds),
             shares=shares_for(shares, kinds),
             solver=solver,
+            pattern=pattern,
             round_to=rounding_for(model, example, round_to),
             verify=verify,
             example_inputs=example,
@@ -211,7 +218,9 @@ def fit(
         folder=None if store is None else Path(store),
         known=known,
     )
-    carrying = Carrying(choosing, every, solver, scope, uniform=uniform, verify=verify)
+    carrying = Carrying(
+        choosing, every, solver, scope, uniform=uniform, verify=verify, pattern=pattern_of(made, pattern)
+    )
     if asked.keep is None:
         chosen = choosing.within(finals, carrying)
         within_as_it_is(chosen)
@@ -301,6 +310,40 @@ def rounding_for(model: nn.Module, example_inputs: Any, round_to: int | None) ->
     return 1 if units and 16 * min(units) > _SMALL * whole else None
 
 
+def pattern_of(levels: Levels, asked: str | Pattern | None) -> Pattern:
+    """Which the levels of entries are of; ValueError where that is not what was asked for."""
+    word = str(levels.made.asked.get("pattern", UNSTRUCTURED))
+    if asked is None:
+        return patterns.parse(word)
+    found = patterns.parse(asked)
+    if patterns.word_of(found) != word and "oneshot" in levels.made.asked["over"]:
+        raise ValueError(
+            f"levels= are of the pattern {word}, and pattern= says {patterns.word_of(found)}; leave it out."
+        )
+    return found
+
+
+def told_entries(entries: Mapping[str, float], pattern: Pattern, scope: Mapping[str, Any]) -> dict[str, Any]:
+    """What `oneshot` is told so that these shares of matrices leave: a pattern that fixes the share is for them alone.
+
+    >>> told_entries({"0.weight": 0.5}, patterns.NM(2, 4), {"include": None})["include"]
+    ['0.weight']
+    """
+    if pattern.density is not None:
+        return {**scope, "sparsity": None, "pattern": pattern, "include": [*entries]}
+    mean = sum(entries.values()) / len(entries)
+    return {**scope, "sparsity": mean, "pattern": pattern, "allocate": Entries(entries)}
+
+
+def check_all_pruned(done: OneShot, entries: Collection[str], pattern: Pattern) -> None:
+    """ValueError where a matrix lost units, so that the pattern fits it no more, and the budget would not hold."""
+    if left := set(entries) - {layer.name for layer in done.layers}:
+        raise ValueError(
+            f"{min(left)} does not fit the pattern {patterns.word_of(pattern)} any more once units left it: pass "
+            'round_to= with a multiple that fits, or one of over="shrink" and "oneshot".'
+        )
+
+
 def within_as_it_is(chosen: Chosen) -> None:
     """Warns the caller's caller where nothing has to leave."""
     if not chosen.choice and not chosen.candidates:
@@ -359,7 +402,9 @@ class Carrying:
     scope: Mapping[str, Any]
     uniform: bool
     verify: bool
+    pattern: Pattern = field(default_factory=patterns.Unstructured)
     seen: HeldBack | None = None  # the batches that levels were made of
+    memory: Memory = field(default_factory=Memory)  # of copies that are finished: they begin alike
 
     def __call__(
         self, chosen: Chosen, most: float | None
@@ -411,7 +456,8 @@ class Carrying:
     def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
         copied, told = copy.deepcopy(self.choosing.model), self._told(choice)
         if told.shrinks:
-            self._shrunk(copied, told, batches, verify=False)
+            with remembering(self.memory):
+                self._shrunk(copied, told, batches, verify=False)
         if told.entries:
             self._pruned(copied, told.entries, batches)
         return copied
@@ -445,23 +491,25 @@ class Carrying:
         for _ in range(_TRIES):
             copied = copy.deepcopy(task.model)
             try:
-                done = shrink(
-                    copied,
-                    task.example,
-                    share,
-                    target=word,
-                    batches=self.every if by_all else task.rest,
-                    forward=task.forward,
-                    uniform=self.uniform,
-                    verify=False,
-                    **self.scope,
-                )
+                with remembering(self.memory):
+                    done = shrink(
+                        copied,
+                        task.example,
+                        share,
+                        target=word,
+                        batches=self.every if by_all else task.rest,
+                        forward=task.forward,
+                        uniform=self.uniform,
+                        verify=False,
+                        **self.scope,
+                    )
             except ValueError:
                 return None  # not so much can leave by its rules
             costs = _costs_of(done)
             if costs[word] <= limit:
                 break
-            share += 1.5 * (costs[word] - limit) / whole  # it takes what is nearest, and that was more
+            more = share + 1.5 * (costs[word] - limit) / whole  # it takes what is nearest, and that was more
+            share = max(more, done.beside[1])  # the next smaller one that there is
         else:
             return None
         kept = {group.name: done.kept.get(group.axis) for group in done.coupling.groups}
@@ -495,16 +543,15 @@ class Carrying:
         )
 
     def _pruned(self, model: nn.Module, entries: Mapping[str, float], batches: Sequence[Any]) -> OneShot:
-        return oneshot(
+        done = oneshot(
             model,
             batches,
-            sum(entries.values()) / len(entries),
             solver=self.solver,
-            pattern="unstructured",
-            allocate=Entries(entries),
             forward=self.choosing.forward,
-            **self.scope,
+            **told_entries(entries, self.pattern, self.scope),
         )
+        check_all_pruned(done, entries, self.pattern)
+        return done
 
     def costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
         """What the finished model costs."""
@@ -553,9 +600,9 @@ class Entries:
 
     shares: Mapping[str, float]
 
-    def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, _pattern: Pattern) -> dict[str, Any]:
+    def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, pattern: Pattern) -> dict[str, Any]:
         found = {}
         for name, each in scores.items():
-            size = math.prod(each.shape)
-            found[name] = size - round(self.shares.get(name, 0.0) * size)
+            units = pattern.pool(torch.empty(tuple(each.shape), device="meta")).shape[1]  # in each group
+            found[name] = units - round(self.shares.get(name, 0.0) * units)
         return found

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur import patterns, solvers
+from secateur.allocation import narrowest
 from secateur.blockwise import (
     MatrixJob,
     Met,
@@ -34,6 +35,7 @@ from secateur.blockwise import (
 )
 from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
 from secateur.evidence import needs
+from secateur.patterns import Pattern
 from secateur.search.costs import TARGETS, Variable, bill_of, stored
 from secateur.search.files import Kept, Stored, read_entry, rising, tensor_of, write_entry
 from secateur.search.levels import FILE, Levels, Made, digest_of
@@ -67,10 +69,11 @@ from secateur.support import (
     unwrapped,
 )
 
-__all__ = ["OVER", "SHARES", "make_levels"]
+__all__ = ["OVER", "SHARES", "UNSTRUCTURED", "make_levels"]
 
 SHARES = (0.1, 0.3, 0.5, 0.7)
 OVER = ("shrink", "oneshot")
+UNSTRUCTURED = "unstructured"
 
 
 def make_levels(
@@ -82,6 +85,7 @@ def make_levels(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
     round_to: int | None = None,
     verify: bool = True,
     example_inputs: Any = None,
@@ -109,6 +113,8 @@ def make_levels(
         shares: how much leaves, each in (0, 1); of units the nearest count that there is.
         include, exclude: globs over the names of groups and tensors.
         solver: for "oneshot"; see `secateur.solvers`.
+        pattern: for "oneshot": which entries leave together, or compete, as `secateur.oneshot` takes it; or a word,
+            such as ``"16x1"``. A pattern that fixes how much leaves, such as ``"2:4"``, is the only level of a matrix.
         round_to: counts of units are multiples of this; by default of 16 in groups of 64 units or more.
         verify: prove that units may leave, on random weights in float64.
         example_inputs: what the model is called with, to find what leaves together; by default the first rows of the
@@ -133,6 +139,7 @@ def make_levels(
     kinds = (over,) if isinstance(over, str) else tuple(over)
     shares = _checked(kinds, shares)
     solver = solvers.parse(solver)
+    pattern = narrowest(solver) if pattern is None else patterns.parse(pattern)
     include, exclude = _globs(include), _globs(exclude)
     check_batches(batches)
     held = list(batches)
@@ -153,6 +160,8 @@ def make_levels(
         "example_inputs": None if example_inputs is None else digest([example_inputs]),
         "forward": None if forward is None else described(forward),
     }
+    if "oneshot" in kinds and (word := patterns.word_of(pattern)) != UNSTRUCTURED:
+        asked["pattern"] = word
     made = Made(digest_of(inner), digest(held), asked)
     folder = None if store is None else Path(store)
     if folder is not None and (folder / FILE).exists():
@@ -186,7 +195,7 @@ def make_levels(
         these, others = (None if each is None else _matching(each, parameters) for each in (include, exclude))
         layers, alone = ({}, {}) if these == [] else choose_targets(inner, parts, these, others)
         left_alone |= {f"{name}:layer": why for why, names in alone.items() for name in names}
-    making = _Making(inner, coupling, tied, layers, shares, solver, made.digest, folder)
+    making = _Making(inner, coupling, tied, layers, shares, solver, pattern, made.digest, folder)
     making.walk(held, forward)
     making.pieces(Whole(inner, coupling, held, forward), subject, request, branches, mixtures)
     left_alone |= making.missing()
@@ -245,6 +254,7 @@ class _Making:
     layers: Mapping[str, nn.Parameter]
     shares: Sequence[float]
     solver: Solve
+    pattern: Pattern
     digest: str
     folder: Path | None
     grades: dict[Axis, Sequence[Grade]] = field(default_factory=dict)
@@ -288,9 +298,9 @@ class _Making:
             warnings.warn(OVERFLOWING.format(name=wrong), RuntimeWarning, stacklevel=3)
             found = {}
         grading.slopes = found
-        job = _Both(grading, layers, self.shares, self.solver, found, self._solved)
+        job = _Both(grading, layers, self.shares, self.solver, self.pattern, found, self._solved)
         walk_model(self.model, batches, job, forward=forward)
-        self.reasons |= grading.ungraded
+        self.reasons |= grading.ungraded | {f"{name}:layer": why for name, why in job.left_alone.items()}
 
     def pieces(
         self, whole: Whole, subject: Subject, request: Request, branches: Sequence[Branch], mixtures: Sequence[Tied]
@@ -432,8 +442,10 @@ class _Both:
     layers: Mapping[str, nn.Parameter]
     shares: Sequence[float]
     solver: Solve
+    pattern: Pattern
     slopes: Mapping[Piece, Tensor]
     on_layer: Callable[[str, Sequence[tuple[float, Tensor, float | None, float | None]]], None]
+    left_alone: dict[str, str] = field(default_factory=dict)
     in_stages: bool = False
     beside_dense: bool = False
     around: bool = True
@@ -453,10 +465,13 @@ class _Both:
         self.grading.solve_stage(block, module, stage, found)
         wanted = {name: each for name, each in stage.items() if full_name(block, name) in self.layers}
         solved: dict[str, list[tuple[float, Tensor, float | None, float | None]]] = {}
-        for share in self.shares if wanted else ():
-            sparsities = dict.fromkeys((full_name(block, name) for name in wanted), share)
-            job = MatrixJob(self.solver, patterns.Unstructured(), sparsities, tuple(needs(self.solver)))
+        density = self.pattern.density
+        for share in () if not wanted else self.shares if density is None else (1 - density,):
+            sparsity = share if density is None else None  # the pattern says it
+            sparsities = dict.fromkeys((full_name(block, name) for name in wanted), sparsity)
+            job = MatrixJob(self.solver, self.pattern, sparsities, tuple(needs(self.solver)))
             new, said = job.solve_stage(block, module, wanted, found)
+            self.left_alone |= {name: why for why, names in said.left_alone.items() for name in names}
             errors = {layer.name: layer.error for layer in said.layers}
             for name, each in new.items():
                 full = full_name(block, name)

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from secateur.blockwise import Solve
+from secateur.patterns import Pattern
 from secateur.report import Reported, Sheet
 from secateur.search.levels import Levels, shown_name, told, told_share
 from secateur.search.making import SHARES, make_levels, refuse_several
@@ -153,6 +154,7 @@ def sensitivity(
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
     solver: str | Solve = admm,
+    pattern: str | Pattern | None = None,
     round_to: int | None = None,
     verify: bool = True,
     example_inputs: Any = None,
@@ -174,8 +176,8 @@ def sensitivity(
         rows: tokens or examples that scores are measured on.
         store: a folder, which `secateur.search.Levels.load` and `Sensitivity.load` read, and in which a run that was
             killed goes on.
-        model, batches, over, shares, include, exclude, solver, round_to, verify, example_inputs, forward: as for
-            `make_levels`.
+        model, batches, over, shares, include, exclude, solver, pattern, round_to, verify, example_inputs, forward: as
+            for `make_levels`.
 
     Raises:
         ValueError: as `make_levels`; a score is not known, or not finite of the dense model; or there are several
@@ -199,6 +201,7 @@ def sensitivity(
         include=include,
         exclude=exclude,
         solver=solver,
+        pattern=pattern,
         round_to=round_to,
         verify=verify,
         example_inputs=example_inputs,

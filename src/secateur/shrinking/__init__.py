@@ -20,6 +20,7 @@ from secateur.shrinking.output_costs import OutputCosts, running
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.shrinking.profiles import Profile
 from secateur.shrinking.proof import right_branches, verify_shrunken
+from secateur.shrinking.remembered import Memory, remembering
 from secateur.shrinking.repairing import free_in
 from secateur.shrinking.request import Request
 from secateur.shrinking.roles import tie_roles
@@ -39,6 +40,7 @@ __all__ = [
     "Grade",
     "Grading",
     "KEPT",
+    "Memory",
     "OVERFLOWING",
     "OutputCosts",
     "Plan",
@@ -81,6 +83,7 @@ __all__ = [
     "plans_of",
     "proof_words",
     "ranked",
+    "remembering",
     "right_branches",
     "routed_in_memory",
     "running",

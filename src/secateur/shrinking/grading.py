@@ -144,6 +144,7 @@ class _Consumer:
     units: Columns
     slopes: Tensor | None
     moves: bool
+    whole: float  # the squares of what its outputs were, but for biases
 
 
 @dataclass(eq=False)
@@ -201,12 +202,13 @@ class Grading:
             if not columns:
                 continue
             layer = elimination_of(name, matrix, met, slopes, damping=self.damping)
+            whole = float(output_squares(matrix, met).sum())
             bias = None
             if met.bias is not None:
                 bias = full_name(block, met.bias.name), module.get_parameter(met.bias.name)
             for axis, units in columns.items():
                 consumers.setdefault(axis, []).append(
-                    _Consumer(name, parameter, piece, bias, met, layer, units, slopes, name in self.free)
+                    _Consumer(name, parameter, piece, bias, met, layer, units, slopes, name in self.free, whole)
                 )
         for group in groups:
             if group.axis in consumers:
@@ -230,9 +232,9 @@ class Grading:
             values: dict[str, Tensor] = {}
             lost, whole, loss = 0.0, 0.0, 0.0
             for each, layer in zip(consumers, layers, strict=True):
-                layer.remove([column for unit in leaving for column in each.units[unit]])
+                layer.leave([column for unit in leaving for column in each.units[unit]])
                 more = _repair(each, layer, kept, values)
-                lost, whole, loss = lost + more[0], whole + more[1], loss + more[2]
+                lost, whole, loss = lost + more[0], whole + each.whole, loss + more[1]
             known = all(each.slopes is not None for each in consumers)
             found.append(Grade(kept.copy(), values, lost, whole, loss if known else None))
         return found
@@ -264,18 +266,17 @@ class Grading:
 
 def _repair(
     each: _Consumer, layer: Elimination, kept: npt.NDArray[np.bool_], values: dict[str, Tensor]
-) -> tuple[float, float, float]:
-    """New values of a consumer, and of its bias, into ``values``; what its outputs lost, were, and what that costs."""
+) -> tuple[float, float]:
+    """New values of a consumer, and of its bias, into ``values``; what its outputs lost, and what that costs."""
     matrix, met = each.piece.of(each.parameter), each.met
     gone = np.zeros(each.piece.shape[1], dtype=bool)
     gone[[column for unit in np.flatnonzero(~kept) for column in each.units[unit]]] = True
     mask = torch.from_numpy(~gone).to(matrix.device)
     bias = None if each.bias is None or met.bias is None else met.bias.of(each.bias[1])
-    found, moved = repaired(matrix, bias, layer, met, mask, moves=each.moves)
+    found, moved, lost = repaired(matrix, bias, layer, met, mask, moves=each.moves)
     new = values.setdefault(each.name, each.parameter.detach().clone())
     each.piece.of(new).copy_(found[:, : each.piece.shape[1]])
     if moved is not None and each.bias is not None and met.bias is not None:
         met.bias.of(values.setdefault(each.bias[0], each.bias[1].detach().clone())).copy_(moved)
-    ones = torch.ones(len(matrix), dtype=torch.float64)
-    loss = layer.lost(found, counts_of(matrix, met, each.slopes)) if each.slopes is not None else 0.0
-    return layer.lost(found, ones), float(output_squares(matrix, met).sum()), loss
+    counts = None if each.slopes is None else counts_of(matrix, met, each.slopes).to(lost)
+    return float(lost.sum()), 0.0 if counts is None else float((lost * counts).sum())

@@ -124,7 +124,7 @@ class Repairing:
             bias = None if met.bias is None else met.bias.of(module.get_parameter(met.bias.name))
             name = full_name(block, piece.name)
             moves = self.repair and name in self.free
-            values, moved = repaired(matrix, bias, layer, met, mask, moves=moves, aim=self.aim)
+            values, moved, lost = repaired(matrix, bias, layer, met, mask, moves=moves, aim=self.aim)
             piece.of(solved.values).copy_(values[:, : piece.shape[1]])
             if met.bias is not None and moved is not None:
                 self.biases.add(full_name(block, met.bias.name))
@@ -132,7 +132,7 @@ class Repairing:
                 whole = Solved(old.detach().clone(), torch.ones_like(old, dtype=torch.bool))
                 met.bias.of(new.setdefault(met.bias.name, whole).values).copy_(moved)
             piece.of(solved.mask).copy_(mask.expand(piece.shape))
-            self.errors[name] = self.errors.get(name, 0.0) + layer.lost(values, counts_of(matrix, met))
+            self.errors[name] = self.errors.get(name, 0.0) + float((lost * counts_of(matrix, met).to(lost)).sum())
         return new, Pruned(block)
 
     def _with_free_bias(self, block: str, met: Met) -> Met:
@@ -160,9 +160,10 @@ def repaired(
     *,
     moves: bool = True,
     aim: float = 0.0,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """The repaired weight and its bias, or the old ones with zeros where columns left if these are nearer to what
-    is aimed at; the weight with a column for the constant where it has a bias.
+    is aimed at; the weight with a column for the constant where it has a bias. And what each output loses by it, of
+    what the layer aims at.
 
     Args:
         matrix: (outputs, inputs), dense.
@@ -177,21 +178,25 @@ def repaired(
     plain = given.matrix.clone()
     plain[:, : len(mask)] *= mask.to(matrix.dtype)
     if not moves:
-        return plain, None
+        return plain, None, layer.squares(plain)
     wide = layer.settled(met.tokens)
     found, moved = wide.to(matrix.dtype).to(wide), None
     if bias is not None and given.constant is not None:
         moved = (bias.double() + given.constant * wide[:, -1]).to(bias.dtype)
         found[:, -1] = (moved.double() - bias.double()) / given.constant
+    if given.lacking is None:  # then the layer aims at the matrix
+        lost, least = layer.squares(found), layer.squares(plain)
+        return (found, moved, lost) if float(lost.sum()) <= float(least.sum()) else (plain, None, least)
     towards = given.matrix.double() @ layer.gram
-    if given.lacking is not None:
-        towards += given.lacking.double() * (aim / layer.scale)
+    towards += given.lacking.double() * (aim / layer.scale)
 
     def distance(values: Tensor) -> float:  # over the scale, and but for what does not depend on the values
         wide = values.double()
         return float(torch.sub(wide @ layer.gram, towards, alpha=2).mul_(wide).sum())
 
-    return (found, moved) if distance(found) <= distance(plain) else (plain, None)
+    if distance(found) <= distance(plain):
+        return found, moved, layer.squares(found)
+    return plain, None, layer.squares(plain)
 
 
 def free_in(model: nn.Module, parts: Mapping[str, nn.Module]) -> frozenset[str]:

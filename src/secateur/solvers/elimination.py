@@ -17,6 +17,7 @@ from secateur.solvers.gram import checked, cholesky_in_place, is_finite, not_a_g
 
 __all__ = ["Elimination", "eliminated"]
 
+_FEW = 0.7  # of the columns: where no more than so many changed, only these are multiplied
 _LIGHT = 1e-5  # of each input's own squares: what a copy of an input costs of what the input does
 
 
@@ -127,10 +128,23 @@ class Elimination:
         >>> Elimination(torch.ones(1, 2), torch.eye(2)).lost(torch.tensor([[1.0, 3.0]]))
         4.0
         """
-        change = self._aim - values.to(self._aim)
-        squares = (change @ self._gram * change).sum(1).clamp_min(0)
+        squares = self.squares(values)
         counts = counts if counts is not None or self._counts is None else self._counts[:, 0].square()
-        return float(self._scale * (squares if counts is None else squares * counts.to(squares)).sum())
+        return float((squares if counts is None else squares * counts.to(squares)).sum())
+
+    def squares(self, values: Tensor) -> Tensor:
+        """What each output loses with these values in the weight's place; (outputs,), float64.
+
+        >>> Elimination(torch.ones(1, 2), torch.eye(2)).squares(torch.tensor([[1.0, 3.0]]))
+        tensor([4.], dtype=torch.float64)
+        """
+        change = self._aim - values.to(self._aim)
+        moved = change.any(0)
+        gram = self._gram
+        if int(moved.sum()) < _FEW * len(moved):  # such as those that left, where nothing else moved
+            at = moved.nonzero()[:, 0]
+            change, gram = change[:, at], gram[at][:, at]
+        return self._scale * (change @ gram * change).sum(1).clamp_min(0)
 
     def copy(self) -> Elimination:
         """One of its own, from which other columns may leave."""
@@ -194,6 +208,11 @@ class Elimination:
         inverse[at] = 0
         inverse[:, at] = 0
 
+    def leave(self, columns: Sequence[int]) -> None:
+        """These columns leave, for `settled` alone: what the others cost, and where they move, is not kept up."""
+        self._gone.update(self._there(columns))
+        self.finish()
+
     def settled(self, tokens: int) -> Tensor:
         """The weight, damped no more than what is lost asks for; (outputs, inputs), float64.
 
@@ -212,14 +231,15 @@ class Elimination:
             torch.as_tensor([at for at in whole if (at in self._gone) is left], device=self.weight.device)
             for left in (False, True)
         )
-        gram, left = self._gram[stay[:, None], stay], self._aim[:, gone]
-        crossed = left @ self._gram[gone[:, None], stay]
+        among = self._gram[gone]
+        gram, left = self._gram[stay][:, stay], self._aim[:, gone]
+        crossed = left @ among[:, stay]
         damping = self._damping
         lower, failed = cholesky_in_place(_damped(gram, self._least))
         if tokens > len(stay) and not bool(failed):
-            moved = torch.cholesky_solve(crossed.T, lower).T
-            gave = (self._counted(left) @ self._gram[gone[:, None], gone] * self._counted(left)).sum()
-            lacks = (gave - (self._counted(crossed) * self._counted(moved)).sum()).clamp_min(0)
+            half = torch.linalg.solve_triangular(lower, self._counted(crossed).T, upper=False)
+            gave = (self._counted(left) @ among[:, gone] * self._counted(left)).sum()
+            lacks = (gave - half.square().sum()).clamp_min(0)
             share = float(lacks / gave) if float(gave) > 0 else 0.0
             damping = min(damping, max(share * tokens / (tokens - len(stay)), self._least))
         del lower
