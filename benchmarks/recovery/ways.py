@@ -13,6 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,13 @@ from benchmarks.support import tables
 from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
-from secateur.recovery import merge_keeping_zeros, recover
+from secateur.recovery import Sampled, merge_keeping_zeros, recover
+from secateur.recovery.sampling import sampled
 
 SETTINGS = ("2:4", "half", "0.5", "0.6", "0.7", "0.8")
-WAYS = ("plain", "outputs", "local", "both", "mixed", "dense")
-SHARES = {"plain": 0.0, "outputs": 1.0, "mixed": 0.5, "dense": 0.0}  # of the teacher; "dense" is plain, of the teacher
+WAYS = ("plain", "outputs", "local", "both", "mixed", "dense", "corrected")
+# of the teacher; "dense" is plain, of the teacher itself, and "corrected" mixed, by a teacher that "dense" left
+SHARES = {"plain": 0.0, "outputs": 1.0, "mixed": 0.5, "dense": 0.0, "corrected": 0.5}
 LOCAL = 1  # epochs of the local part, or more where batches are fewer
 EMBEDDINGS = "*embeddings*"  # MiniLM's stay: half of its parameters, and a quarter of the time for nothing
 
@@ -36,6 +39,10 @@ def trained(
     model: nn.Module, teacher: nn.Module, batches: list[dict[str, Tensor]], way: str, steps: int, **options: Any
 ) -> Any:
     """The model after so many batches in one of the `WAYS`."""
+    if way == "corrected":  # as in Minitron's second report, arXiv:2408.11796: the teacher learns what the text is like
+        teacher = copy.deepcopy(teacher)
+        plain = {name: value for name, value in options.items() if name != "on_step"}
+        recover(teacher, copy.deepcopy(teacher), batches, steps=steps, local=0, share=0.0, **plain)
     if way in SHARES:
         return recover(model, teacher, batches, steps=steps, local=0, share=SHARES[way], **options)
     share = steps if way == "local" else steps // 2  # of the passes, for the local part
@@ -115,20 +122,27 @@ def measured(directory: Path, others: list[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def smollm2(
-    directories: tuple[Path, Path],
-    texts: tuple[Path, ...],
-    ways: list[str],
-    seeds: list[int],
-    tokens: int,
-    length: int,
-    size: int,
-    rate: float,
-    judged: int,
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Runs:
+    """What is run of a language model: ``at`` tokens a run is judged, the last of which is its end; ``sampled``: the
+    text is the teacher's own, and not the first one given."""
+
+    ways: list[str]
+    seeds: list[int]
+    at: list[int]
+    length: int
+    size: int
+    rate: float
+    judged: int
+    autocast: str | None = None
+    sampled: bool = False
+
+
+def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs) -> list[dict[str, Any]]:
     """A language model that was pruned, by its perplexity on texts that it is not trained on.
 
     The first text is trained on. What is back, and how far the outputs are, is of the second; others are read, too.
+    One run is judged at several lengths: before the last the rate is what the whole run's schedule has there.
     """
     import transformers
 
@@ -137,34 +151,68 @@ def smollm2(
         transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
-    train, *judges = (_rows(tokenizer, path, length) for path in texts)
-    judges = [each[:judged] for each in judges]
+    train, *judges = (_rows(tokenizer, path, runs.length) for path in texts)
+    judges = [each[: runs.judged] for each in judges]
     dense, before = ([_perplexity(each, judge) for judge in judges] for each in (teacher, pruned))
-    steps = tokens // (length * size)
+    each_step = runs.length * runs.size
+    stops = sorted({tokens // each_step for tokens in runs.at})
     far = _divergence(pruned, teacher, judges[0])
-    print(
-        f"dense {_told(dense)}, as pruned {_told(before)}, {far:.4f} from it; {steps} steps of {size} × {length} tokens"
-    )
-    print(f"{len(train)} rows of the text")
+    print(f"dense {_told(dense)}, as pruned {_told(before)}, {far:.4f} from it")
+    print(f"{stops[-1]} steps of {runs.size} × {runs.length} tokens; {len(train)} rows of the text")
     columns = ["way", "seed", "tokens", "perplexity", "lost perplexity back", "divergence from dense"]
     print(head([*columns, *(each.stem for each in texts[2:]), "back of these", "processor s", "wall s"]), flush=True)
-    rows = []
-    for seed in seeds:
+    rows: list[dict[str, Any]] = []
+    for seed in runs.seeds:
+        if runs.sampled:
+            (train, seconds, _) = _timed(_written_by, teacher, stops[-1] * runs.size, runs.length, seed)
+            print(f"seed {seed}: the teacher wrote {train.numel():,} tokens in {seconds:.0f} s of the processor")
         draw = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(train), generator=draw)
-        batches = [{"input_ids": train[each]} for each in order.split(size) if len(each) == size]
-        for way in ways:
+        batches = [{"input_ids": train[each]} for each in order.split(runs.size) if len(each) == runs.size]
+        for way in runs.ways:
             model = copy.deepcopy(teacher if way == "dense" else pruned)
-            _, seconds, wall = _timed(trained, model, teacher, batches, way, steps, rate=rate, seed=seed)
-            after, far = [_perplexity(model, judge) for judge in judges], _divergence(model, teacher, judges[0])
-            back = [(was - now) / (was - whole) for was, now, whole in zip(before, after, dense, strict=True)]
-            rows.append({"way": way, "seed": seed, "tokens": steps * size * length, "dense": dense, "before": before,
-                         "after": after, "back": back, "divergence": far, "seconds": seconds,
-                         "wall": wall})  # fmt: skip
-            print(row([way, seed, f"{steps * size * length:,}", f"{after[0]:.3f}", f"{back[0]:.1%}", f"{far:.4f}",
-                       *(f"{each:.3f}" for each in after[1:]), ", ".join(f"{each:.1%}" for each in back[1:]),
-                       f"{seconds:.0f}", f"{wall:.0f}"]), flush=True)  # fmt: skip
+            clock = _Clock()
+
+            def judge(number: int, way: str = way, seed: int = seed, model: Any = model, clock: Any = clock) -> None:
+                seconds, wall = clock.stopped()
+                after, far = [_perplexity(model, judge) for judge in judges], _divergence(model, teacher, judges[0])
+                back = [(was - now) / (was - whole) for was, now, whole in zip(before, after, dense, strict=True)]
+                rows.append({"way": way, "seed": seed, "tokens": number * each_step, "dense": dense, "before": before,
+                             "after": after, "back": back, "divergence": far, "seconds": seconds,
+                             "wall": wall})  # fmt: skip
+                print(row([way, seed, f"{number * each_step:,}", f"{after[0]:.3f}", f"{back[0]:.1%}", f"{far:.4f}",
+                           *(f"{each:.3f}" for each in after[1:]), ", ".join(f"{each:.1%}" for each in back[1:]),
+                           f"{seconds:.0f}", f"{wall:.0f}"]), flush=True)  # fmt: skip
+                clock.start()
+
+            def on_step(number: int, _loss: float, judge: Any = judge) -> None:
+                if number in stops[:-1]:
+                    judge(number)
+
+            options = {"rate": runs.rate, "seed": seed, "autocast": runs.autocast, "on_step": on_step}
+            trained(model, teacher, batches, way, stops[-1], **options)
+            judge(stops[-1])
     return rows
+
+
+class _Clock:
+    """Seconds of the processor and of the wall that training took, without what judging it did."""
+
+    def __init__(self) -> None:
+        self.processor = self.wall = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self.began = time.process_time(), time.monotonic()
+
+    def stopped(self) -> tuple[float, float]:
+        self.processor += time.process_time() - self.began[0]
+        self.wall += time.monotonic() - self.began[1]
+        return self.processor, self.wall
+
+
+def _written_by(teacher: Any, rows: int, length: int, seed: int) -> Tensor:
+    return sampled(teacher, Sampled(rows, length), seed)
 
 
 def _told(perplexities: list[float]) -> str:

@@ -12,20 +12,24 @@ from support.families import make
 
 @pytest.mark.parametrize("way", ways.WAYS)
 def test_every_way_passes_over_as_many_batches(way, monkeypatch):
-    asked = {}
+    asked, teachers = {}, []
 
     def recover(model, teacher, batches, **options):
         asked.update(options, batches=len(batches))
+        teachers.append((model, teacher, options["share"]) if way == "corrected" else None)
 
     monkeypatch.setattr(ways, "recover", recover)
     batches = [{"input_ids": torch.zeros(1, 2)}] * 8
     for steps in (4, 8, 16, 64):
-        ways.trained(None, None, batches, way, steps)
+        ways.trained(torch.nn.Identity(), torch.nn.Identity(), batches, way, steps)
         few = min(asked.get("local_batches", 0), asked["batches"])
         assert asked["steps"] + asked["local"] * few == steps
-        assert asked.get("share", 1.0) == {"plain": 0.0, "dense": 0.0, "mixed": 0.5}.get(way, 1.0)
+        assert asked.get("share", 1.0) == {"plain": 0.0, "dense": 0.0, "mixed": 0.5, "corrected": 0.5}.get(way, 1.0)
         assert bool(asked["steps"]) == (way != "local")
         assert bool(asked["local"]) == (way in ("local", "both"))
+    if way == "corrected":
+        (teacher, _, share), (_, its, _) = teachers[-2:]
+        assert (its is teacher, share) == (True, 0.0), "the teacher is fine-tuned, and then teaches"
 
 
 def test_plain_fine_tuning_asks_no_teacher():

@@ -125,14 +125,14 @@ STEPS = {
 }
 
 
-def dying(moment, directories, out):
+def dying(moment, directories, out, **options):
     """`recover_checkpoint` in a process that is killed at the n-th call of a function."""
     recovery.EVERY = 0.0  # a state after each step
     recovery._Clock.is_due = lambda self: True
     recovery._Clock.rewind = lambda self: None
     killing(moment, **STEPS)
     sparse, dense = directories / "sparse", directories / "dense"
-    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST, **options)
 
 
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directories):
@@ -149,6 +149,17 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directori
     assert not (directories / "out.unfinished").exists()
 
 
+def test_a_run_in_bfloat16_goes_on_to_the_same_bytes_too(directories):
+    out, whole, options = directories / "out", directories / "whole", {"local": 0, "autocast": torch.bfloat16}
+    assert forked(lambda: dying("never", directories, whole, **options)) == 0
+    assert os.WTERMSIG(forked(lambda: dying("state:3", directories, out, **options))) == signal.SIGKILL
+    assert (directories / "out.unfinished" / "state.safetensors").is_file()
+    assert forked(lambda: dying("never", directories, out, **options)) == 0
+    assert contents(out) == contents(whole)
+    assert json.loads((out / "secateur.json").read_text())["asked"]["autocast"] == "bfloat16"
+    assert {each.dtype for each in inspect_checkpoint(out).tensors} == {"F32"}
+
+
 def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(directories):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     assert os.WTERMSIG(forked(lambda: dying("publish:1", directories, out))) == signal.SIGKILL
@@ -157,6 +168,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
         ({"seed": 1}, "seed 0, not 1"),
         ({"adapters": 2}, "adapters null, not 2"),
         ({"loss": "mse"}, 'loss null, not "mse"'),
+        ({"autocast": "bfloat16"}, 'autocast null, not "bfloat16"'),
     ):
         with pytest.raises(CheckpointError, match=difference):
             recover_checkpoint(sparse, dense, out, batches("llama"), **{"steps": 5, **FAST, **keywords})

@@ -48,7 +48,7 @@ from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side,
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import moving
 from secateur.recovery.outcome import Recovered, memory_of
-from secateur.recovery.outputs import Steps, spread_over
+from secateur.recovery.outputs import OnStep, Steps, casting, spread_over
 from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, check_text, load_text, sampled, save_text
@@ -61,7 +61,6 @@ from secateur.version import __version__
 __all__ = ["recover_checkpoint"]
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
-OnStep = Callable[[int, float], None]
 OnPart = Callable[[LocalPart], None]
 
 
@@ -85,6 +84,7 @@ def recover_checkpoint(
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
     seed: int = 0,
+    autocast: torch.dtype | str | None = None,
     activations: Path | str | None = None,
     teacher_on_disk: bool = False,
     device: torch.device | str | None = None,
@@ -102,7 +102,7 @@ def recover_checkpoint(
         batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
             loads it whole. None: ``Sampled()``.
         steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, share, include, exclude, forward,
-            seed: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
+            seed, autocast: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
         teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
             step. The bytes of the result are the same.
@@ -133,6 +133,7 @@ def recover_checkpoint(
         include,
         exclude,
         forward,
+        autocast,
     )
     source, dense, out = Path(directory), Path(teacher), Path(out)
     if rank_and_world()[1] > 1:
@@ -151,7 +152,7 @@ def recover_checkpoint(
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
     check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
-    with place.student.begun(out, said) as begun:
+    with casting(place.student.device, None), place.student.begun(out, said) as begun:
         if isinstance(asked, Sampled):
             every[:] = _text(place, begun, asked, request.seed)
             said = {**said, "data": digest(every)}
@@ -384,10 +385,10 @@ def _by_outputs(
             load_state(begun.state, steps, begun.hint)
         clock = _Clock()
 
-        def after() -> None:
+        def after(number: int, loss: float) -> None:
             if on_step is not None:
-                on_step(steps.descent.done, steps.losses[-1])
-            if steps.descent.done < request.steps and clock.is_due():
+                on_step(number, loss)
+            if number < request.steps and clock.is_due():
                 begun.keep_state(functools.partial(save_state, steps=steps))
                 clock.rewind()
 

@@ -30,7 +30,7 @@ from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side,
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
 from secateur.recovery.outcome import Recovered, memory_of
-from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers, spread_over
+from secateur.recovery.outputs import NO_BATCHES, OnStep, Steps, casting, narrower_routers, spread_over
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, check_text, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
@@ -61,6 +61,8 @@ def recover(
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
     seed: int = 0,
+    autocast: torch.dtype | str | None = None,
+    on_step: OnStep | None = None,
 ) -> Recovered:
     """Trains a pruned model towards its teacher, the model it came from; its zeros stay, to the last one.
 
@@ -95,6 +97,12 @@ def recover(
             gradient, but embeddings that no head is tied to; ``include="*"`` trains them, too.
         forward: ``(model, batch) -> outputs``, of both models.
         seed: of the batches' order and the adapters' start; the generators of the process are left as they are.
+        autocast: ``torch.bfloat16``: by the outputs, both models multiply matrices in it (mixed precision, Micikevicius
+            et al. 2017, arXiv:1710.03740, which needs no scaled loss in bfloat16, Kalamkar et al. 2019,
+            arXiv:1905.12322): faster where the processor can. Weights, losses, AdamW and the local part stay in
+            float32. An autocast around the call does not count.
+        on_step: called with the number of each step by the outputs, from 1, and its loss; the model is as the step left
+            it, and may be run.
 
     Half precision is trained as float32, and rounded once at the end. Beside the two models it takes a copy of the
     trained parameters, their gradients, and twice their memory for AdamW.
@@ -131,14 +139,21 @@ def recover(
         include,
         exclude,
         forward,
+        autocast,
     )
     if not isinstance(model, nn.Module) or not isinstance(teacher, nn.Module):
         raise TypeError("recover takes two modules; of directories, use recover_checkpoint.")
-    return _recovered(unwrapped(model), unwrapped(teacher), batches, request)
+    model, teacher = unwrapped(model), unwrapped(teacher)
+    with casting(device_of(model), None), casting(device_of(teacher), None):
+        return _recovered(model, teacher, batches, request, on_step)
 
 
 def _recovered(
-    model: nn.Module, teacher: nn.Module, batches: Iterable[Any] | Sampled | None, request: Request
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[Any] | Sampled | None,
+    request: Request,
+    on_step: OnStep | None,
 ) -> Recovered:
     started = time.monotonic()
     if (world := rank_and_world()[1]) > 1:
@@ -171,7 +186,7 @@ def _recovered(
                 parts += recovered_locally(model, teacher, batches, request, trained, removed, left_out)
             if request.steps:
                 done = steps_of(model, teacher, held.parameters, removed, request)
-                done.run(batches, request.seed)
+                done.run(batches, request.seed, on_step)
             values = held.values()
         with torch.no_grad():
             for name, each in values.items():  # all is computed: from here on things change
@@ -300,6 +315,7 @@ def steps_of(
         forward=request.forward,
         first=[parameters[name] for name in first],
         share=request.share,
+        narrow=request.narrow,
     )
 
 
