@@ -153,10 +153,15 @@ def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs)
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
     train, *judges = (_rows(tokenizer, path, runs.length) for path in texts)
     judges = [each[: runs.judged] for each in judges]
-    dense, before = ([_perplexity(each, judge) for judge in judges] for each in (teacher, pruned))
+    logits = [_logits(teacher, judges[0]), *([] for _ in judges[1:])]
+
+    def judged(model: Any) -> tuple[list[float], float]:
+        found = [_perplexity(model, *each) for each in zip(judges, logits, strict=True)]
+        return [each for each, _ in found], found[0][1]
+
+    (dense, _), (before, far) = judged(teacher), judged(pruned)
     each_step = runs.length * runs.size
     stops = sorted({tokens // each_step for tokens in runs.at})
-    far = _divergence(pruned, teacher, judges[0])
     print(f"dense {_told(dense)}, as pruned {_told(before)}, {far:.4f} from it")
     print(f"{stops[-1]} steps of {runs.size} × {runs.length} tokens; {len(train)} rows of the text")
     columns = ["way", "seed", "tokens", "perplexity", "lost perplexity back", "divergence from dense"]
@@ -175,7 +180,7 @@ def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs)
 
             def judge(number: int, way: str = way, seed: int = seed, model: Any = model, clock: Any = clock) -> None:
                 seconds, wall = clock.stopped()
-                after, far = [_perplexity(model, judge) for judge in judges], _divergence(model, teacher, judges[0])
+                after, far = judged(model)
                 back = [(was - now) / (was - whole) for was, now, whole in zip(before, after, dense, strict=True)]
                 rows.append({"way": way, "seed": seed, "tokens": number * each_step, "dense": dense, "before": before,
                              "after": after, "back": back, "divergence": far, "seconds": seconds,
@@ -225,19 +230,23 @@ def _rows(tokenizer: Any, path: Path, length: int) -> Tensor:
 
 
 @torch.no_grad()
-def _perplexity(model: Any, rows: Tensor) -> float:
-    model.eval()
-    return math.exp(statistics.mean(float(model(input_ids=part, labels=part).loss) for part in rows.split(1)))
+def _logits(model: Any, rows: Tensor) -> list[Tensor]:
+    return [model(input_ids=part).logits[0] for part in rows.split(1)]
 
 
 @torch.no_grad()
-def _divergence(model: Any, teacher: Any, rows: Tensor) -> float:
-    """A mean over tokens: what plain fine-tuning learns of the text is not in the dense model, and counts as far."""
-    found = []
-    for part in rows.split(1):
-        p, q = (each(input_ids=part).logits[0].float().log_softmax(-1) for each in (teacher, model))
-        found.append(float((p.exp() * (p - q)).sum(-1).mean()))
-    return statistics.mean(found)
+def _perplexity(model: Any, rows: Tensor, wanted: list[Tensor]) -> tuple[float, float]:
+    """And how far its outputs are from the dense model's, where these are given: a mean over tokens of KL. What plain
+    fine-tuning learns of the text is not in the dense model, and counts as far."""
+    model.eval()
+    losses, far = [], [0.0] if not wanted else []
+    for at, part in enumerate(rows.split(1)):
+        given = model(input_ids=part, labels=part)
+        losses.append(float(given.loss))
+        if wanted:
+            p, q = (each.float().log_softmax(-1) for each in (wanted[at], given.logits[0]))
+            far.append(float((p.exp() * (p - q)).sum(-1).mean()))
+    return math.exp(statistics.mean(losses)), statistics.mean(far)
 
 
 def adapters() -> list[dict[str, Any]]:

@@ -117,3 +117,14 @@ def test_what_is_wrong_is_one_line(folder):
         assert ended.stderr.startswith("secateur: ")
         assert len(ended.stderr.splitlines()) == 1
         assert not (folder / "out").exists()
+
+
+def test_steps_that_end_worse_are_one_line_of_warning(folder):
+    ended = call(folder, "--steps", "6", "--local", "0", "--rate", "3")
+    assert ended.exit_code == 0, ended.stderr
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("Warning: ")]
+    assert line.startswith("Warning: Over 1 batch the loss (kl) was ")
+    assert line.endswith(" steps and after them: they are not kept. Lower rate= (3; try 1), or take more text.") or (
+        "they are not kept. Lower rate= (3; try 1), or take more text." in line
+    )
+    assert "they are not kept." in ended.stdout

@@ -78,7 +78,7 @@ def test_routers_move_first_where_experts_have_left():
     assert narrower_routers(teacher, teacher, routers) == []
     start = {name: each.detach().clone() for name, each in model.named_parameters()}
     batches = [{"input_ids": torch.randint(3, 64, (4, 12))} for _ in range(2)]
-    recover(model, teacher, batches, steps=1, local=0, rate=1e-2)
+    recover(model, teacher, batches, steps=1, local=0, rate=1e-3)
     assert any(not torch.equal(each, start[name]) for name, each in model.named_parameters() if name not in routers)
     with torch.no_grad():
         for name, each in model.named_parameters():
@@ -86,7 +86,8 @@ def test_routers_move_first_where_experts_have_left():
     seen = []
 
     def loss(outputs, wanted, batch):
-        seen.append({name for name, each in model.named_parameters() if each.requires_grad})
+        if torch.is_grad_enabled():  # and not while it is judged
+            seen.append({name for name, each in model.named_parameters() if each.requires_grad})
         return (outputs.logits - wanted.logits).square().mean()
 
     recover(model, teacher, batches, steps=10, local=0, rate=1e-3, loss=loss)

@@ -47,7 +47,7 @@ from secateur.recovery.following import Follows, Sketch, followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import moving
-from secateur.recovery.outcome import Recovered, memory_of
+from secateur.recovery.outcome import Judged, Recovered, memory_of
 from secateur.recovery.outputs import OnStep, Steps, casting, spread_over
 from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
@@ -170,6 +170,7 @@ def recover_checkpoint(
         memory=memory_of(place.student.device),
         left_out=left_out,
         out=out,
+        judged=None if ended is None else ended.judged,
     )
 
 
@@ -354,8 +355,8 @@ def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[l
 class _Ended:
     """What the steps came to: the new values, by names in the model."""
 
-    def __init__(self, steps: Steps, values: Mapping[str, Tensor]) -> None:
-        self.steps, self.values = steps, values
+    def __init__(self, steps: Steps, values: Mapping[str, Tensor], judged: Judged) -> None:
+        self.steps, self.values, self.judged = steps, values, judged
 
 
 def _by_outputs(
@@ -381,6 +382,7 @@ def _by_outputs(
             stack.enter_context(place.theirs.files.in_turn())
         held = stack.enter_context(moving(model, trained, removed))
         steps = steps_of(model, teacher, held.parameters, removed, request)
+        steps.begin(batches)
         if begun.state.exists():
             load_state(begun.state, steps, begun.hint)
         clock = _Clock()
@@ -393,9 +395,11 @@ def _by_outputs(
                 clock.rewind()
 
         steps.run(batches, request.seed, after)
-        moved = {id(mover.parameter) for mover in steps.descent.movers}
+        judged = steps.judged()
+        judged.warn(request.rate)
+        moved = {id(mover.parameter) for mover in steps.descent.movers if judged.is_kept}
         values = {name: each for name, each in held.values().items() if id(held.parameters[name]) in moved}
-    return _Ended(steps, values)
+    return _Ended(steps, values, judged)
 
 
 def _loaded(folder: Path, walk: DirectoryWalk) -> nn.Module:
@@ -462,6 +466,7 @@ def _written(
         "asked": {name: value for name, value in said.items() if name not in ("verb", "data", "teacher", "versions")},
         "blocks": [asdict(each) for each in parts],
         "losses": [] if ended is None else ended.steps.losses,
+        "judged": None if ended is None else ended.judged.described(),
     }
     versions = {"transformers": said["versions"]["transformers"]}
     text = record_text("recover", record, arguments=arguments, previous=previous, versions=versions)

@@ -29,7 +29,7 @@ from secateur.recovery.following import followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
-from secateur.recovery.outcome import Recovered, memory_of
+from secateur.recovery.outcome import Judged, Recovered, memory_of
 from secateur.recovery.outputs import NO_BATCHES, OnStep, Steps, casting, narrower_routers, spread_over
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, check_text, sampled
@@ -68,7 +68,8 @@ def recover(
 
     First block by block against the teacher's activations (``local``), as Roux et al. 2025 (arXiv:2510.14444) found to
     cost a tenth of training the whole; then the whole model by the teacher's outputs (``steps``), as Minitron does
-    (Muralidharan et al. 2024, arXiv:2407.14679). No labels are read. Both models run in evaluation mode: dropout is
+    (Muralidharan et al. 2024, arXiv:2407.14679). Steps that end worse than they began, on some of the same batches, are
+    not kept, and a warning says so. No labels are read. Both models run in evaluation mode: dropout is
     off, and batch normalizations keep their statistics.
 
     Args:
@@ -178,6 +179,7 @@ def _recovered(
     parts: list[LocalPart] = []
     left_out: list[str] = []
     done: Steps | None = None
+    judged: Judged | None = None
     with unchanged(model), unchanged(teacher), prepared(model), prepared(teacher):
         teacher.requires_grad_(False)
         model.requires_grad_(False)
@@ -186,7 +188,15 @@ def _recovered(
                 parts += recovered_locally(model, teacher, batches, request, trained, removed, left_out)
             if request.steps:
                 done = steps_of(model, teacher, held.parameters, removed, request)
+                own = {name: each.detach().clone() for name, each in held.parameters.items()} if parts else held.own
+                done.begin(batches)
                 done.run(batches, request.seed, on_step)
+                judged = done.judged()
+                judged.warn(request.rate)
+                if not judged.is_kept:
+                    with torch.no_grad():
+                        for name, each in held.parameters.items():
+                            each.copy_(own[name])
             values = held.values()
         with torch.no_grad():
             for name, each in values.items():  # all is computed: from here on things change
@@ -201,6 +211,7 @@ def _recovered(
         seconds=time.monotonic() - started,
         memory=memory_of(device_of(model)),
         left_out=tuple(left_out),
+        judged=judged,
     )
 
 
