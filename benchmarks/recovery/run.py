@@ -5,6 +5,7 @@
     python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [FILE ...]
                                               [--ways outputs,plain,mixed] [--tokens 1000000] [--seeds 0,1,2]
                                               [--autocast bfloat16] [--sampled]
+    python benchmarks/recovery/run.py speed --pruned DIR2 --teacher DIR --data FILE [--length 128] [--batch 4]
     python benchmarks/recovery/run.py adapters
     python benchmarks/recovery/run.py measure --minilm DIR DIR2 [DIR3 ...]
 
@@ -26,7 +27,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.recovery.ways import SETTINGS, WAYS, Runs, adapters, measured, minilm, smollm2
+from benchmarks.recovery.ways import SETTINGS, WAYS, Runs, adapters, measured, minilm, smollm2, speeds
 
 
 def main() -> None:
@@ -57,6 +58,13 @@ def main() -> None:
     )
     command.add_argument("--autocast", help="bfloat16")
     command.add_argument("--sampled", action="store_true", help="train on what the teacher writes")
+    command = commands.add_parser("speed", help="of a step by the outputs, in float32 and bfloat16")
+    command.add_argument("--pruned", type=Path, required=True)
+    command.add_argument("--teacher", type=Path, required=True)
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("--length", type=int, default=128)
+    command.add_argument("--batch", type=int, default=4)
+    command.add_argument("--rounds", type=int, default=3)
     commands.add_parser("adapters")
     command = commands.add_parser("measure", help="the cosine of embeddings to MiniLM's own")
     command.add_argument("--minilm", type=Path, required=True)
@@ -77,6 +85,9 @@ def main() -> None:
             arguments.batch, arguments.rate, arguments.judged, arguments.autocast, arguments.sampled,
         )  # fmt: skip
         rows = smollm2((arguments.pruned, arguments.teacher), (arguments.data, *arguments.judge), runs)
+    elif arguments.command == "speed":
+        directories = arguments.pruned, arguments.teacher
+        rows = speeds(directories, arguments.data, arguments.length, arguments.batch, arguments.rounds)
     elif arguments.command == "measure":
         rows = measured(arguments.minilm, arguments.directories)
     else:

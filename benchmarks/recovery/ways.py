@@ -8,6 +8,7 @@ Seconds are of the processor, in all threads.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import statistics
@@ -218,6 +219,32 @@ class _Clock:
 
 def _written_by(teacher: Any, rows: int, length: int, seed: int) -> Tensor:
     return sampled(teacher, Sampled(rows, length), seed)
+
+
+def speeds(directories: tuple[Path, Path], data: Path, length: int, size: int, rounds: int) -> list[dict[str, Any]]:
+    """Seconds of the processor for a step by the outputs, in float32 and in bfloat16, in turns: the second and third
+    step of three, since the first one makes room."""
+    import transformers
+
+    pruned, teacher = (
+        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
+    )
+    train = _rows(transformers.AutoTokenizer.from_pretrained(directories[1]), data, length)
+    batches = [{"input_ids": each} for each in train[: 3 * size].split(size)]
+    found: dict[str | None, list[float]] = {None: [], "bfloat16": []}
+    for _ in range(rounds):
+        for autocast, seconds in found.items():
+            times: list[float] = []
+            said = {"autocast": autocast, "on_step": lambda *_, times=times: times.append(time.process_time())}
+            recover(pruned, teacher, batches, steps=3, local=0, rate=1e-6, **said)
+            seconds += [later - sooner for sooner, later in itertools.pairwise(times)]
+    print(head(["autocast", "processor s a step", "tokens a second"]))
+    rows = []
+    for autocast, seconds in found.items():
+        each = statistics.median(seconds)
+        rows.append({"autocast": autocast, "seconds": seconds, "tokens": length * size / each})
+        print(row([autocast or "float32", f"{each:.2f}", f"{length * size / each:.0f}"]), flush=True)
+    return rows
 
 
 def _told(perplexities: list[float]) -> str:

@@ -8,6 +8,7 @@ import torch
 from benchmarks.recovery import ways
 from secateur import sparsify
 from support.families import make
+from support.tokenizers_of_words import WORDS, write_tokenizer
 
 
 @pytest.mark.parametrize("way", ways.WAYS)
@@ -48,3 +49,22 @@ def test_a_plain_merge_loses_zeros_and_the_other_does_not(capsys):
     pytest.importorskip("peft")
     rows = ways.adapters()
     assert all(each["kept"] == each["sparsity"] > each["plain"] for each in rows)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_run_is_judged_on_the_way(tmp_path, sampled, capsys):
+    model, text = make("llama"), tmp_path / "text.txt"
+    model.save_pretrained(tmp_path / "dense")
+    write_tokenizer(tmp_path / "dense")
+    sparsify(model, 0.5)
+    model.save_pretrained(tmp_path / "sparse")
+    text.write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(200)))
+    runs = ways.Runs(["outputs", "corrected"], [0], [64, 32], 8, 2, 1e-3, 2, "bfloat16", sampled)
+    rows = ways.smollm2((tmp_path / "sparse", tmp_path / "dense"), (text, text, text), runs)
+    assert [(each["way"], each["tokens"]) for each in rows] == [
+        ("outputs", 32), ("outputs", 64), ("corrected", 32), ("corrected", 64)
+    ]  # fmt: skip
+    assert all(len(each["after"]) == len(each["back"]) == 2 for each in rows)
+    assert rows[0]["after"] != rows[1]["after"]
+    assert rows[0]["seconds"] < rows[1]["seconds"]
+    assert ("the teacher wrote 64 tokens" in capsys.readouterr().out) == sampled

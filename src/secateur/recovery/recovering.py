@@ -195,8 +195,8 @@ def _recovered(
                 judged.warn(request.rate)
                 if not judged.is_kept:
                     with torch.no_grad():
-                        for name, each in held.parameters.items():
-                            each.copy_(own[name])
+                        for name, parameter in held.parameters.items():
+                            parameter.copy_(own[name])
             values = held.values()
         with torch.no_grad():
             for name, each in values.items():  # all is computed: from here on things change
