@@ -4,12 +4,15 @@
                                              [--sentences 1536] [--seeds 0,1,2]
     python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [FILE ...]
                                               [--ways outputs,plain,mixed] [--tokens 1000000] [--seeds 0,1,2]
+                                              [--autocast bfloat16] [--sampled]
+    python benchmarks/recovery/run.py speed --pruned DIR2 --teacher DIR --data FILE [--length 128] [--batch 4]
     python benchmarks/recovery/run.py adapters
     python benchmarks/recovery/run.py measure --minilm DIR DIR2 [DIR3 ...]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2. ``--pruned`` is what a verb left of ``--teacher``, such as
 ``secateur shrink DIR -s 0.2 --data FILE --out DIR2``. What is judged on is not trained on. Each ``--judge`` has a
-column; what is back, and how far the outputs are, is of the first.
+column; what is back, and how far the outputs are, is of the first. ``--tokens 4096,16384`` judges one run at both;
+``--sampled`` trains on what the teacher writes, and not on ``--data``.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.recovery.ways import SETTINGS, WAYS, adapters, measured, minilm, smollm2
+from benchmarks.recovery.ways import SETTINGS, WAYS, Runs, adapters, measured, minilm, smollm2, speeds
 
 
 def main() -> None:
@@ -46,13 +49,22 @@ def main() -> None:
     command.add_argument("--judge", type=Path, required=True, nargs="+")
     command.add_argument("--ways", default=",".join(WAYS))
     command.add_argument("--seeds", default="0")
-    command.add_argument("--tokens", type=int, default=1_000_000)
+    command.add_argument("--tokens", default="1000000", help="where each run is judged, the last of which is its end")
     command.add_argument("--length", type=int, default=512)
     command.add_argument("--batch", type=int, default=4)
     command.add_argument("--rate", type=float, default=1e-4)
     command.add_argument(
         "--judged", type=int, default=24, help="rows of the judge's text, as long as those of the data"
     )
+    command.add_argument("--autocast", help="bfloat16")
+    command.add_argument("--sampled", action="store_true", help="train on what the teacher writes")
+    command = commands.add_parser("speed", help="of a step by the outputs, in float32 and bfloat16")
+    command.add_argument("--pruned", type=Path, required=True)
+    command.add_argument("--teacher", type=Path, required=True)
+    command.add_argument("--data", type=Path, required=True)
+    command.add_argument("--length", type=int, default=128)
+    command.add_argument("--batch", type=int, default=4)
+    command.add_argument("--rounds", type=int, default=3)
     commands.add_parser("adapters")
     command = commands.add_parser("measure", help="the cosine of embeddings to MiniLM's own")
     command.add_argument("--minilm", type=Path, required=True)
@@ -64,15 +76,18 @@ def main() -> None:
     rows: list[dict[str, Any]]
     if arguments.command == "minilm":
         settings, ways = arguments.settings.split(","), arguments.ways.split(",")
-        seeds = _seeds(arguments.seeds)
+        seeds = _numbers(arguments.seeds)
         rates = {"rate": arguments.rate, "local_rate": arguments.local_rate}
         rows = minilm(arguments.minilm, settings, ways, seeds, arguments.sentences, arguments.batch, rates)
     elif arguments.command == "smollm2":
-        rows = smollm2(
-            (arguments.pruned, arguments.teacher), (arguments.data, *arguments.judge), arguments.ways.split(","),
-            _seeds(arguments.seeds), arguments.tokens, arguments.length, arguments.batch, arguments.rate,
-            arguments.judged,
+        runs = Runs(
+            arguments.ways.split(","), _numbers(arguments.seeds), _numbers(arguments.tokens), arguments.length,
+            arguments.batch, arguments.rate, arguments.judged, arguments.autocast, arguments.sampled,
         )  # fmt: skip
+        rows = smollm2((arguments.pruned, arguments.teacher), (arguments.data, *arguments.judge), runs)
+    elif arguments.command == "speed":
+        directories = arguments.pruned, arguments.teacher
+        rows = speeds(directories, arguments.data, arguments.length, arguments.batch, arguments.rounds)
     elif arguments.command == "measure":
         rows = measured(arguments.minilm, arguments.directories)
     else:
@@ -81,7 +96,7 @@ def main() -> None:
         arguments.json.write_text(json.dumps(rows, indent=1))
 
 
-def _seeds(text: str) -> list[int]:
+def _numbers(text: str) -> list[int]:
     return [int(each) for each in text.split(",")]
 
 

@@ -8,11 +8,13 @@ Seconds are of the processor, in all threads.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,13 @@ from benchmarks.support import tables
 from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
-from secateur.recovery import merge_keeping_zeros, recover
+from secateur.recovery import Sampled, merge_keeping_zeros, recover
+from secateur.recovery.sampling import sampled
 
 SETTINGS = ("2:4", "half", "0.5", "0.6", "0.7", "0.8")
-WAYS = ("plain", "outputs", "local", "both", "mixed", "dense")
-SHARES = {"plain": 0.0, "outputs": 1.0, "mixed": 0.5, "dense": 0.0}  # of the teacher; "dense" is plain, of the teacher
+WAYS = ("plain", "outputs", "local", "both", "mixed", "dense", "corrected")
+# of the teacher; "dense" is plain, of the teacher itself, and "corrected" mixed, by a teacher that "dense" left
+SHARES = {"plain": 0.0, "outputs": 1.0, "mixed": 0.5, "dense": 0.0, "corrected": 0.5}
 LOCAL = 1  # epochs of the local part, or more where batches are fewer
 EMBEDDINGS = "*embeddings*"  # MiniLM's stay: half of its parameters, and a quarter of the time for nothing
 
@@ -36,6 +40,10 @@ def trained(
     model: nn.Module, teacher: nn.Module, batches: list[dict[str, Tensor]], way: str, steps: int, **options: Any
 ) -> Any:
     """The model after so many batches in one of the `WAYS`."""
+    if way == "corrected":  # as in Minitron's second report, arXiv:2408.11796: the teacher learns what the text is like
+        teacher = copy.deepcopy(teacher)
+        plain = {name: value for name, value in options.items() if name != "on_step"}
+        recover(teacher, copy.deepcopy(teacher), batches, steps=steps, local=0, share=0.0, **plain)
     if way in SHARES:
         return recover(model, teacher, batches, steps=steps, local=0, share=SHARES[way], **options)
     share = steps if way == "local" else steps // 2  # of the passes, for the local part
@@ -115,20 +123,27 @@ def measured(directory: Path, others: list[Path]) -> list[dict[str, Any]]:
     return rows
 
 
-def smollm2(
-    directories: tuple[Path, Path],
-    texts: tuple[Path, ...],
-    ways: list[str],
-    seeds: list[int],
-    tokens: int,
-    length: int,
-    size: int,
-    rate: float,
-    judged: int,
-) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Runs:
+    """What is run of a language model: ``at`` tokens a run is judged, the last of which is its end; ``sampled``: the
+    text is the teacher's own, and not the first one given."""
+
+    ways: list[str]
+    seeds: list[int]
+    at: list[int]
+    length: int
+    size: int
+    rate: float
+    judged: int
+    autocast: str | None = None
+    sampled: bool = False
+
+
+def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs) -> list[dict[str, Any]]:
     """A language model that was pruned, by its perplexity on texts that it is not trained on.
 
     The first text is trained on. What is back, and how far the outputs are, is of the second; others are read, too.
+    One run is judged at several lengths: before the last the rate is what the whole run's schedule has there.
     """
     import transformers
 
@@ -137,33 +152,98 @@ def smollm2(
         transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
-    train, *judges = (_rows(tokenizer, path, length) for path in texts)
-    judges = [each[:judged] for each in judges]
-    dense, before = ([_perplexity(each, judge) for judge in judges] for each in (teacher, pruned))
-    steps = tokens // (length * size)
-    far = _divergence(pruned, teacher, judges[0])
-    print(
-        f"dense {_told(dense)}, as pruned {_told(before)}, {far:.4f} from it; {steps} steps of {size} × {length} tokens"
-    )
-    print(f"{len(train)} rows of the text")
+    train, *judges = (_rows(tokenizer, path, runs.length) for path in texts)
+    judges = [each[: runs.judged] for each in judges]
+    logits = [_logits(teacher, judges[0]), *([] for _ in judges[1:])]
+
+    def judged(model: Any) -> tuple[list[float], float]:
+        found = [_perplexity(model, *each) for each in zip(judges, logits, strict=True)]
+        return [each for each, _ in found], found[0][1]
+
+    (dense, _), (before, far) = judged(teacher), judged(pruned)
+    each_step = runs.length * runs.size
+    stops = sorted({tokens // each_step for tokens in runs.at})
+    print(f"dense {_told(dense)}, as pruned {_told(before)}, {far:.4f} from it")
+    print(f"{stops[-1]} steps of {runs.size} × {runs.length} tokens; {len(train)} rows of the text")
     columns = ["way", "seed", "tokens", "perplexity", "lost perplexity back", "divergence from dense"]
     print(head([*columns, *(each.stem for each in texts[2:]), "back of these", "processor s", "wall s"]), flush=True)
-    rows = []
-    for seed in seeds:
+    rows: list[dict[str, Any]] = []
+    for seed in runs.seeds:
+        if runs.sampled:
+            (train, seconds, _) = _timed(_written_by, teacher, stops[-1] * runs.size, runs.length, seed)
+            print(f"seed {seed}: the teacher wrote {train.numel():,} tokens in {seconds:.0f} s of the processor")
         draw = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(train), generator=draw)
-        batches = [{"input_ids": train[each]} for each in order.split(size) if len(each) == size]
-        for way in ways:
+        batches = [{"input_ids": train[each]} for each in order.split(runs.size) if len(each) == runs.size]
+        for way in runs.ways:
             model = copy.deepcopy(teacher if way == "dense" else pruned)
-            _, seconds, wall = _timed(trained, model, teacher, batches, way, steps, rate=rate, seed=seed)
-            after, far = [_perplexity(model, judge) for judge in judges], _divergence(model, teacher, judges[0])
-            back = [(was - now) / (was - whole) for was, now, whole in zip(before, after, dense, strict=True)]
-            rows.append({"way": way, "seed": seed, "tokens": steps * size * length, "dense": dense, "before": before,
-                         "after": after, "back": back, "divergence": far, "seconds": seconds,
-                         "wall": wall})  # fmt: skip
-            print(row([way, seed, f"{steps * size * length:,}", f"{after[0]:.3f}", f"{back[0]:.1%}", f"{far:.4f}",
-                       *(f"{each:.3f}" for each in after[1:]), ", ".join(f"{each:.1%}" for each in back[1:]),
-                       f"{seconds:.0f}", f"{wall:.0f}"]), flush=True)  # fmt: skip
+            clock = _Clock()
+
+            def judge(number: int, way: str = way, seed: int = seed, model: Any = model, clock: Any = clock) -> None:
+                seconds, wall = clock.stopped()
+                after, far = judged(model)
+                back = [(was - now) / (was - whole) for was, now, whole in zip(before, after, dense, strict=True)]
+                rows.append({"way": way, "seed": seed, "tokens": number * each_step, "dense": dense, "before": before,
+                             "after": after, "back": back, "divergence": far, "seconds": seconds,
+                             "wall": wall})  # fmt: skip
+                print(row([way, seed, f"{number * each_step:,}", f"{after[0]:.3f}", f"{back[0]:.1%}", f"{far:.4f}",
+                           *(f"{each:.3f}" for each in after[1:]), ", ".join(f"{each:.1%}" for each in back[1:]),
+                           f"{seconds:.0f}", f"{wall:.0f}"]), flush=True)  # fmt: skip
+                clock.start()
+
+            def on_step(number: int, _loss: float, judge: Any = judge) -> None:
+                if number in stops[:-1]:
+                    judge(number)
+
+            options = {"rate": runs.rate, "seed": seed, "autocast": runs.autocast, "on_step": on_step}
+            trained(model, teacher, batches, way, stops[-1], **options)
+            judge(stops[-1])
+    return rows
+
+
+class _Clock:
+    """Seconds of the processor and of the wall that training took, without what judging it did."""
+
+    def __init__(self) -> None:
+        self.processor = self.wall = 0.0
+        self.start()
+
+    def start(self) -> None:
+        self.began = time.process_time(), time.monotonic()
+
+    def stopped(self) -> tuple[float, float]:
+        self.processor += time.process_time() - self.began[0]
+        self.wall += time.monotonic() - self.began[1]
+        return self.processor, self.wall
+
+
+def _written_by(teacher: Any, rows: int, length: int, seed: int) -> Tensor:
+    return sampled(teacher, Sampled(rows, length), seed)
+
+
+def speeds(directories: tuple[Path, Path], data: Path, length: int, size: int, rounds: int) -> list[dict[str, Any]]:
+    """Seconds of the processor for a step by the outputs, in float32 and in bfloat16, in turns: the second and third
+    step of three, since the first one makes room."""
+    import transformers
+
+    pruned, teacher = (
+        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
+    )
+    train = _rows(transformers.AutoTokenizer.from_pretrained(directories[1]), data, length)
+    batches = [{"input_ids": each} for each in train[: 3 * size].split(size)]
+    found: dict[str | None, list[float]] = {None: [], "bfloat16": []}
+    for _ in range(rounds):
+        for autocast, seconds in found.items():
+            times: list[float] = []
+            said = {"autocast": autocast, "on_step": lambda *_, times=times: times.append(time.process_time())}
+            recover(pruned, teacher, batches, steps=3, local=0, rate=1e-6, **said)
+            seconds += [later - sooner for sooner, later in itertools.pairwise(times)]
+    print(head(["autocast", "processor s a step", "tokens a second"]))
+    rows = []
+    for autocast, seconds in found.items():
+        each = statistics.median(seconds)
+        rows.append({"autocast": autocast, "seconds": seconds, "tokens": length * size / each})
+        print(row([autocast or "float32", f"{each:.2f}", f"{length * size / each:.0f}"]), flush=True)
     return rows
 
 
@@ -177,19 +257,23 @@ def _rows(tokenizer: Any, path: Path, length: int) -> Tensor:
 
 
 @torch.no_grad()
-def _perplexity(model: Any, rows: Tensor) -> float:
-    model.eval()
-    return math.exp(statistics.mean(float(model(input_ids=part, labels=part).loss) for part in rows.split(1)))
+def _logits(model: Any, rows: Tensor) -> list[Tensor]:
+    return [model(input_ids=part).logits[0] for part in rows.split(1)]
 
 
 @torch.no_grad()
-def _divergence(model: Any, teacher: Any, rows: Tensor) -> float:
-    """A mean over tokens: what plain fine-tuning learns of the text is not in the dense model, and counts as far."""
-    found = []
-    for part in rows.split(1):
-        p, q = (each(input_ids=part).logits[0].float().log_softmax(-1) for each in (teacher, model))
-        found.append(float((p.exp() * (p - q)).sum(-1).mean()))
-    return statistics.mean(found)
+def _perplexity(model: Any, rows: Tensor, wanted: list[Tensor]) -> tuple[float, float]:
+    """And how far its outputs are from the dense model's, where these are given: a mean over tokens of KL. What plain
+    fine-tuning learns of the text is not in the dense model, and counts as far."""
+    model.eval()
+    losses, far = [], [0.0] if not wanted else []
+    for at, part in enumerate(rows.split(1)):
+        given = model(input_ids=part, labels=part)
+        losses.append(float(given.loss))
+        if wanted:
+            p, q = (each.float().log_softmax(-1) for each in (wanted[at], given.logits[0]))
+            far.append(float((p.exp() * (p - q)).sum(-1).mean()))
+    return math.exp(statistics.mean(losses)), statistics.mean(far)
 
 
 def adapters() -> list[dict[str, Any]]:

@@ -8,24 +8,29 @@ import torch
 from benchmarks.recovery import ways
 from secateur import sparsify
 from support.families import make
+from support.tokenizers_of_words import WORDS, write_tokenizer
 
 
 @pytest.mark.parametrize("way", ways.WAYS)
 def test_every_way_passes_over_as_many_batches(way, monkeypatch):
-    asked = {}
+    asked, teachers = {}, []
 
     def recover(model, teacher, batches, **options):
         asked.update(options, batches=len(batches))
+        teachers.append((model, teacher, options["share"]) if way == "corrected" else None)
 
     monkeypatch.setattr(ways, "recover", recover)
     batches = [{"input_ids": torch.zeros(1, 2)}] * 8
     for steps in (4, 8, 16, 64):
-        ways.trained(None, None, batches, way, steps)
+        ways.trained(torch.nn.Identity(), torch.nn.Identity(), batches, way, steps)
         few = min(asked.get("local_batches", 0), asked["batches"])
         assert asked["steps"] + asked["local"] * few == steps
-        assert asked.get("share", 1.0) == {"plain": 0.0, "dense": 0.0, "mixed": 0.5}.get(way, 1.0)
+        assert asked.get("share", 1.0) == {"plain": 0.0, "dense": 0.0, "mixed": 0.5, "corrected": 0.5}.get(way, 1.0)
         assert bool(asked["steps"]) == (way != "local")
         assert bool(asked["local"]) == (way in ("local", "both"))
+    if way == "corrected":
+        (teacher, _, share), (_, its, _) = teachers[-2:]
+        assert (its is teacher, share) == (True, 0.0), "the teacher is fine-tuned, and then teaches"
 
 
 def test_plain_fine_tuning_asks_no_teacher():
@@ -44,3 +49,22 @@ def test_a_plain_merge_loses_zeros_and_the_other_does_not(capsys):
     pytest.importorskip("peft")
     rows = ways.adapters()
     assert all(each["kept"] == each["sparsity"] > each["plain"] for each in rows)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_run_is_judged_on_the_way(tmp_path, sampled, capsys):
+    model, text = make("llama"), tmp_path / "text.txt"
+    model.save_pretrained(tmp_path / "dense")
+    write_tokenizer(tmp_path / "dense")
+    sparsify(model, 0.5)
+    model.save_pretrained(tmp_path / "sparse")
+    text.write_text(" ".join(WORDS[(7 * n + n // 5) % len(WORDS)] for n in range(200)))
+    runs = ways.Runs(["outputs", "corrected"], [0], [64, 32], 8, 2, 1e-3, 2, "bfloat16", sampled)
+    rows = ways.smollm2((tmp_path / "sparse", tmp_path / "dense"), (text, text, text), runs)
+    assert [(each["way"], each["tokens"]) for each in rows] == [
+        ("outputs", 32), ("outputs", 64), ("corrected", 32), ("corrected", 64)
+    ]  # fmt: skip
+    assert all(len(each["after"]) == len(each["back"]) == 2 for each in rows)
+    assert rows[0]["after"] != rows[1]["after"]
+    assert rows[0]["seconds"] < rows[1]["seconds"]
+    assert ("the teacher wrote 64 tokens" in capsys.readouterr().out) == sampled

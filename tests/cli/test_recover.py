@@ -62,7 +62,7 @@ def test_without_a_text_the_teacher_writes_one(folder):
 @pytest.mark.parametrize(
     "words",
     [
-        ("--steps", "4", "--share", "0.5"),
+        ("--steps", "4", "--share", "0.5", "--autocast", "bfloat16"),
         ("--steps", "0", "--local", "1"),
         ("--steps", "4", "--local", "0", "--adapters", "2", "--loss", "mse"),
         ("--steps", "2", "--exclude", "*embed*", "--rate", "0.01", "--local-rate", "0.01"),
@@ -105,6 +105,7 @@ def test_what_is_wrong_is_one_line(folder):
     for words, options, message in (
         (("--steps", "0", "--local", "0"), {}, "steps=0 and local=0: nothing is asked for."),
         (("--loss", "no"), {}, "no loss is called 'no'"),
+        (("--autocast", "float16"), {}, "autocast is bfloat16, or left out; got 'float16'."),
         (("--share", "2"), {}, "share is how much of the loss by the outputs is the teacher's, 0 to 1; got 2.0."),
         (("--rate", "-1"), {}, "rate is a number above 0; got -1.0."),
         ((), {"data": "none.txt"}, "none.txt"),
@@ -116,3 +117,14 @@ def test_what_is_wrong_is_one_line(folder):
         assert ended.stderr.startswith("secateur: ")
         assert len(ended.stderr.splitlines()) == 1
         assert not (folder / "out").exists()
+
+
+def test_steps_that_end_worse_are_one_line_of_warning(folder):
+    ended = call(folder, "--steps", "6", "--local", "0", "--rate", "3")
+    assert ended.exit_code == 0, ended.stderr
+    [line] = [line for line in ended.stderr.splitlines() if line.startswith("Warning: ")]
+    assert line.startswith("Warning: Over 1 batch the loss (kl) was ")
+    assert line.endswith(" steps and after them: they are not kept. Lower rate= (3; try 1), or take more text.") or (
+        "they are not kept. Lower rate= (3; try 1), or take more text." in line
+    )
+    assert "they are not kept." in ended.stdout

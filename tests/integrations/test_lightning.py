@@ -1,6 +1,7 @@
 """In Lightning's Trainer: pruned, stopped and resumed."""
 
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -154,3 +155,33 @@ def test_lightning_learns_from_a_teacher_and_keeps_zeros(tmp_path, share):
     assert distance() < (before if share == 1 else 50 * before)
     assert "training_step" not in vars(module)
     assert not module.net._forward_hooks
+
+
+def test_a_run_that_fails_lets_go_of_the_module_and_can_begin_again(tmp_path):
+    import lightning.pytorch as pl
+
+    from secateur.integrations.lightning import Distillation
+
+    module, data = Regression(), torch.utils.data.TensorDataset(torch.randn(8, 8), torch.randn(8, 4))
+    callback, fails = Distillation(nn.Linear(8, 4), "net", "mse", share=0.5), [True, False]
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+
+    class Failing(pl.Callback):
+        def on_train_batch_end(self, *_):
+            if fails.pop(0):
+                raise RuntimeError("stopped")
+
+    for wrong in (True, False):
+        trainer = pl.Trainer(
+            max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, callbacks=[callback, Failing()], **quiet
+        )
+        with warnings.catch_warnings(), pytest.raises(RuntimeError, match="stopped") if wrong else nullcontext():
+            warnings.simplefilter("ignore")
+            trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=8))
+        assert "training_step" not in vars(module)
+        assert not module.net._forward_hooks

@@ -139,3 +139,22 @@ def test_trainer_learns_from_a_teacher_and_keeps_zeros(tmp_path, share):
         assert last < first
         assert first < 3 * before, "the mean over tokens, also of batches that are accumulated"
     assert not run.model._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_run_that_failed_leaves_one_teacher_to_the_next(tmp_path):
+    import copy
+
+    from secateur.integrations.transformers import DistillationCallback
+
+    callback = DistillationCallback(torch.nn.Identity(), share=0.5)
+    run = trainer(tmp_path, callback, max_steps=1)
+    teacher = callback.distillation.teacher = copy.deepcopy(run.model)
+    runs = []
+    teacher.register_forward_hook(lambda *_: runs.append(0))
+    run.create_optimizer_and_scheduler(1)
+    given = {"model": run.model, "optimizer": run.optimizer}
+    callback.on_train_begin(run.args, run.state, run.control, **given)  # and it is never told of the end
+    run.train()
+    assert len(runs) == 2, "one for each of two accumulated batches"
+    assert not run.model._forward_hooks

@@ -71,3 +71,20 @@ def test_what_is_wrong_is_said():
     ):
         with pytest.raises(ValueError, match=message):
             descent.load(wrong, 1)
+
+
+@pytest.mark.parametrize("make", [lambda: torch.randn(5, 3), lambda: torch.randn(3, 5).T], ids=["rows", "columns"])
+def test_steps_are_those_of_adamw_written_down_plainly(make):
+    leaf, rate, decay = nn.Parameter(make()), 0.1, 0.2
+    gradients, mask = torch.randn(4, 5, 3).double(), torch.rand(5, 3) > 0.3
+    expected, first, second = leaf.detach().double(), torch.zeros(5, 3).double(), torch.zeros(5, 3).double()
+    descent = Descent([Whole(leaf, mask)], 4, rate=rate, decay=decay, clip=1e9)
+    for step, gradient in enumerate(gradients):
+        descent.step((leaf * gradient.float()).sum())
+        gradient = gradient * mask
+        now = rate_at(step, 4, rate)
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        expected = expected * (1 - now * decay)
+        sizes = (second / (1 - 0.999 ** (step + 1))).sqrt() + 1e-8
+        expected = expected - now * (first / (1 - 0.9 ** (step + 1))) / sizes
+    assert torch.allclose(leaf.detach().double(), expected, atol=1e-5)

@@ -125,14 +125,14 @@ STEPS = {
 }
 
 
-def dying(moment, directories, out):
+def dying(moment, directories, out, **options):
     """`recover_checkpoint` in a process that is killed at the n-th call of a function."""
     recovery.EVERY = 0.0  # a state after each step
     recovery._Clock.is_due = lambda self: True
     recovery._Clock.rewind = lambda self: None
     killing(moment, **STEPS)
     sparse, dense = directories / "sparse", directories / "dense"
-    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
+    recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST, **options)
 
 
 def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directories):
@@ -149,6 +149,17 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(directori
     assert not (directories / "out.unfinished").exists()
 
 
+def test_a_run_in_bfloat16_goes_on_to_the_same_bytes_too(directories):
+    out, whole, options = directories / "out", directories / "whole", {"local": 0, "autocast": torch.bfloat16}
+    assert forked(lambda: dying("never", directories, whole, **options)) == 0
+    assert os.WTERMSIG(forked(lambda: dying("state:3", directories, out, **options))) == signal.SIGKILL
+    assert (directories / "out.unfinished" / "state.safetensors").is_file()
+    assert forked(lambda: dying("never", directories, out, **options)) == 0
+    assert contents(out) == contents(whole)
+    assert json.loads((out / "secateur.json").read_text())["asked"]["autocast"] == "bfloat16"
+    assert {each.dtype for each in inspect_checkpoint(out).tensors} == {"F32"}
+
+
 def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(directories):
     sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
     assert os.WTERMSIG(forked(lambda: dying("publish:1", directories, out))) == signal.SIGKILL
@@ -157,6 +168,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
         ({"seed": 1}, "seed 0, not 1"),
         ({"adapters": 2}, "adapters null, not 2"),
         ({"loss": "mse"}, 'loss null, not "mse"'),
+        ({"autocast": "bfloat16"}, 'autocast null, not "bfloat16"'),
     ):
         with pytest.raises(CheckpointError, match=difference):
             recover_checkpoint(sparse, dense, out, batches("llama"), **{"steps": 5, **FAST, **keywords})
@@ -250,3 +262,30 @@ def test_a_directory_of_fewer_tokens_is_refused_before_anything_is_copied(direct
     with pytest.raises(ValueError, match="the model knows 60 tokens and the teacher 64"):
         recover_checkpoint(directories / "small", directories / "dense", directories / "out", batches("llama"))
     assert not (directories / "out.unfinished").exists()
+
+
+def test_steps_that_end_worse_are_not_written(directories):
+    sparse, dense, out = (directories / name for name in ("sparse", "dense", "out"))
+    with pytest.warns(UserWarning, match=r"Over 1 batch the loss \(kl\) was .*: they are not kept"):
+        done = recover_checkpoint(sparse, dense, out, batches("llama"), steps=6, local=0, rate=3.0)
+    assert not done.judged.is_kept
+    was, now = (LlamaForCausalLM.from_pretrained(each).state_dict() for each in (sparse, out))
+    assert all(torch.equal(each, now[name]) for name, each in was.items())
+    assert verify_checkpoint(out, sparse).ok
+    record = json.loads((out / "secateur.json").read_text())
+    assert record["judged"]["after"] > record["judged"]["before"]
+    assert record["pruned"] == {}
+    with pytest.warns(UserWarning, match="they are not kept"):
+        recover_checkpoint(sparse, dense, directories / "other", batches("llama"), steps=6, local=1, rate=3.0)
+    recover_checkpoint(sparse, dense, directories / "local", batches("llama"), steps=0, local=1)
+    one, other = (LlamaForCausalLM.from_pretrained(directories / each).state_dict() for each in ("other", "local"))
+    assert all(torch.equal(each, other[name]) for name, each in one.items())
+
+
+def test_a_run_that_goes_on_is_judged_by_where_it_began(directories):
+    out, whole, options = directories / "out", directories / "whole", {"local": 0}
+    assert forked(lambda: dying("never", directories, whole, **options)) == 0
+    assert os.WTERMSIG(forked(lambda: dying("state:3", directories, out, **options))) == signal.SIGKILL
+    assert forked(lambda: dying("never", directories, out, **options)) == 0
+    one, other = (json.loads((each / "secateur.json").read_text())["judged"] for each in (out, whole))
+    assert one == other

@@ -112,3 +112,16 @@ def test_what_is_wrong_is_said():
         loss_between(torch.ones(2), None, None, lambda *_: 1.0, None)
     with pytest.raises(TypeError, match=r"the outputs \(dict\) hold no tensor of floating numbers to compare"):
         features_of({"tokens": torch.ones(3, dtype=torch.int64)})
+
+
+def test_a_number_in_bfloat16_is_widened_and_a_wider_one_stays():
+    for dtype, wide in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        number = torch.ones(1, dtype=dtype)
+        assert loss_between(None, None, None, lambda *_: number, None).dtype == wide  # noqa: B023
+        assert text_loss({"loss": number}, {"labels": number}, None, writes=False).dtype == wide
+
+
+def test_unit_vectors_that_were_rounded_are_embeddings():
+    vectors = torch.nn.functional.normalize(torch.randn(50, 384), dim=-1)
+    assert chosen_for(vectors) == chosen_for(vectors.bfloat16()) == "cosine"
+    assert chosen_for(vectors * 1.005) == chosen_for(torch.randn(50, 384).bfloat16()) == "kl"

@@ -78,7 +78,7 @@ def test_routers_move_first_where_experts_have_left():
     assert narrower_routers(teacher, teacher, routers) == []
     start = {name: each.detach().clone() for name, each in model.named_parameters()}
     batches = [{"input_ids": torch.randint(3, 64, (4, 12))} for _ in range(2)]
-    recover(model, teacher, batches, steps=1, local=0, rate=1e-2)
+    recover(model, teacher, batches, steps=1, local=0, rate=1e-3)
     assert any(not torch.equal(each, start[name]) for name, each in model.named_parameters() if name not in routers)
     with torch.no_grad():
         for name, each in model.named_parameters():
@@ -86,7 +86,8 @@ def test_routers_move_first_where_experts_have_left():
     seen = []
 
     def loss(outputs, wanted, batch):
-        seen.append({name for name, each in model.named_parameters() if each.requires_grad})
+        if torch.is_grad_enabled():  # and not while it is judged
+            seen.append({name for name, each in model.named_parameters() if each.requires_grad})
         return (outputs.logits - wanted.logits).square().mean()
 
     recover(model, teacher, batches, steps=10, local=0, rate=1e-3, loss=loss)
@@ -119,3 +120,74 @@ def test_block_by_block_a_batch_that_does_not_run_is_named(pair):
     tokens.append({"input_ids": torch.full((1, 3), 99)})
     with pytest.raises(ValueError, match=r"batch 3 of 4 \(input_ids of shape \(1, 3\), int64\) \(IndexError"):
         recover(model, teacher, tokens, steps=0)
+
+
+def dtypes_seen(modules):
+    """What linear layers give while this is attached."""
+    seen = {}
+    for key, model in modules.items():
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(
+                    lambda _module, _args, output, key=key: seen.setdefault(key, set()).add(output.dtype)
+                )
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"adapters": 2}, {"share": 0.5}, {"decay": 0.1, "loss": "mse"}], ids=str)
+def test_matrices_are_multiplied_in_bfloat16_and_all_that_is_kept_is_float32(pair, options):
+    model, teacher, tokens = pair
+    wide, zeros = copy.deepcopy(model), {name: each.eq(0) for name, each in model.named_parameters()}
+    seen = dtypes_seen({"model": model, "teacher": teacher})
+    done = recover(model, teacher, tokens, steps=20, local=0, rate=1e-2, autocast=torch.bfloat16, **options)
+    assert seen == {"model": {torch.bfloat16}, "teacher": {torch.bfloat16}}
+    assert done.last < done.first
+    assert all(before == after for before, after in done.zeros.values())
+    plain = recover(wide, teacher, tokens, steps=20, local=0, rate=1e-2, **options)
+    assert done.first == pytest.approx(plain.first, rel=0.05)
+    for name, each in model.named_parameters():
+        assert each.dtype == torch.float32
+        assert torch.equal(each.eq(0), zeros[name]) or name not in done.zeros
+    assert any(each.ne(each.bfloat16()).any() for each in model.parameters()), "nothing was rounded to bfloat16"
+
+
+def test_a_callers_autocast_does_not_count_and_the_local_part_stays_wide(pair):
+    model, teacher, tokens = pair
+    found = {}
+    for word, around, own in (("plain", False, None), ("around", True, None), ("own", False, "bfloat16")):
+        each, theirs = copy.deepcopy(model), copy.deepcopy(teacher)
+        seen = dtypes_seen({"model": each})
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            recover(each, theirs, tokens, steps=3, local=0 if own else 1, rate=1e-2, autocast=own)
+        assert seen["model"] == {torch.bfloat16 if own else torch.float32}
+        found[word] = each
+    weights = dict(found["plain"].named_parameters())
+    assert all(torch.equal(each, weights[name]) for name, each in found["around"].named_parameters())
+    seen = dtypes_seen({"model": model})
+    recover(model, teacher, tokens, steps=0, local=1, autocast="bfloat16")
+    assert seen["model"] == {torch.float32}
+
+
+def test_within_an_autocast_of_the_callers_no_weight_is_remembered_from_an_earlier_step(pair):
+    model, teacher, tokens = pair
+    other = copy.deepcopy(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = recover(model, teacher, tokens[:1], steps=3, local=0, rate=1e-2, autocast="bfloat16")
+    outside = recover(other, teacher, tokens[:1], steps=3, local=0, rate=1e-2, autocast="bfloat16")
+    assert inside.losses == outside.losses
+    assert len(set(inside.losses)) == 3
+
+
+def test_after_a_step_the_model_can_be_looked_at(pair):
+    model, teacher, tokens = pair
+    said = []
+
+    def look(number, loss):
+        with torch.no_grad():
+            said.append((number, loss, float(model(**tokens[0]).logits.square().mean())))
+
+    done = recover(model, teacher, tokens, steps=4, local=0, rate=1e-2, on_step=look)
+    assert [(number, loss) for number, loss, _ in said] == list(enumerate(done.losses, 1))
+    assert len({size for *_, size in said}) == 4
+    with torch.no_grad():
+        assert float(model(**tokens[0]).logits.square().mean()) == said[-1][-1]

@@ -257,3 +257,47 @@ def test_a_model_of_fewer_tokens_is_refused_unless_they_are_translated():
         return each(**batch).logits[..., :60]
 
     assert recover(model, teacher, tokens, steps=2, local=1, forward=forward).steps == 2
+
+
+def test_steps_that_end_worse_are_not_kept_and_it_is_said(pair):
+    model, teacher, tokens = pair
+    for options in ({"local": 0}, {"local": 1}, {"local": 0, "adapters": 2}, {"local": 0, "autocast": "bfloat16"}):
+        each, alone = copy.deepcopy(model), copy.deepcopy(model)
+        with pytest.warns(
+            UserWarning, match=r"Over 1 batch the loss \(kl\) was .* they are not kept\. Lower rate= \(3;"
+        ):
+            done = recover(each, teacher, tokens, steps=6, rate=3.0, **options)
+        assert done.judged.after > done.judged.before
+        assert not done.judged.is_kept
+        assert "they are not kept." in str(done)
+        if options["local"]:
+            recover(alone, teacher, tokens, steps=0, local=1)  # what came before the steps is kept
+        assert same(contents(each), contents(alone))
+
+
+def test_what_is_judged_is_the_loss_of_the_same_batches(pair):
+    model, teacher, tokens = pair
+    before, seen = copy.deepcopy(model), []
+
+    def loss(outputs, wanted, batch):
+        if not torch.is_grad_enabled():
+            seen.append(batch)
+        return (outputs.logits - wanted.logits).square().mean()
+
+    done = recover(model, teacher, tokens, steps=70, local=0, rate=1e-2, loss=loss)
+    assert [id(each) for each in seen] == [id(each) for each in tokens] * 2, "1 + 70 // 32 of them, before and after"
+    for each, word in ((before, "before"), (model, "after")):
+        with torch.no_grad():
+            found = [loss(each(**batch), teacher(**batch), batch) for batch in tokens]
+        assert getattr(done.judged, word) == pytest.approx(float(torch.stack(found).mean()), rel=1e-4)
+    assert done.judged.is_kept
+    assert f"Over 3 batches the loss (loss) was {done.judged.before:.5f} before" in str(done)
+
+
+def test_a_model_that_is_its_teacher_is_not_led_away_from_it(pair):
+    _, teacher, tokens = pair
+    model = copy.deepcopy(teacher)
+    with pytest.warns(UserWarning, match="they are not kept"):
+        done = recover(model, teacher, tokens, steps=4, local=0, rate=1e-2)
+    assert done.judged.before == pytest.approx(0, abs=1e-6)
+    assert same(contents(model), contents(teacher))

@@ -3,12 +3,13 @@
 import json
 
 import pytest
+import torch
 from torch import nn
 
 from secateur.recovery.request import Request, names_to_train
 
 ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "local_rate": 1e-3, "local_batches": 1,
-         "decay": 0.0, "clip": 1.0, "seed": 0, "share": 1.0}  # fmt: skip
+         "decay": 0.0, "clip": 1.0, "seed": 0, "share": 1.0, "autocast": None}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,8 @@ ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "
         ({"share": float("nan")}, "share is how much"),
         ({"seed": "1"}, "seed is a whole number; got '1'"),
         ({"loss": "no"}, "no loss is called 'no'"),
+        ({"autocast": "float16"}, "autocast is bfloat16, or left out; got 'float16'"),
+        ({"autocast": torch.float32}, "autocast is bfloat16, or left out; got torch.float32"),
     ],
 )
 def test_what_is_wrong_is_said(wrong, message):
@@ -38,6 +41,8 @@ def test_what_is_wrong_is_said(wrong, message):
 def test_a_request_is_json():
     said = Request(**ASKED, include="*.weight", exclude=["a", "b"]).described()
     assert json.loads(json.dumps(said)) == {**ASKED, "include": ["*.weight"], "exclude": ["a", "b"]}
+    for said in (torch.bfloat16, "bfloat16"):
+        assert Request(**{**ASKED, "autocast": said}).described()["autocast"] == "bfloat16"
     assert "loss_of" in Request(**{**ASKED, "loss": loss_of}).described()["loss"]
 
 

@@ -79,6 +79,15 @@ def recover(
             "fine-tuning on the text alone.",
         ),
     ] = 1.0,
+    autocast: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE",
+            help="bfloat16: by the outputs, multiply matrices in it, which is faster where the processor can. Weights, "
+            "losses and the optimizer stay in float32.",
+            show_default=False,
+        ),
+    ] = None,
     local_rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate of a block.")] = 2e-4,
     batch: Batch = 8,
     samples: Samples = 512,
@@ -122,6 +131,7 @@ def recover(
             "adapters": adapters,
             "rate": rate,
             "share": share,
+            "autocast": autocast,
             "local-rate": local_rate,
             "batch": batch,
             "samples": samples,
@@ -146,6 +156,7 @@ def recover(
                 adapters=adapters,
                 rate=rate,
                 share=share,
+                autocast=autocast,
                 local_rate=local_rate,
                 include=include or None,
                 exclude=exclude or None,

@@ -105,9 +105,15 @@ class Distillation(pl.Callback):
         pl_module.training_step = training_step  # type: ignore[method-assign]
         self._undo = [handle.remove, lambda: vars(pl_module).pop("training_step", None)]
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
         for undo in self._undo:
             undo()
-        self._undo = []
+        self._undo, self.distillation.last = [], None
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._let_go()
         if self.pruner is not None:
             self.pruner.finish()

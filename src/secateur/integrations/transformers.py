@@ -102,6 +102,7 @@ class DistillationCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
+        self._let_go()  # of a run that failed, whose end is not told
         self.pruner = Distillation.keeping_zeros(given["model"], given["optimizer"])
         self._hook = given["model"].register_forward_hook(self._with_loss, with_kwargs=True)
 
@@ -117,7 +118,11 @@ class DistillationCallback(TrainerCallback):
         return outputs
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:
-        if self._hook is not None:
-            self._hook.remove()
+        self._let_go()
         if self.pruner is not None:
             self.pruner.finish()
+
+    def _let_go(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = self.distillation.last = None

@@ -47,8 +47,8 @@ from secateur.recovery.following import Follows, Sketch, followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import moving
-from secateur.recovery.outcome import Recovered, memory_of
-from secateur.recovery.outputs import Steps, spread_over
+from secateur.recovery.outcome import Judged, Recovered, memory_of
+from secateur.recovery.outputs import OnStep, Steps, casting, spread_over
 from secateur.recovery.recovering import steps_of
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, check_text, load_text, sampled, save_text
@@ -61,7 +61,6 @@ from secateur.version import __version__
 __all__ = ["recover_checkpoint"]
 
 EVERY = 60.0  # seconds between two states that are written down, and at least twenty times what one takes
-OnStep = Callable[[int, float], None]
 OnPart = Callable[[LocalPart], None]
 
 
@@ -85,6 +84,7 @@ def recover_checkpoint(
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
     seed: int = 0,
+    autocast: torch.dtype | str | None = None,
     activations: Path | str | None = None,
     teacher_on_disk: bool = False,
     device: torch.device | str | None = None,
@@ -102,7 +102,7 @@ def recover_checkpoint(
         batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
             loads it whole. None: ``Sampled()``.
         steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, share, include, exclude, forward,
-            seed: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
+            seed, autocast: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
         teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
             step. The bytes of the result are the same.
@@ -133,6 +133,7 @@ def recover_checkpoint(
         include,
         exclude,
         forward,
+        autocast,
     )
     source, dense, out = Path(directory), Path(teacher), Path(out)
     if rank_and_world()[1] > 1:
@@ -151,7 +152,7 @@ def recover_checkpoint(
     place = _Place.of(source, dense, unfinished_copy(out), held, request, activations, device)
     check_text(place.student.model, every, request.share if request.steps else 1.0)
     said = _said_of(request, asked if isinstance(asked, Sampled) else every, place.theirs.source)
-    with place.student.begun(out, said) as begun:
+    with casting(place.student.device, None), place.student.begun(out, said) as begun:
         if isinstance(asked, Sampled):
             every[:] = _text(place, begun, asked, request.seed)
             said = {**said, "data": digest(every)}
@@ -169,6 +170,7 @@ def recover_checkpoint(
         memory=memory_of(place.student.device),
         left_out=left_out,
         out=out,
+        judged=None if ended is None else ended.judged,
     )
 
 
@@ -353,8 +355,8 @@ def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[l
 class _Ended:
     """What the steps came to: the new values, by names in the model."""
 
-    def __init__(self, steps: Steps, values: Mapping[str, Tensor]) -> None:
-        self.steps, self.values = steps, values
+    def __init__(self, steps: Steps, values: Mapping[str, Tensor], judged: Judged) -> None:
+        self.steps, self.values, self.judged = steps, values, judged
 
 
 def _by_outputs(
@@ -380,21 +382,24 @@ def _by_outputs(
             stack.enter_context(place.theirs.files.in_turn())
         held = stack.enter_context(moving(model, trained, removed))
         steps = steps_of(model, teacher, held.parameters, removed, request)
+        steps.begin(batches)
         if begun.state.exists():
             load_state(begun.state, steps, begun.hint)
         clock = _Clock()
 
-        def after() -> None:
+        def after(number: int, loss: float) -> None:
             if on_step is not None:
-                on_step(steps.descent.done, steps.losses[-1])
-            if steps.descent.done < request.steps and clock.is_due():
+                on_step(number, loss)
+            if number < request.steps and clock.is_due():
                 begun.keep_state(functools.partial(save_state, steps=steps))
                 clock.rewind()
 
         steps.run(batches, request.seed, after)
-        moved = {id(mover.parameter) for mover in steps.descent.movers}
+        judged = steps.judged()
+        judged.warn(request.rate)
+        moved = {id(mover.parameter) for mover in steps.descent.movers if judged.is_kept}
         values = {name: each for name, each in held.values().items() if id(held.parameters[name]) in moved}
-    return _Ended(steps, values)
+    return _Ended(steps, values, judged)
 
 
 def _loaded(folder: Path, walk: DirectoryWalk) -> nn.Module:
@@ -461,6 +466,7 @@ def _written(
         "asked": {name: value for name, value in said.items() if name not in ("verb", "data", "teacher", "versions")},
         "blocks": [asdict(each) for each in parts],
         "losses": [] if ended is None else ended.steps.losses,
+        "judged": None if ended is None else ended.judged.described(),
     }
     versions = {"transformers": said["versions"]["transformers"]}
     text = record_text("recover", record, arguments=arguments, previous=previous, versions=versions)

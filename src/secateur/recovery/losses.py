@@ -30,7 +30,7 @@ NO_TEXT = (
     "share= below 1 asks for the text's own loss: that is of a causal language model, for batches of two tokens or "
     "more, or of batches with labels; leave it out."
 )
-UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's
+UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's, or what its dtype rounds away
 
 
 def kl(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -106,7 +106,8 @@ def chosen_for(outputs: Any) -> str:
     if found.dim() < 2 or found.shape[-1] == 1:
         return "mse"
     norms = torch.linalg.vector_norm(found.detach().float(), dim=-1)
-    return "cosine" if bool(((norms - 1).abs() < UNIT).all()) else "kl"
+    near = max(UNIT, torch.finfo(found.dtype).eps)
+    return "cosine" if bool(((norms - 1).abs() < near).all()) else "kl"
 
 
 def features_of(outputs: Any) -> Tensor:
@@ -166,7 +167,7 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
     given = batch if isinstance(batch, Mapping) else {}
     own = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
     if "labels" in given and isinstance(own, Tensor) and own.numel() == 1:
-        return own.reshape(())
+        return _wide(own.reshape(()))
     ids = batch if isinstance(batch, Tensor) and not batch.is_floating_point() else given.get("input_ids")
     logits = features_of(outputs)
     if not writes or not isinstance(ids, Tensor) or logits.shape[:2] != ids.shape or ids.shape[1] < 2:
@@ -198,7 +199,7 @@ def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, 
         if not isinstance(found, Tensor) or found.numel() != 1:
             what = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise TypeError(f"loss= is to return one number, a tensor that depends on the outputs; got {what}.")
-        return found.reshape(())
+        return _wide(found.reshape(()))
     ours, theirs = features_of(outputs), features_of(wanted)
     if ours.shape != theirs.shape:
         raise ValueError(
@@ -206,3 +207,7 @@ def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, 
             "compare; pass loss=(outputs, wanted, batch) -> scalar."
         )
     return WORDS[loss](rows_of(ours, mask), rows_of(theirs.to(ours.device), mask))
+
+
+def _wide(loss: Tensor) -> Tensor:
+    return loss.to(torch.promote_types(loss.dtype, torch.float32))

@@ -6,10 +6,13 @@ Law: it holds the numbers, and says them as lines and tables.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,9 +20,49 @@ from secateur.recovery.local import LocalPart
 from secateur.report import Reported, Sheet
 from secateur.support import Part, Rows, bytes_text, printable
 
-__all__ = ["Recovered", "memory_of"]
+__all__ = ["Judged", "Recovered", "memory_of"]
 
 LINES = 10  # of the learning curve that a table shows
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The mean loss over the same batches before the steps by the outputs and after the last one."""
+
+    batches: int
+    before: float
+    after: float
+    loss: str
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the steps are: they did not make it worse."""
+        return self.after <= self.before
+
+    def described(self) -> dict[str, Any]:
+        """As JSON, which knows no infinite number."""
+        return {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in asdict(self).items()
+        }
+
+    def said(self) -> str:
+        """In one sentence.
+
+        >>> Judged(2, 0.5, 0.25, "kl").said()
+        'Over 2 batches the loss (kl) was 0.50000 before the steps and 0.25000 after them.'
+        """
+        word = "1 batch" if self.batches == 1 else f"{self.batches} batches"
+        found = (
+            f"Over {word} the loss ({self.loss}) was {self.before:.5f} before the steps and {self.after:.5f} after them"
+        )
+        return f"{found}." if self.is_kept else f"{found}: they are not kept."
+
+    def warn(self, rate: float) -> None:
+        """Says so and what to do, where the steps are not kept."""
+        if not self.is_kept:
+            message = f"{self.said()} Lower rate= ({rate:g}; try {rate / 3:.1g}), or take more text."
+            warnings.warn(message, UserWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -36,6 +79,7 @@ class Recovered(Reported):
         memory: the most that the process has had, in bytes, where the system says so; of a GPU what torch took.
         left_out: what was asked for and could not be done, and why.
         out: the directory, where one was written.
+        judged: how it did before the steps by the outputs and after them. What made it worse is not kept.
     """
 
     losses: tuple[float, ...]
@@ -47,6 +91,7 @@ class Recovered(Reported):
     memory: int | None = None
     left_out: tuple[str, ...] = ()
     out: Path | None = None
+    judged: Judged | None = None
 
     @property
     def steps(self) -> int:
@@ -97,6 +142,8 @@ class Recovered(Reported):
                 f"{self.steps:,} steps over {self.rows:,} rows: the loss ({self.loss}) went from "
                 f"{self.first:.5f} to {self.last:.5f}, over the first and last tenth."
             )
+        if self.judged is not None:
+            yield self.judged.said()
         before, after = (sum(pair[at] for pair in self.zeros.values()) for at in (0, 1))
         if self.zeros:
             yield f"Zeros in {len(self.zeros)} weights: {before:,} before, {after:,} after."

@@ -29,8 +29,8 @@ from secateur.recovery.following import followed, sketch_of
 from secateur.recovery.local import Epochs, LocalPart, NotComparableError, Side, of_one_block, recover_blocks
 from secateur.recovery.losses import OutputLoss
 from secateur.recovery.moving import check_loaded, movers_for, moving, widened_batch
-from secateur.recovery.outcome import Recovered, memory_of
-from secateur.recovery.outputs import NO_BATCHES, Steps, narrower_routers, spread_over
+from secateur.recovery.outcome import Judged, Recovered, memory_of
+from secateur.recovery.outputs import NO_BATCHES, OnStep, Steps, casting, narrower_routers, spread_over
 from secateur.recovery.request import Request, check_vocabularies, names_to_train
 from secateur.recovery.sampling import Sampled, check_text, sampled
 from secateur.recovery.zeros import count_zeros, removed_of
@@ -61,12 +61,15 @@ def recover(
     exclude: str | Iterable[str] | None = None,
     forward: Forward | None = None,
     seed: int = 0,
+    autocast: torch.dtype | str | None = None,
+    on_step: OnStep | None = None,
 ) -> Recovered:
     """Trains a pruned model towards its teacher, the model it came from; its zeros stay, to the last one.
 
     First block by block against the teacher's activations (``local``), as Roux et al. 2025 (arXiv:2510.14444) found to
     cost a tenth of training the whole; then the whole model by the teacher's outputs (``steps``), as Minitron does
-    (Muralidharan et al. 2024, arXiv:2407.14679). No labels are read. Both models run in evaluation mode: dropout is
+    (Muralidharan et al. 2024, arXiv:2407.14679). Steps that end worse than they began, on some of the same batches, are
+    not kept, and a warning says so. No labels are read. Both models run in evaluation mode: dropout is
     off, and batch normalizations keep their statistics.
 
     Args:
@@ -95,6 +98,12 @@ def recover(
             gradient, but embeddings that no head is tied to; ``include="*"`` trains them, too.
         forward: ``(model, batch) -> outputs``, of both models.
         seed: of the batches' order and the adapters' start; the generators of the process are left as they are.
+        autocast: ``torch.bfloat16``: by the outputs, both models multiply matrices in it (mixed precision, Micikevicius
+            et al. 2017, arXiv:1710.03740, which needs no scaled loss in bfloat16, Kalamkar et al. 2019,
+            arXiv:1905.12322): faster where the processor can. Weights, losses, AdamW and the local part stay in
+            float32. An autocast around the call does not count.
+        on_step: called with the number of each step by the outputs, from 1, and its loss; the model is as the step left
+            it, and may be run.
 
     Half precision is trained as float32, and rounded once at the end. Beside the two models it takes a copy of the
     trained parameters, their gradients, and twice their memory for AdamW.
@@ -131,14 +140,21 @@ def recover(
         include,
         exclude,
         forward,
+        autocast,
     )
     if not isinstance(model, nn.Module) or not isinstance(teacher, nn.Module):
         raise TypeError("recover takes two modules; of directories, use recover_checkpoint.")
-    return _recovered(unwrapped(model), unwrapped(teacher), batches, request)
+    model, teacher = unwrapped(model), unwrapped(teacher)
+    with casting(device_of(model), None), casting(device_of(teacher), None):
+        return _recovered(model, teacher, batches, request, on_step)
 
 
 def _recovered(
-    model: nn.Module, teacher: nn.Module, batches: Iterable[Any] | Sampled | None, request: Request
+    model: nn.Module,
+    teacher: nn.Module,
+    batches: Iterable[Any] | Sampled | None,
+    request: Request,
+    on_step: OnStep | None,
 ) -> Recovered:
     started = time.monotonic()
     if (world := rank_and_world()[1]) > 1:
@@ -163,6 +179,7 @@ def _recovered(
     parts: list[LocalPart] = []
     left_out: list[str] = []
     done: Steps | None = None
+    judged: Judged | None = None
     with unchanged(model), unchanged(teacher), prepared(model), prepared(teacher):
         teacher.requires_grad_(False)
         model.requires_grad_(False)
@@ -171,7 +188,15 @@ def _recovered(
                 parts += recovered_locally(model, teacher, batches, request, trained, removed, left_out)
             if request.steps:
                 done = steps_of(model, teacher, held.parameters, removed, request)
-                done.run(batches, request.seed)
+                own = {name: each.detach().clone() for name, each in held.parameters.items()} if parts else held.own
+                done.begin(batches)
+                done.run(batches, request.seed, on_step)
+                judged = done.judged()
+                judged.warn(request.rate)
+                if not judged.is_kept:
+                    with torch.no_grad():
+                        for name, parameter in held.parameters.items():
+                            parameter.copy_(own[name])
             values = held.values()
         with torch.no_grad():
             for name, each in values.items():  # all is computed: from here on things change
@@ -186,6 +211,7 @@ def _recovered(
         seconds=time.monotonic() - started,
         memory=memory_of(device_of(model)),
         left_out=tuple(left_out),
+        judged=judged,
     )
 
 
@@ -300,6 +326,7 @@ def steps_of(
         forward=request.forward,
         first=[parameters[name] for name in first],
         share=request.share,
+        narrow=request.narrow,
     )
 
 

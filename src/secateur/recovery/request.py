@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from secateur.recovery.losses import OutputLoss, parse
@@ -37,9 +38,15 @@ class Request:
     include: str | Iterable[str] | None = None
     exclude: str | Iterable[str] | None = None
     forward: Forward | None = None
+    autocast: torch.dtype | str | None = None
 
     def __post_init__(self) -> None:
         parse(self.loss)
+        if self.autocast not in (None, torch.bfloat16, "bfloat16"):
+            raise ValueError(
+                f"autocast is bfloat16, or left out; got {self.autocast!r}. In float16 gradients vanish unless losses "
+                "are scaled, which is not done here."
+            )
         for name, least in (("steps", 0), ("local", 0), ("local_batches", 1)):
             value = getattr(self, name)
             if type(value) is not int or value < least:
@@ -61,13 +68,18 @@ class Request:
         if type(self.seed) is not int:
             raise ValueError(f"seed is a whole number; got {self.seed!r}.")
 
+    @property
+    def narrow(self) -> torch.dtype | None:
+        """The dtype in which matrices are multiplied by the outputs; None: their own."""
+        return None if self.autocast is None else torch.bfloat16
+
     def described(self) -> dict[str, Any]:
         """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
         plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "decay", "clip", "seed", "share")
         said = {name: getattr(self, name) for name in plain}
         loss = self.loss if self.loss is None or isinstance(self.loss, str) else described(self.loss)
         globs = {name: _listed(getattr(self, name)) for name in ("include", "exclude")}
-        return {**said, "loss": loss, **globs}
+        return {**said, "loss": loss, **globs, "autocast": None if self.narrow is None else "bfloat16"}
 
 
 def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
