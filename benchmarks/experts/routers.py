@@ -264,7 +264,7 @@ def by_the_loss(model: Any, dense: Any, batches: Sequence[Any]) -> None:
         return kl_div(found, wanted[number], log_target=True, reduction="batchmean")
 
     unseen = [number for number in range(len(batches)) if number % _UNSEEN == _UNSEEN - 1]
-    optimizer = torch.optim.Adam([*scales, *biases], 0.02)
+    optimizer = torch.optim.Adam([*scales, *biases], 0.004)
 
     def told() -> float:
         with torch.no_grad():
