@@ -30,7 +30,7 @@ if not __package__:  # run as a script
 from benchmarks.experts.coverage import coverage
 from benchmarks.experts.quality import METHODS, THEIRS, TRIED, Options, quality
 from benchmarks.experts.routers import METHODS as MOVED
-from benchmarks.experts.routers import Tries, routers
+from benchmarks.experts.routers import MORE, Tries, routers
 from benchmarks.experts.rows import rows as seen_rows
 from benchmarks.experts.sparse import EXPERTS, STEPS, sparse
 from benchmarks.experts.training import CHOOSE, SIZES
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     six.add_argument("--steps", type=int, default=500, help="of training (%(default)s)")
     six.add_argument("--shares", default="0.25,0.5", help="of the experts, that leave (%(default)s)")
     six.add_argument("--seeds", default="0,1,2", help="of training (%(default)s)")
-    six.add_argument("--methods", default=";".join(MOVED), help="separated by ; (%(default)s)")
+    six.add_argument("--methods", default=";".join(MOVED), help=f"separated by ; (%(default)s); also {'; '.join(MORE)}")
     six.add_argument("--cache", type=Path, help="a file for the rows, which a run that was interrupted goes on with")
     six.add_argument("--json", type=Path, help="write the rows there")
     two = commands.add_parser("quality", help=(quality.__doc__ or "").split("\n")[0])

@@ -50,9 +50,10 @@ def test_the_distance_by_hand():
     assert distance(number) == pytest.approx(expected, abs=1e-5)
     assert distance(tokens.unknown) == 1  # nothing is read instead
     rows[number] = mean
-    assert 0 < distance(number) < 1e-5
+    assert distance(number) == pytest.approx(expected, abs=1e-5)  # computed once
+    assert 0 < distances(tokens, rows_of_tensor(rows), tokens.size)(number) < 1e-5
     rows[number] = torch.nan
-    assert distance(number) == 1
+    assert distances(tokens, rows_of_tensor(rows), tokens.size)(number) == 1
     assert distances(tokens, rows_of_tensor(rows), number)(number) == 1  # the model has no such row
 
 
