@@ -1,9 +1,12 @@
 """A result says its numbers."""
 
+import math
+
+import pytest
 import torch
 
 from secateur.recovery.local import LocalPart
-from secateur.recovery.outcome import Recovered, memory_of
+from secateur.recovery.outcome import Judged, Recovered, memory_of
 
 
 def test_a_result_prints_as_tables():
@@ -38,3 +41,16 @@ def test_a_result_of_nothing_but_blocks():
     assert done.curve() == []
     assert "No weight has zeros to keep." in str(done)
     assert memory_of(torch.device("cpu")) is None or memory_of(None) > 1e6
+
+
+def test_what_is_worse_is_not_kept_and_what_rounding_does_is_not_worse():
+    assert Judged(1, 0.5, 0.5004, "kl").is_kept
+    assert not Judged(1, 0.5, 0.501, "kl").is_kept
+    assert not Judged(1, 0.0, 1e-9, "kl").is_kept
+    assert not Judged(1, 0.5, math.nan, "kl").is_kept
+    assert Judged(3, 0.5, math.inf, "kl").described() == {"batches": 3, "before": 0.5, "after": None, "loss": "kl"}
+    with pytest.warns(
+        UserWarning, match=r"^Over 2 batches .* them: they are not kept\. Lower rate= \(0.001; try 0.0003\)"
+    ):
+        Judged(2, 0.5, 0.6, "kl").warn(1e-3)
+    Judged(2, 0.5, 0.4, "kl").warn(1e-3)

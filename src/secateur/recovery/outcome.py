@@ -23,6 +23,7 @@ from secateur.support import Part, Rows, bytes_text, printable
 __all__ = ["Judged", "Recovered", "memory_of"]
 
 LINES = 10  # of the learning curve that a table shows
+NOISE = 1e-3  # of a loss: what rounding to bfloat16 does to it
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,8 @@ class Judged:
 
     @property
     def is_kept(self) -> bool:
-        """Whether the steps are: they did not make it worse."""
-        return self.after <= self.before
+        """Whether the steps are: they did not make it worse, by more than rounding may."""
+        return self.after <= self.before * (1 + NOISE)
 
     def described(self) -> dict[str, Any]:
         """As JSON, which knows no infinite number."""
