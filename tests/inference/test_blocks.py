@@ -11,7 +11,7 @@ from torch.nn import functional
 from secateur import sparsify
 from secateur.allocation import uniform
 from secateur.inference import Absorbed, SparseConv2d, blocks, load_packed, pack, save_packed
-from secateur.inference.blocks import FusedBlock, chains, fused_block, twin_of
+from secateur.inference.blocks import FusedBlock, FusedSequential, chains, fused_block, sequences, twin_of
 from secateur.native import available
 
 
@@ -247,3 +247,164 @@ def test_a_residual_network_of_transformers(clock, tmp_path):
     assert [type(each).__name__ for each in again.modules()] == kinds
     save_packed(copy.deepcopy(again), tmp_path / "again.safetensors")
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "packed.safetensors").read_bytes()
+
+
+class Shortcut(nn.Module):
+    """The blocks of torchvision's ResNets: one ReLU that is called several times, in place."""
+
+    def __init__(self, channels, outputs, stride=1, narrow=0):
+        super().__init__()
+        inner = narrow or outputs
+        self.conv1 = nn.Conv2d(
+            channels, inner, 1 if narrow else 3, 1 if narrow else stride, 0 if narrow else 1, bias=False
+        )
+        self.bn1 = nn.BatchNorm2d(inner)
+        self.conv2 = nn.Conv2d(inner, inner, 3, stride if narrow else 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(inner)
+        self.conv3 = nn.Conv2d(inner, outputs, 1, bias=False) if narrow else None
+        self.bn3 = nn.BatchNorm2d(outputs) if narrow else None
+        self.relu, self.downsample = nn.ReLU(inplace=True), None
+        if stride != 1 or channels != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(channels, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x):
+        identity = x
+        out = self.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.conv3 is not None:
+            out = self.bn3(self.conv3(self.relu(out)))
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        return self.relu(out)
+
+
+class Torchvision(nn.Module):
+    def __init__(self, narrow=0):
+        super().__init__()
+        self.conv1, self.bn1, self.relu = nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(3, 2, 1)
+        self.layer1 = nn.Sequential(Shortcut(8, 16, 1, narrow), Shortcut(16, 16, 1, narrow))
+        self.layer2 = nn.Sequential(Shortcut(16, 24, 2, narrow), Shortcut(24, 24, 1, narrow))
+        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(24, 5)
+
+    def forward(self, x):
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(torch.flatten(self.avgpool(self.layer2(self.layer1(x))), 1))
+
+
+def settled(model):
+    model = model.eval().requires_grad_(False)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_var.uniform_(0.5, 2.0)
+            module.running_mean.normal_(0, 0.1)
+    return model
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("narrow", [0, 8])
+def test_a_residual_network_as_torchvision_has_it(clock, narrow, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "_NEAR_BYTES", 0)
+    clock(2.0)
+    model, x = settled(Torchvision(narrow)), torch.randn(3, 3, 56, 56)
+    sparsify(model, 0.8, exclude="conv1.weight", allocate=uniform)
+    expected = model(x)
+    packing = pack(model, x)
+    assert packing.blocks == ("layer2.1", "layer2.0", "layer1.1", "layer1.0")
+    assert isinstance(model.layer1, FusedSequential)
+    assert isinstance(model.layer2, FusedSequential)
+    assert all(each.steps[-1][0] not in ("+", "relu()") for each in model.modules() if isinstance(each, FusedBlock))
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        model.layer1[1](model.layer1[0](x[:, :1].expand(-1, 8, -1, -1).relu())).shape, (3, 16, 56, 56)
+    )
+    save_packed(model, tmp_path / "packed.safetensors")
+    again = settled(Torchvision(narrow))
+    load_packed(again, tmp_path / "packed.safetensors")
+    assert torch.equal(again(x), model(x))
+    assert [type(each) for each in again.modules()] == [type(each) for each in model.modules()]
+
+
+def plain_line(**more):
+    torch.manual_seed(0)
+    last = nn.Conv2d(8, 8, 3)
+    layers = [
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.ReLU6(),
+        nn.Conv2d(8, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        last,
+    ]
+    return settled(nn.Sequential(*layers, nn.MaxPool2d(2), nn.Conv2d(8, 8, 3), nn.Hardswish(), nn.Flatten()))
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("images", [1, 2, 5])
+def test_packed_layers_of_a_sequential_run_as_a_chain(clock, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "_NEAR_BYTES", 0)
+    clock(2.0)
+    model, x = plain_line(), torch.randn(images, 3, 14, 14)
+    sparsify(model, 0.8, allocate=uniform)
+    before, expected = x.clone(), model(x)
+    packing = pack(model, x)
+    assert [layer.fused for layer in packing.layers] == [("1",), ("3", "4"), (), ("8",)]
+    assert type(model) is FusedSequential
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(x, before)
+    assert torch.equal(model(x), nn.Sequential(*model)(x))
+    assert torch.equal(model[3:](model[:3](x)), model(x))
+    close = torch.compile(model, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(close, expected, rtol=1e-4, atol=1e-5)
+    save_packed(model, tmp_path / "packed.safetensors")
+    again = plain_line()
+    load_packed(again, tmp_path / "packed.safetensors")
+    for each in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(each) is FusedSequential
+        assert torch.equal(each(x), model(x))
+    kept = []
+    model[2].register_forward_hook(
+        lambda module, given, made: kept.extend((each, each.clone()) for each in (*given, made))
+    )
+    assert torch.equal(model(x), again(x))
+    assert kept
+    assert all(torch.equal(each, copied) for each, copied in kept)
+    model.append(nn.Tanh())
+    assert torch.equal(model(x), again(x).tanh())
+    watched = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(again(watched).square().sum(), watched)
+    (wanted,) = torch.autograd.grad(nn.Sequential(*again)(watched).square().sum(), watched)
+    torch.testing.assert_close(found, wanted)
+
+
+def test_a_sequential_without_a_line_stays(clock):
+    one = SparseConv2d.from_module(nn.Conv2d(4, 4, 1).requires_grad_(False))
+    assert not sequences(nn.Sequential(one, nn.Tanh(), copy.deepcopy(one)))
+    assert not sequences(nn.Sequential(nn.Sequential(one)))
+    model = nn.Sequential(nn.Sequential(one, Absorbed(), copy.deepcopy(one)), nn.Tanh())
+    assert not sequences(model, only=["1"])
+    assert sequences(model) == ["0"]
+    assert sequences(model) == []
+
+
+def test_a_relu_after_another_activation_stays():
+    block = Block(lambda self, x: torch.relu(self.one(x)) + self.two(x))
+    block.one.rectified, block.one.rectifier = True, "hardswish"
+    x = torch.randn(2, 4, 6, 6)
+    expected = block(x)
+    torch.testing.assert_close(fused_block(block)(x), expected, rtol=1e-5, atol=1e-5)
+    assert block.one.rectifier == "hardswish"
+
+
+@pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
+@pytest.mark.parametrize("size", [7, 14, 16])
+def test_what_a_chain_returns_lies_side_by_side(size):
+    model, plain = stage()
+    x = torch.randn(2, 4, size, size)
+    made = model(x)
+    assert made.is_contiguous()
+    torch.testing.assert_close(made, plain(x), rtol=1e-5, atol=1e-5)
+    assert made.view(2, -1).shape == (2, 4 * size * size)

@@ -120,7 +120,10 @@ def test_what_may_be_absorbed():
     assert may_be_absorbed(nn.BatchNorm1d(3).eval())
     for module in (hooked, Own(3).eval(), nn.BatchNorm2d(3), nn.BatchNorm2d(3, track_running_stats=False).eval()):
         assert not may_be_absorbed(module)
-    assert not any(map(may_be_absorbed, (nn.ReLU6(), nn.BatchNorm3d(3).eval(), nn.Identity(), Absorbed())))
+    assert all(map(may_be_absorbed, (nn.ReLU6(), nn.Hardtanh(0, 6), nn.Hardswish(), nn.SiLU())))
+    assert not any(
+        map(may_be_absorbed, (nn.GELU(), nn.Hardtanh(), nn.BatchNorm3d(3).eval(), nn.Identity(), Absorbed()))
+    )
 
 
 def test_nothing_is_left_behind():

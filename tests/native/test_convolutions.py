@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from secateur.inference import BlockConv2d, SparseConv2d
-from secateur.native import convolutions, dense_convolution, operators, sparse_convolution, together_for
+from secateur.native import RECTIFIERS, convolutions, dense_convolution, operators, sparse_convolution, together_for
 from support.kernels import at_level, libraries, with_threads
 
 
@@ -323,6 +323,77 @@ def test_memory_is_left_alone_where_gradients_flow():
     made = call(x=torch.randn(2, 2, 4, 4, requires_grad=True), into=into)
     assert made.requires_grad
     assert not into.any()
+
+
+@pytest.mark.parametrize("size", [7, 14, 5, 16])
+@pytest.mark.parametrize("rectifier", [*RECTIFIERS])
+def test_activations_in_the_store(library, rectifier, size):
+    module = torch.nn.Conv2d(5, 8, 3, padding=1).requires_grad_(False)
+    module.weight.mul_(4 * (torch.rand_like(module.weight) < 0.4))
+    x, addend = torch.randn(2, 5, size, size), torch.randn(2, 8, size, size)
+    x[1] *= 20  # where exponentials are 0 and infinite
+    plain, activation = [SparseConv2d.from_module(module), BlockConv2d.from_module(module)], RECTIFIERS[rectifier]
+    for layer in [*plain, SparseConv2d.from_module(module, values="int8", inputs="int8")]:
+        for added in (None, addend):
+            sums = layer(x, added)
+            layer.rectified, layer.rectifier = True, rectifier
+            torch.testing.assert_close(layer(x, added), activation(sums), rtol=1e-5, atol=1e-5)
+            with torch.enable_grad():  # the activation is torch's own then
+                watched = x.clone().requires_grad_()
+                torch.testing.assert_close(layer(watched, added), activation(sums), rtol=1e-4, atol=1e-4)
+            layer.rectified = False
+
+
+def test_an_activation_keeps_what_is_no_number(library):
+    weight = torch.ones(1, 1, 1, 1)
+    for rectifier in RECTIFIERS:
+        layer = SparseConv2d.from_dense(weight, rectified=True)
+        layer.rectifier = rectifier
+        x = torch.tensor([torch.nan, -50.0, 0.0, 100.0]).view(4, 1, 1, 1).expand(4, 1, 3, 3)
+        torch.testing.assert_close(layer(x), RECTIFIERS[rectifier](x), equal_nan=True)
+    with pytest.raises(ValueError, match="the rectifier is one of relu, relu6, hardswish, silu, not 'gelu'"):
+        call(rectifier="gelu")
+
+
+@pytest.mark.parametrize("size", [7, 10, 14, 15])
+@pytest.mark.parametrize("form", [SparseConv2d, BlockConv2d])
+def test_planes_that_lie_apart_hold_the_same(library, form, size):
+    """From one convolution to the next, and as what is added, read and written over; whatever the kernel."""
+    images, layers = 2, []
+    for kernel in (1, 3, 1):
+        weight = torch.randn(8, 8, kernel, kernel) * (torch.rand(8, 8, kernel, kernel) < 0.4)
+        layers.append(form.from_dense(weight, torch.randn(8), padding=[kernel // 2] * 4, rectified=True, together=3))
+    x = torch.randn(images, 8, size, size)
+    one, two, three = layers
+    expected = three(two(one(x)), one(x))
+    first = one(x, apart=True)
+    assert first.is_contiguous() is (library is None)
+    assert torch.equal(first, one(x))
+    second = two(first, apart=True)
+    assert torch.equal(second, two(one(x)))
+    assert torch.equal(three(second, first), expected)
+    assert three(second, first).is_contiguous()
+    assert torch.equal(three(second.contiguous(), first, apart=True), expected)
+    kept = first.clone()
+    made = three(second, first, first, apart=True)  # over what is added
+    assert torch.equal(made, expected)
+    assert (made is first) is (library is not None and form is SparseConv2d)
+    assert made is first or torch.equal(first, kept)
+    other = one(x, apart=True)
+    made = three(second, None, other)  # its planes lie apart, and those of the result may not
+    assert made.is_contiguous()
+    assert (made is other) is (library is None and other is made)
+
+
+def test_memory_of_others_between_planes_is_left_alone(library):
+    weight = torch.randn(8, 8, 1, 1)
+    layer, x = SparseConv2d.from_dense(weight), torch.randn(1, 8, 7, 7)
+    whole = torch.zeros(2, 8, 64)
+    part = whole.as_strided((1, 8, 7, 7), (512, 64, 7, 1))
+    made = layer(x, None, part, apart=True)
+    assert made is not part
+    assert not whole.any()
+    torch.testing.assert_close(layer(part.copy_(x)), layer(x), rtol=0, atol=0)
 
 
 def test_blocks_stay_in_the_cache():

@@ -188,11 +188,12 @@ def test_unwrapped_once_is_the_tensor_outside():
     assert shapes == [(2, 3)]
 
 
-def test_version_of_counts_writes():
+def test_version_of_and_changes_of_count_writes():
     x = torch.ones(3)
     before = private.version_of(x)
+    assert private.changes_of(x) == before
     x[:1].mul_(2)
-    assert private.version_of(x) == before + 1
+    assert private.version_of(x) == private.changes_of(x) == before + 1
     with torch.inference_mode():
         assert private.version_of(torch.ones(1)) == 0
 

@@ -2,7 +2,7 @@
 
 from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
-from secateur.inference.blocks import FusedBlock
+from secateur.inference.blocks import FusedBlock, FusedSequential
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d
 from secateur.inference.files import PackedFile, load_packed, save_packed
 from secateur.inference.followers import Absorbed
@@ -24,6 +24,7 @@ __all__ = [
     "ChannelsLastMaxPool2d",
     "FoldedConv2d",
     "FusedBlock",
+    "FusedSequential",
     "GroupedLinear",
     "PackedFile",
     "PackedLayer",

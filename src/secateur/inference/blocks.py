@@ -2,16 +2,19 @@
 
 Law: a block is rewritten only where its forward pass is calls of modules, sums and ReLUs, one after the other; it then
 computes the same within rounding. Every other block is left as it is. Only memory that a block made itself, and that no
-hook and no other module has seen, is written over.
+hook and no other module has seen, is written over; and only what packed convolutions alone read has planes that lie
+apart.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx, nn
@@ -23,10 +26,11 @@ from secateur.inference.sparse_convolution import SparseConv2d
 from secateur.native import is_plain
 from secateur.support import private
 
-__all__ = ["FusedBlock", "chains", "fused_block", "fused_blocks", "twin_of"]
+__all__ = ["FusedBlock", "FusedSequential", "chains", "fused_block", "fused_blocks", "sequences", "twin_of"]
 
 _SUMS = (operator.add, operator.iadd, torch.add)
 _RELUS = (functional.relu, torch.relu)
+_POSITIVE = ("relu", "relu6")  # after which a ReLU changes nothing
 _SUM, _RELU = "+", "relu()"  # no names of modules
 _NEAR_BYTES = 1 << 22  # of a batch whose images need not be taken one after the other
 
@@ -43,9 +47,12 @@ class FusedBlock(nn.Module):
         rectified: the names of the convolutions whose ReLUs were the block's.
     """
 
+    _read_by: list[list[int]] | None = None  # the steps that read each value; a pickle of before does not have it
+
     def __init__(self, block: nn.Module, steps: list[tuple[str, list[int], list[int]]], rectified: list[str]) -> None:
         super().__init__()
         self.block, self.steps, self.rectified = type(block).__name__, steps, rectified
+        self._read_by = _readers_of(steps)
         for name, module in block.named_children():
             self.add_module(name, module)
         self.train(block.training)
@@ -55,68 +62,76 @@ class FusedBlock(nn.Module):
         if len(values) != 1:
             raise TypeError(f"a {self.block} that was fused takes one input, not {len(values)}.")
         x: Tensor = values[0]
-        if is_plain(x) and x.dim() == 4 and x.dtype == torch.float32 and x.nbytes > _NEAR_BYTES:
-            images = torch.get_num_threads()
-            if x.shape[0] > images and self._is_by_image():
-                return self._one_after_the_other(x, images)
+        if _may_be_by_image(x) and self._is_by_image():
+            return _one_after_the_other(x, lambda piece, into: self._made_of(piece, into=into)[0])
         return self._made_of(x)[0]
 
-    def _made_of(self, x: Tensor, is_ours: bool = False, into: Tensor | None = None) -> tuple[Tensor, bool]:
+    def _made_of(
+        self, x: Tensor, is_ours: bool = False, into: Tensor | None = None, apart: bool = False
+    ) -> tuple[Tensor, bool]:
         """The output, and whether nobody else has it.
 
         Args:
             is_ours: whether nobody else has the input, so that its memory may take what is made.
             into: memory that the output may take.
+            apart: whether planes of the output may lie apart.
         """
         values: list[Any] = [x]
         ours = [is_ours]
+        modules = [self._module_of(n) for n in range(len(self.steps))]
+        takes = [_reads_planes(each) for each in modules]
         for number, (name, inputs, done) in enumerate(self.steps, start=1):
-            given = [values[n] for n in inputs]
-            free = [ours[n] and n in done and inputs.count(n) == 1 for n in inputs]
-            where = into if number == len(self.steps) else None
-            for n in done:
-                values[n] = None
+            is_last, module = number == len(self.steps), modules[number - 1]
+            where = into if is_last else None
+            may_lie = apart if is_last else False not in [takes[n] for n in self._readers(number)]
+            first, second = values[inputs[0]], values[inputs[1]] if len(inputs) > 1 else None
+            # whether the last of what is given is needed by nobody else
+            is_free = ours[inputs[-1]] and inputs[-1] in done and (len(inputs) == 1 or inputs[0] != inputs[-1])
             known = True
             if name == _SUM:
-                made = given[0] + given[1]
+                made = first + second
             elif name == _RELU:
-                made = functional.relu(given[0])
-            elif _is_known(module := self._submodule(name)) and isinstance(module, FusedBlock):
-                made, known = module._made_of(given[0], free[0], where)
-            elif _is_known(module):
-                if where is None and len(given) == 2 and free[1]:
-                    where = given[1]
-                made = module.forward(*given, into=where)
-            else:  # who knows what it does with what it is given
+                made = functional.relu(first)
+            elif not _is_known(module):  # who knows what it does with what it is given
                 known = False
                 for n in inputs:
+                    if ours[n]:  # a hook that came in between
+                        values[n] = values[n].contiguous()
                     ours[n] = False
-                made = module(*given)
+                made = module(*(values[n] for n in inputs))
+            elif type(module) is FusedBlock:
+                for n in done:
+                    values[n] = None
+                made, known = module._made_of(first, is_free, where, may_lie)
+            else:
+                if where is None and second is not None and is_free:
+                    where = second
+                made = module.forward(first, second, where, may_lie)
+            for n in done:
+                values[n] = None
             values.append(made)
             ours.append(known)
         return values[-1], ours[-1]
+
+    def _readers(self, value: int) -> list[int]:
+        """The steps that read a value, counted from 0."""
+        if self._read_by is None:
+            self._read_by = _readers_of(self.steps)
+        return self._read_by[value]
 
     def _is_by_image(self) -> bool:
         """Whether each image of a batch has its own output, which does not depend on others."""
         modules = [self._submodule(name) for name, _, _ in self.steps if name not in (_SUM, _RELU)]
         return all(_is_known(each) and (not isinstance(each, FusedBlock) or each._is_by_image()) for each in modules)
 
-    def _one_after_the_other(self, x: Tensor, images: int) -> Tensor:
-        """So many images at a time, such that what one layer makes of them is still near when the next reads it."""
-        first, *others = (x[at : at + images] for at in range(0, x.shape[0], images))
-        made = self._made_of(first)[0]
-        whole = made.new_empty(x.shape[0], *made.shape[1:])
-        whole[:images] = made
-        for n, piece in enumerate(others, start=1):
-            into = whole[n * images : n * images + len(piece)]
-            if (made := self._made_of(piece, into=into)[0]) is not into:
-                into.copy_(made)
-        return whole
-
     @property
     def is_chain(self) -> bool:
         """Whether it is of blocks that were fused themselves."""
         return any(isinstance(each, FusedBlock) for each in self.modules() if each is not self)
+
+    def _module_of(self, step: int) -> nn.Module | None:
+        name = self.steps[step][0]
+        return None if name in (_SUM, _RELU) else self._submodule(name)
 
     def _submodule(self, name: str) -> nn.Module:
         """As `get_submodule`, which takes ten times as long as this: a tenth of the layer's own time."""
@@ -130,9 +145,119 @@ class FusedBlock(nn.Module):
         return f"of {self.block}"
 
 
-def _is_known(module: nn.Module) -> bool:
+def _is_known(module: nn.Module) -> TypeGuard[SparseConv2d | FusedBlock]:
     """Whether it keeps nothing of what it is given and makes, and shows it to nobody."""
     return type(module) in (SparseConv2d, BlockConv2d, FusedBlock) and not private.is_watched(module)
+
+
+def _readers_of(steps: list[tuple[str, list[int], list[int]]]) -> list[list[int]]:
+    return [[n for n, (_, inputs, _) in enumerate(steps) if value in inputs] for value in range(len(steps) + 1)]
+
+
+def _reads_planes(module: nn.Module | None) -> bool:
+    """Whether it is faster of an input whose planes lie apart: with a kernel of one place, which then needs no copy."""
+    if module is None or not _is_known(module):
+        return False
+    if isinstance(module, FusedBlock):
+        return all(_reads_planes(module._module_of(n)) for n in module._readers(0))
+    return module.kernel == [1, 1] and not module.rounds_inputs
+
+
+def _may_be_by_image(x: Tensor) -> bool:
+    """Whether a batch is large enough to be taken image by image."""
+    if not is_plain(x) or x.dim() != 4 or x.dtype != torch.float32 or x.nbytes <= _NEAR_BYTES:
+        return False
+    return x.shape[0] > torch.get_num_threads()
+
+
+def _one_after_the_other(x: Tensor, make: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
+    """As many images at a time as there are threads, such that what one layer makes of them is still near when the next
+    reads it. ``make``: of some images, and of memory that it may take or leave."""
+    images = torch.get_num_threads()
+    first, *others = (x[at : at + images] for at in range(0, x.shape[0], images))
+    made = make(first, None)
+    whole = made.new_empty(x.shape[0], *made.shape[1:])
+    whole[:images] = made
+    for n, piece in enumerate(others, start=1):
+        into = whole[n * images : n * images + len(piece)]
+        if (made := make(piece, into)) is not into:
+            into.copy_(made)
+    return whole
+
+
+class FusedSequential(nn.Sequential):
+    """An `nn.Sequential` whose packed layers that follow each other are one chain: each may write over what the one
+    before it made, and a batch of more than a few megabytes goes through them image by image. Otherwise as that.
+
+    >>> layers = [SparseConv2d.from_module(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(2)]
+    >>> model, x = nn.Sequential(*layers, nn.Flatten()), torch.randn(2, 4, 5, 5)
+    >>> expected = model(x)
+    >>> sequences(model)
+    ['']
+    >>> type(model).__name__, torch.equal(model(x), expected)
+    ('FusedSequential', True)
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 (as nn.Sequential calls it)
+        modules, at, x = [*self], 0, input
+        while at < len(modules):
+            end = at
+            while end < len(modules) and (_is_known(modules[end]) or _does_nothing(modules[end])):
+                end += 1
+            line = [each for each in modules[at:end] if not _does_nothing(each)]
+            if not line:
+                end = max(end, at + 1)
+                if not _does_nothing(modules[at]):
+                    x = modules[at](x)
+            elif len(line) > 1 and _may_be_by_image(x) and all(_is_by_image(each) for each in line):
+                x = _one_after_the_other(x, functools.partial(_made_in_line, line))
+            else:
+                x = _made_in_line(line, x, None)
+            at = end
+        return x
+
+
+def _made_in_line(line: list[Any], x: Tensor, into: Tensor | None) -> Tensor:
+    """What modules make one after the other, all of them known."""
+    is_ours = False
+    for n, module in enumerate(line):
+        is_last = n == len(line) - 1
+        where, may_lie = (into, False) if is_last else (None, _reads_planes(line[n + 1]))
+        if isinstance(module, FusedBlock):
+            x, is_ours = module._made_of(x, is_ours, where, may_lie)
+        else:
+            x, is_ours = module.forward(x, None, where, may_lie), True
+    return x
+
+
+def _is_by_image(module: nn.Module) -> bool:
+    return not isinstance(module, FusedBlock) or module._is_by_image()
+
+
+def sequences(model: nn.Module, only: Collection[str] | None = None) -> list[str]:
+    """Makes a `FusedSequential` of each `nn.Sequential` in which two packed layers or fused blocks follow each other.
+
+    In place: it stays the same object, under all its names, and may be the model itself.
+
+    Args:
+        only: names; others are left.
+
+    Returns:
+        The names of what became one.
+    """
+    found = []
+    for name, module in model.named_modules():
+        if type(module) is not nn.Sequential or (only is not None and name not in only):
+            continue
+        line = [_is_packed(each) for each in module if not _does_nothing(each)]
+        if any(a and b for a, b in itertools.pairwise(line)):
+            module.__class__ = FusedSequential
+            found.append(name)
+    return found
+
+
+def _is_packed(module: nn.Module) -> bool:
+    return type(module) in (SparseConv2d, BlockConv2d, FusedBlock)
 
 
 def fused_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -223,8 +348,11 @@ def fused_block(block: nn.Module) -> nn.Module | None:
         if _is_sum(node):
             changed |= _add_in_store(graph, node, modules, rectified)
         elif _is_relu(node, modules) and (convolution := _made_by(node.args[0], modules)) is not None:
-            if not modules[convolution.target].rectified:
-                rectified.append(modules[convolution.target])
+            layer = modules[convolution.target]
+            if layer.rectified and layer.rectifier not in _POSITIVE:
+                continue
+            if not layer.rectified:
+                rectified.append(layer)
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
             changed = True

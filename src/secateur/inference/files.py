@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from secateur.inference.blocks import FusedBlock, chains, fused_block, twin_of
+from secateur.inference.blocks import FusedBlock, FusedSequential, chains, fused_block, sequences, twin_of
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
@@ -89,6 +89,7 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         "same": same,
         "absorbed": absorbed,
         "blocks": [*blocks],
+        "sequences": [name for name, module in modules.items() if isinstance(module, FusedSequential)],
         "folded": {name: int(m.channels_last) for name, m in modules.items() if isinstance(m, FoldedConv2d)},
         "poolings": {name: int(m.rectified) for name, m in modules.items() if isinstance(m, ChannelsLastMaxPool2d)},
     }
@@ -146,6 +147,7 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
                 raise header.wrong("poolings", f"names {name}, a {type(pooling).__name__} here")
             replacements[name] = ChannelsLastMaxPool2d(cast("nn.MaxPool2d", pooling), bool(is_rectified))
         blocks = {name: _block(model, name, replacements, header) for name in _listed(header, "blocks")}
+        lines = _listed(header, "sequences")
     except (KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{path} does not fit {type(model).__name__}: {error}") from None
     gone = {id(model.get_submodule(name)) for name in replacements}
@@ -168,6 +170,7 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
         put(model, name, block)
     for name, chain in chains(model).items() if blocks else ():
         put(model, name, chain)
+    sequences(model, lines)
     model.load_state_dict(rest, strict=False)
     kinds = {name: form.take("kind", str) for name, form in forms}
     return PackedFile(Path(path), kinds, Path(path).stat().st_size)

@@ -1,4 +1,4 @@
-"""What follows a convolution in a model's run: the batch normalization and the ReLU that alone read its output.
+"""What follows a convolution in a model's run: the batch normalization and the activation that alone read its output.
 
 Law: what is named reads the output alone; where anything else does, or the model returns it, nothing is named.
 """
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 
 from secateur.support import private
 
-__all__ = ["Absorbed", "may_be_absorbed", "may_follow", "run_and_follow"]
+__all__ = ["Absorbed", "may_be_absorbed", "may_follow", "rectifier_of", "run_and_follow"]
+
+_RECTIFIERS = {nn.ReLU: "relu", nn.ReLU6: "relu6", nn.Hardswish: "hardswish", nn.SiLU: "silu"}
 
 
 class Absorbed(nn.Identity):
@@ -25,9 +27,20 @@ class Absorbed(nn.Identity):
     """
 
 
+def rectifier_of(module: nn.Module) -> str:
+    """The word that `secateur.native.sparse_convolution` has for an activation; or "".
+
+    >>> rectifier_of(nn.ReLU6()), rectifier_of(nn.Hardtanh(0, 6)), rectifier_of(nn.Hardtanh()), rectifier_of(nn.GELU())
+    ('relu6', 'relu6', '', '')
+    """
+    if type(module) is nn.Hardtanh and (module.min_val, module.max_val) == (0, 6):
+        return "relu6"
+    return _RECTIFIERS.get(type(module), "")
+
+
 def may_be_absorbed(module: nn.Module) -> bool:
     """Whether a packed convolution can do the work of a module that follows it: a batch normalization in evaluation
-    mode or a ReLU, of torch's own classes and without hooks.
+    mode, a ReLU or another activation that it has in its store, of torch's own classes and without hooks.
 
     >>> may_be_absorbed(nn.BatchNorm2d(4).eval()), may_be_absorbed(nn.BatchNorm2d(4)), may_be_absorbed(nn.ReLU())
     (True, False, True)
@@ -36,7 +49,7 @@ def may_be_absorbed(module: nn.Module) -> bool:
         return False
     if type(module) in (nn.BatchNorm1d, nn.BatchNorm2d):
         return not module.training and module.running_mean is not None and module.running_var is not None
-    return type(module) is nn.ReLU
+    return bool(rectifier_of(module))
 
 
 def may_follow(model: nn.Module, which: Callable[[nn.Module], bool] = may_be_absorbed) -> dict[str, nn.Module]:
@@ -75,7 +88,7 @@ def run_and_follow(
         chain: list[str] = []
         normed = False
         while (follower := readers.only_reader(chain[-1] if chain else name)) in followers:
-            rectifies = type(followers[follower]) is nn.ReLU
+            rectifies = bool(rectifier_of(followers[follower]))
             if normed and not rectifies:
                 break
             chain.append(follower)

@@ -21,9 +21,9 @@ from torch.nn import functional
 
 from secateur.inference.block_convolution import BlockConv1d, BlockConv2d
 from secateur.inference.block_linear import BlockLinear
-from secateur.inference.blocks import chains, fused_blocks
+from secateur.inference.blocks import chains, fused_blocks, sequences
 from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
-from secateur.inference.followers import Absorbed, may_follow, run_and_follow
+from secateur.inference.followers import Absorbed, may_follow, rectifier_of, run_and_follow
 from secateur.inference.grouped_linear import GroupedLinear
 from secateur.inference.pointwise import Pointwise
 from secateur.inference.semi_structured import (
@@ -193,12 +193,14 @@ def pack(
 
     Convolutions become `SparseConv2d` and `SparseConv1d`, where kernels in C were compiled; from 70 % zeros on that can
     pay. Where 4 consecutive outputs share their zeros, as the patterns "4x1" and "16x1" leave them, they become
-    `BlockConv2d` and `BlockConv1d`, which are faster. A batch normalization in evaluation mode and a ReLU that alone
-    read a convolution's output on the example become part of it (``fused``), and an `Absorbed` is left where they were:
-    call ``model.eval()`` before. A block that only calls layers, adds and rectifies, as those of residual networks do,
-    becomes a `FusedBlock` that adds in the convolution's store (``blocks``). Beside packed convolutions, one that stays
-    dense takes in its batch normalization (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by
-    side, where that is measured to be faster (`ChannelsLastMaxPool2d`).
+    `BlockConv2d` and `BlockConv1d`, which are faster. A batch normalization in evaluation mode and a ReLU, ReLU6,
+    Hardswish or SiLU that alone read a convolution's output on the example become part of it (``fused``), and an
+    `Absorbed` is left where they were: call ``model.eval()`` before. A block that only calls layers, adds and
+    rectifies, as those of residual networks do, becomes a `FusedBlock` that adds in the convolution's store
+    (``blocks``), and an `nn.Sequential` in which packed convolutions or such blocks follow each other a
+    `FusedSequential`, in place. Beside packed convolutions, one that stays dense takes in its batch normalization
+    (`FoldedConv2d`), and a max-pooling takes images whose channels lie side by side, where that is measured to be
+    faster (`ChannelsLastMaxPool2d`).
 
     With ``values="int8"`` the kernels' weights are rounded to 8 bits, with a scale for each output, and zeros stay
     zeros. That takes a quarter of float32's bytes; with one vector at a time reading them is all the work. What it
@@ -281,6 +283,8 @@ def pack(
         put(model, name, block)
     for name, chain in chains(model).items() if blocks else ():
         put(model, name, chain)
+    if fuse:
+        sequences(model)
     return Packing(tuple(layers.values()), tuple(blocks), tuple(poolings))
 
 
@@ -327,7 +331,9 @@ def _fused(packed: SparseConv2d, module: nn.Module, after: list[nn.Module]) -> S
         values, inputs = (None if not rounded else "int8" for rounded in (_rounds(packed), packed.rounds_inputs))
         packed = type(packed).from_module(module, norm, together=packed.together, values=values, inputs=inputs)
         packed = packed.to(packed.values.device)
-    packed.rectified = any(isinstance(each, nn.ReLU) for each in after)
+    for each in after:
+        if word := rectifier_of(each):
+            packed.rectified, packed.rectifier = True, word
     return packed
 
 

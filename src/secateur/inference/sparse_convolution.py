@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from secateur.inference.kernel_layer import KernelLayer, as_stored, few_columns, in_fours, rounds_with
-from secateur.native import dense_convolution, size_after, sparse_convolution, together_for
+from secateur.native import RECTIFIERS, dense_convolution, size_after, sparse_convolution, together_for
 from secateur.support import private, to_int8
 
 __all__ = ["SparseConv1d", "SparseConv2d", "kept_places", "why_no_sparse_convolution"]
@@ -57,8 +57,9 @@ def kept_places(weight: Tensor, shared: int) -> Tensor:
 class SparseConv2d(KernelLayer):
     """A convolution with any zeros, as its kept weights and their 16-bit places; computed by a kernel in C.
 
-    For inference on CPUs, as `SparseLinear`. A batch normalization and a ReLU that follow can be part of it, and it
-    adds what it is given beside its input before the ReLU. Made by ``SparseConv2d.from_dense`` or ``from_module``.
+    For inference on CPUs, as `SparseLinear`. A batch normalization and an activation that follow can be part of it, and
+    it adds what it is given beside its input before the activation. Made by ``SparseConv2d.from_dense`` or
+    ``from_module``.
 
     Args:
         indices, pointers, values, bias, scales: as in `secateur.native.sparse_convolution`.
@@ -66,7 +67,8 @@ class SparseConv2d(KernelLayer):
         kernel, stride, dilation: of height and width.
         padding: with zeros, above, below, left and right.
         together: channels of a group that are a block.
-        rectified: whether a ReLU is part of it.
+        rectified: whether an activation is part of it.
+        rectifier: which: "relu", "relu6", "hardswish" or "silu".
 
     Raises:
         ValueError: an index or pointer leads out of its tensor, or the shapes do not fit.
@@ -80,6 +82,7 @@ class SparseConv2d(KernelLayer):
     """
 
     OUTPUTS: ClassVar[int] = 1  # that share the places of their kept weights
+    rectifier: str = "relu"  # which a pickle of before does not have
 
     def __init__(
         self,
@@ -97,10 +100,11 @@ class SparseConv2d(KernelLayer):
         groups: int = 1,
         together: int,
         rectified: bool = False,
+        rectifier: str = "relu",
         scales: Tensor | None = None,
     ) -> None:
         self.kernel, self.stride, self.padding, self.dilation = map(list, (kernel, stride, padding, dilation))
-        self.groups, self.together, self.rectified = groups, together, bool(rectified)
+        self.groups, self.together, self.rectified, self.rectifier = groups, together, bool(rectified), rectifier
         stored = {"indices": indices, "pointers": pointers, "values": values}
         self._check_kernel()
         super().__init__(stored, bias, in_channels, out_channels, scales)
@@ -242,23 +246,27 @@ class SparseConv2d(KernelLayer):
         rows, together, shared = self.out_features, self.together, self.OUTPUTS
         return self._scaled(dense_convolution(*stored, rows, channels, self.kernel, together, shared))
 
-    def forward(self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None) -> Tensor:
-        """``into``: memory that the result may take, as in `secateur.native.sparse_convolution`."""
+    def forward(
+        self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None, apart: bool = False
+    ) -> Tensor:
+        """``into``, ``apart``: what memory the result may take, as in `secateur.native.sparse_convolution`."""
         if x.dim() == 3:
             return SparseConv2d.forward(self, x[None], None if addend is None else addend[None])[0]
         if x.dim() != 4 or x.shape[1] != self.in_features:
             raise ValueError(f"the input has shape {tuple(x.shape)}; it must be (images, {self.in_features}, ...).")
         if addend is not None and (addend.dtype != x.dtype or addend.shape != self._shape_for(x)):
             y = self._convolved(x, None, False) + addend
-            return y.relu() if self.rectified else y
-        return self._convolved(x, addend, self.rectified, into)
+            return RECTIFIERS[self.rectifier](y) if self.rectified else y
+        return self._convolved(x, addend, self.rectified, into, apart)
 
     def _shape_for(self, x: Tensor) -> tuple[int, ...]:
         """The shape of what is made of x."""
         size = size_after(x.shape[2:], self.kernel, self.stride, self.padding, self.dilation)
         return x.shape[0], self.out_features, *size
 
-    def _convolved(self, x: Tensor, addend: Tensor | None, rectified: bool, into: Tensor | None = None) -> Tensor:
+    def _convolved(
+        self, x: Tensor, addend: Tensor | None, rectified: bool, into: Tensor | None = None, apart: bool = False
+    ) -> Tensor:
         own: dict[str, Any] = self._buffers  # to ask the module for each of them takes three microseconds
         return sparse_convolution(
             x,
@@ -277,12 +285,15 @@ class SparseConv2d(KernelLayer):
             own["scales"],
             self.OUTPUTS,
             into,
+            self.rectifier,
+            apart,
         )
 
     @property
     def rounds_inputs(self) -> bool:
         """Whether inputs are rounded to 8 bits as they come."""
-        return self.OUTPUTS == 1 and self.values.dim() == 2
+        own: dict[str, Any] = self._buffers  # asked for at every call, see `_convolved`
+        return self.OUTPUTS == 1 and own["values"].dim() == 2
 
     def described(self, module: Any = None) -> dict[str, Any]:
         """What makes two convolutions the same but for their numbers: of this one, or of a module of torch."""
@@ -295,13 +306,17 @@ class SparseConv2d(KernelLayer):
     def extra_repr(self) -> str:
         words = [f"{self.in_features}, {self.out_features}"]
         words += [f"{name}={tuple(getattr(self, name))}" for name in _LAYOUT]
-        words += [f"groups={self.groups}"] * (self.groups > 1) + ["rectified"] * self.rectified
+        words += [f"groups={self.groups}"] * (self.groups > 1) + [
+            "rectified" if self.rectifier == "relu" else self.rectifier
+        ] * self.rectified
         return ", ".join([*words, f"kept={self.values.numel()}"]) + self._in_int8()
 
     def _layout(self) -> dict[str, Any]:
         numbers = {f"{name}_{n}": size for name in _LAYOUT for n, size in enumerate(getattr(self, name))}
         sizes = {"in_channels": self.in_features, "out_channels": self.out_features}
-        return sizes | numbers | {"groups": self.groups, "together": self.together, "rectified": int(self.rectified)}
+        others = {"groups": self.groups, "together": self.together, "rectified": int(self.rectified)}
+        which = {} if self.rectifier == "relu" else {"rectifier": [*RECTIFIERS].index(self.rectifier)}
+        return sizes | numbers | others | which
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor], layout: Mapping[str, Any]) -> Self:
@@ -309,6 +324,9 @@ class SparseConv2d(KernelLayer):
         lists: dict[str, Any] = {
             name: [numbers.pop(f"{name}_{n}") for n in range(4 if name == "padding" else 2)] for name in _LAYOUT
         }
+        if (which := numbers.pop("rectifier", 0)) >= len(RECTIFIERS):
+            raise ValueError(f"rectifier {which} of a convolution is none that this secateur knows.")
+        numbers["rectifier"] = [*RECTIFIERS][which]
         given: dict[str, Any] = {name: tensors[name] for name in cls.STORED}
         return cls(**given, bias=tensors.get("bias"), scales=tensors.get("scales"), **lists, **numbers)
 
@@ -335,7 +353,10 @@ class SparseConv1d(SparseConv2d):
     def weight(self) -> Tensor:
         return self._weight().squeeze(2)
 
-    def forward(self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None, apart: bool = False
+    ) -> Tensor:
+        del apart  # images of one row have no planes
         beside = (None if each is None else each.unsqueeze(-2) for each in (addend, into))
         return super().forward(x.unsqueeze(-2), *beside).squeeze(-2)
 

@@ -1,3 +1,4 @@
+from .convolutions import RECTIFIERS as RECTIFIERS
 from .convolutions import dense_convolution as dense_convolution
 from .convolutions import size_after as size_after
 from .convolutions import sparse_convolution as sparse_convolution

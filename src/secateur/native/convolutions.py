@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from secateur.native.operators import (
 )
 from secateur.support import private
 
-__all__ = ["dense_convolution", "size_after", "sparse_convolution", "together_for"]
+__all__ = ["RECTIFIERS", "dense_convolution", "size_after", "sparse_convolution", "together_for"]
 
 _WIDE = 0  # numbers in a vector: 0 for what suits the processor; 8 or 16 where AVX-512 has both
 _TILE = 208  # places of the output that a tile has, more or less
@@ -41,7 +41,17 @@ _NEAR_BYTES = 24576  # the same where inputs are bytes
 _BETWEEN = 16  # numbers that are left empty after a channel's
 _WEIGHTS = 10  # of an output in a block
 _SHARED_NEAR, _SHARED_WEIGHTS = 16384, 48  # the same where outputs share places
+_APART = 16  # numbers: planes that lie apart begin at multiples of so many, a line of the cache
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+RECTIFIERS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "relu": functional.relu,
+    "relu6": functional.relu6,
+    "hardswish": functional.hardswish,
+    "silu": functional.silu,
+}
+"""The activations that the kernels have in their store, and what torch has for them."""
+_NUMBERS = {"": 0, **{name: number for number, name in enumerate(RECTIFIERS, start=1)}}  # as activations.h has them
 
 
 def sparse_convolution(
@@ -61,6 +71,8 @@ def sparse_convolution(
     scales: Tensor | None = None,
     shared: int = 1,
     into: Tensor | None = None,
+    rectifier: str = "relu",
+    apart: bool = False,
 ) -> Tensor:
     """A convolution in two dimensions with an unstructured sparse weight; a removed weight is not multiplied.
 
@@ -80,12 +92,16 @@ def sparse_convolution(
         kernel, stride, dilation: of height and width.
         padding: with zeros, above, below, left and right.
         groups: of channels and outputs.
-        rectified: whether what is below zero then becomes zero.
+        rectified: whether an activation follows.
         scales: of int8 values, as in `csr_linear`.
         shared: how many consecutive outputs share the places of their kept weights: 1 or 4.
         into: memory that the result may take, which is then what is returned: the addend, if nobody else needs it, or
             any other that does not overlap what is read. It is left alone where a kernel does not write float32 there:
-            without kernels, with gradients, when compiled, and where shape, dtype or memory format do not fit.
+            without kernels, with gradients, when compiled, and where shape, dtype or memory format do not fit. Planes
+            of its own memory may lie apart; what is between them is then written, too.
+        rectifier: which activation, a word of `RECTIFIERS`.
+        apart: whether planes of the result may lie apart, each from a multiple of 16 numbers on, where the kernel is
+            faster so: for what goes on to another convolution of these, and nowhere else.
 
     Returns:
         (images, outputs, height, width), contiguous, in the dtype of x.
@@ -101,12 +117,13 @@ def sparse_convolution(
     tensor([[[[10., 12.],
               [18., 20.]]]])
     """
-    plain = is_plain(x) and (addend is None or is_plain(addend))
-    if plain and into is not None:
-        given = x, indices, pointers, values, bias, addend
-        return _computed(*given, kernel, stride, padding, dilation, groups, together, rectified, scales, shared, into)
-    operator = _computed if plain else torch.ops.secateur.sparse_convolution
-    result: Tensor = operator(
+    if rectifier not in RECTIFIERS:
+        raise ValueError(f"the rectifier is one of {', '.join(RECTIFIERS)}, not {rectifier!r}.")
+    if is_plain(x) and (addend is None or is_plain(addend)):
+        given = x, indices, pointers, values, bias, addend, kernel, stride, padding, dilation, groups, together
+        return _computed(*given, rectifier if rectified else "", scales, shared, into, apart)
+    in_store = rectified and rectifier == "relu"
+    made: Tensor = torch.ops.secateur.sparse_convolution(
         x,
         indices,
         pointers,
@@ -119,11 +136,11 @@ def sparse_convolution(
         dilation,
         groups,
         together,
-        rectified,
+        in_store,
         scales,
         shared,
     )
-    return result
+    return RECTIFIERS[rectifier](made) if rectified and not in_store else made
 
 
 def together_for(
@@ -201,7 +218,8 @@ def size_after(
 
 # indices, pointers, values, scales and bias
 _Stored = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
-_Seen = tuple["weakref.ref[Tensor]", int, torch.Size, torch.dtype, bool]  # a tensor, and what it was like
+# a tensor, and what it was like
+_Seen = tuple["weakref.ref[Tensor]", int, torch.Size, torch.dtype, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +235,28 @@ class _Call:
     made: tuple[int, int, int, int]
     of_group: int  # channels
     sizes: Any  # for the C code
+    addresses: tuple[int | None, ...] | None  # of the layer's tensors; None where the C code cannot read all of them
+    rounds: bool
+    kind: int  # of values
     work: int
+    planes: (
+        tuple[tuple[int, int, int], tuple[int, int, int, int]] | None
+    )  # shape of memory and strides where they lie apart
 
-    def is_of(self, shape: torch.Size, device: torch.device, stored: _Stored, geometry: tuple[Any, ...]) -> bool:
-        if self.shape != shape or self.geometry != geometry or self.device != device or self.versions is None:
+    def is_of(self, x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> bool:
+        if self.versions is None or self.shape != x.shape or self.geometry != geometry or self.device != x.device:
             return False
         for seen, tensor in zip(self.tensors, stored, strict=True):
-            if (seen is None) != (tensor is None):
+            if seen is None or tensor is None:
+                if seen is not tensor:
+                    return False
+                continue
+            reference, address, shape, dtype, is_contiguous = seen
+            if reference() is not tensor or tensor.data_ptr() != address or tensor.shape != shape:
                 return False
-            if seen is not None and tensor is not None and (seen[0]() is not tensor or seen[1:] != _like(tensor)):
+            if tensor.dtype != dtype or tensor.is_contiguous() != is_contiguous:
                 return False
-        return self.versions == (private.version_of(stored[0]), private.version_of(stored[1]))
+        return self.versions == (private.changes_of(stored[0]), private.changes_of(stored[1]))
 
 
 _CALLS: dict[int, _Call] = {}  # by the id of the indices: the last of each layer
@@ -240,7 +269,7 @@ def _like(tensor: Tensor) -> tuple[int, torch.Size, torch.dtype, bool]:
 def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     """A call whose tensors and numbers fit; or ValueError."""
     indices, pointers, values, scales, bias = stored
-    kernel, stride, padding, dilation, groups, together, rectified, shared, wide = geometry
+    kernel, stride, padding, dilation, groups, together, activation, shared, wide = geometry
     if x.dim() != 4 or x.dtype not in _FLOATS:
         raise ValueError(f"the input is (images, channels, height, width) of floats, not {x.dtype} {tuple(x.shape)}.")
     if any(len(each) != 2 or min(each) < 1 for each in (kernel, stride, dilation)) or min(groups, together) < 1:
@@ -266,7 +295,7 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
         raise ValueError(f"a kernel of {tuple(kernel)}, dilated by {tuple(dilation)}, is larger than the padded image.")
     sizes = (ctypes.c_size_t * 20)(
         images, channels, height, width, rows, out_height, out_width, *kernel, *stride, *dilation,
-        padding[0], padding[2], groups, together, rectified, wide, shared,
+        padding[0], padding[2], groups, together, _NUMBERS[activation], wide, shared,
     )  # fmt: skip
     key = id(indices)
     refs: list[weakref.ref[Tensor] | None] = [weakref.ref(indices, lambda _: _CALLS.pop(key, None))]
@@ -275,17 +304,51 @@ def _looked_at(x: Tensor, stored: _Stored, geometry: tuple[Any, ...]) -> _Call:
     return _Call(
         shape=x.shape,
         device=x.device,
-        geometry=tuple(tuple(each) if isinstance(each, Sequence) else each for each in geometry),
+        geometry=geometry,
         tensors=tuple(
             None if ref is None or tensor is None else (ref, *_like(tensor))
             for ref, tensor in zip(refs, stored, strict=True)
         ),
-        versions=(private.version_of(indices), private.version_of(pointers)) if counted else None,
+        versions=(private.changes_of(indices), private.changes_of(pointers)) if counted else None,
         made=(images, rows, out_height, out_width),
         of_group=of_group,
         sizes=sizes,
+        addresses=_addresses_of(stored) if all(each is None or each.is_contiguous() for each in stored) else None,
+        rounds=rounds,
+        kind=KINDS[values.dtype],
         work=images * out_height * out_width * (values.numel() + channels),
+        planes=_planes_of(images, rows, out_height, out_width),
     )
+
+
+def _addresses_of(tensors: Iterable[Tensor | None]) -> tuple[int | None, ...]:
+    return tuple(None if tensor is None else tensor.data_ptr() for tensor in tensors)
+
+
+def _planes_of(
+    images: int, rows: int, height: int, width: int
+) -> tuple[tuple[int, int, int], tuple[int, int, int, int]] | None:
+    """The shape of memory and the strides of planes that lie apart; None where they need not, or are too small.
+
+    >>> _planes_of(1, 8, 7, 7), _planes_of(1, 8, 4, 8), _planes_of(1, 8, 2, 2)
+    (((1, 8, 64), (512, 64, 7, 1)), None, None)
+    """
+    places = height * width
+    plane = -(-places // _APART) * _APART
+    if plane == places or 3 * (plane - places) > places:
+        return None
+    return (images, rows, plane), (rows * plane, plane, width, 1)
+
+
+def _plane_of(tensor: Tensor) -> int:
+    """How many numbers a tensor that is all of its memory has from one plane to the next; 0 where they are no planes of
+    that kind."""
+    images, channels, height, width = tensor.shape
+    strides = tensor.stride()
+    plane = strides[1]
+    if strides != (channels * plane, plane, width, 1) or plane < height * width or tensor.storage_offset():
+        return 0
+    return plane if tensor.untyped_storage().nbytes() == 4 * images * channels * plane else 0
 
 
 def _computed(
@@ -301,39 +364,86 @@ def _computed(
     dilation: Sequence[int],
     groups: int,
     together: int,
-    rectified: bool,
+    activation: str,
     scales: Tensor | None = None,
     shared: int = 1,
     into: Tensor | None = None,
+    apart: bool = False,
 ) -> Tensor:
     stored = indices, pointers, values, scales, bias
-    geometry = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation), groups, together, rectified, shared, _WIDE
+    geometry = (
+        tuple(kernel),
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        groups,
+        together,
+        activation,
+        shared,
+        _WIDE,
+    )
     call = _CALLS.get(id(indices))
-    if call is None or not call.is_of(x.shape, x.device, stored, geometry) or x.dtype not in _FLOATS:
+    if call is None or not call.is_of(x, stored, geometry) or x.dtype not in _FLOATS:
         call = _looked_at(x, stored, geometry)
         if call.versions is not None:
             _CALLS[id(indices)] = call
     if addend is not None and (addend.shape != call.made or addend.device != x.device):
         raise ValueError(f"what is added is of shape {call.made} on {x.device}, not {tuple(addend.shape)}.")
-    compiled, rounds = library(), values.dim() == 2 and shared == 1
-    if compiled is None or x.device.type != "cpu" or x.dtype == torch.float64:
+    compiled = library()
+    if compiled is None or not x.is_cpu or x.dtype == torch.float64:
         weight = dense_convolution(*stored[:3], call.made[1], call.of_group, kernel, together, shared)
-        weight, seen = scaled(weight, scales), _rounded_images(x) if rounds else x
-        return _dense(seen, weight, bias, addend, stride, padding, dilation, groups, rectified).to(x.dtype)
-    fits = into is not None and into.shape == call.made and into is _plain(into) and into.device == x.device
-    if into is addend and (rounds or shared > 1):  # which compute some places twice, so that they would add twice
-        fits = False
-    y = into if into is not None and fits and x.dtype == torch.float32 else torch.empty(call.made)
+        weight, seen = scaled(weight, scales), _rounded_images(x) if call.rounds else x
+        return _dense(seen, weight, bias, addend, stride, padding, dilation, groups, activation).to(x.dtype)
+    may_be_apart = apart and call.planes is not None and not call.rounds
+    image, x_plane = _as_read(x, call.rounds)
+    beside, addend_plane = (None, 0) if addend is None else _as_read(addend, call.rounds)
+    y_plane = 0
+    if into is not None and (fit := _fits(into, call, x, addend, shared, may_be_apart)) is not None:
+        y, y_plane = into, fit
+    elif may_be_apart and call.planes is not None:
+        y, y_plane = torch.empty(call.planes[0]).as_strided(call.made, call.planes[1]), call.planes[1][1]
+    else:
+        y = torch.empty(call.made)
     if not y.numel():
         return y.to(x.dtype)
-    held = [tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous() for tensor in stored]
-    held += [_plain(addend), _plain(x), y]
-    addresses = [None if tensor is None else tensor.data_ptr() for tensor in held]
+    copied = () if call.addresses is not None else [each if each is None else each.contiguous() for each in stored]
     threads = min(torch.get_num_threads(), 1 + call.work // operators._WORK_FOR_A_THREAD)
-    function = compiled.secateur_convolution_int8 if rounds else compiled.secateur_convolution
-    if function(*addresses, call.sizes, KINDS[values.dtype], threads):
+    function = compiled.secateur_convolution_int8 if call.rounds else compiled.secateur_convolution
+    if function(
+        *(call.addresses or _addresses_of(copied)),
+        None if beside is None else beside.data_ptr(),
+        image.data_ptr(),
+        y.data_ptr(),
+        call.sizes,
+        x_plane,
+        y_plane,
+        addend_plane,
+        call.kind,
+        threads,
+    ):
         raise MemoryError(f"no memory for the copied inputs of an image of {x.shape[2]}×{x.shape[3]}.")
     return y if x.dtype == torch.float32 else y.to(x.dtype)
+
+
+def _as_read(tensor: Tensor, side_by_side: bool) -> tuple[Tensor, int]:
+    """A tensor as the C code reads it, and how many numbers its planes lie apart, or 0."""
+    if tensor.dtype != torch.float32:
+        return tensor.float().contiguous(), 0
+    if tensor.is_contiguous():
+        return tensor, 0
+    plane = 0 if side_by_side else _plane_of(tensor)
+    return tensor if plane else tensor.contiguous(), plane
+
+
+def _fits(into: Tensor, call: _Call, x: Tensor, addend: Tensor | None, shared: int, may_be_apart: bool) -> int | None:
+    """How many numbers planes lie apart in memory that a kernel may write to, 0 if they do not; None if it may not."""
+    if into is addend and (call.rounds or shared > 1):  # which compute some places twice, so that they would add twice
+        return None
+    if into.shape != call.made or not into.dtype == x.dtype == torch.float32 or into.device != x.device:
+        return None
+    if into.is_contiguous():
+        return 0
+    return _plane_of(into) or None if may_be_apart else None
 
 
 def _convolution(
@@ -353,30 +463,9 @@ def _convolution(
     scales: Tensor | None = None,
     shared: int = 1,
 ) -> Tensor:
-    return _computed(
-        x,
-        indices,
-        pointers,
-        values,
-        bias,
-        addend,
-        kernel,
-        stride,
-        padding,
-        dilation,
-        groups,
-        together,
-        rectified,
-        scales,
-        shared,
-    )
-
-
-def _plain(tensor: Tensor | None) -> Tensor | None:
-    """As the C code reads it."""
-    if tensor is None or (tensor.dtype == torch.float32 and tensor.is_contiguous()):
-        return tensor
-    return tensor.float().contiguous()
+    activation = "relu" if rectified else ""
+    given = x, indices, pointers, values, bias, addend, kernel, stride, padding, dilation, groups, together
+    return _computed(*given, activation, scales, shared)
 
 
 def _rounded_images(x: Tensor) -> Tensor:
@@ -394,7 +483,7 @@ def _dense(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    rectified: bool,
+    activation: str,
 ) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     around = functional.pad(x.detach().to(wide), _around(padding)).contiguous()
@@ -403,7 +492,7 @@ def _dense(
     )
     if addend is not None:
         y = y + addend.to(wide)
-    return (y.clamp_min(0) if rectified else y).to(x.dtype).contiguous()
+    return (RECTIFIERS[activation](y) if activation else y).to(x.dtype).contiguous()
 
 
 def _around(padding: Sequence[int]) -> list[int]:

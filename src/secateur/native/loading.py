@@ -17,7 +17,7 @@ __all__ = ["available", "describe", "library"]
 # with a dot before the suffix, so that nothing takes them for Python modules
 _FILES = {4: "libkernels.v4.so", 3: "libkernels.v3.so", 1: "libkernels.baseline.so", 0: "libkernels.baseline.so"}
 _AT_MOST = {"baseline": 1, "v3": 3}  # what SECATEUR_KERNELS says, to be like another processor
-_INTERFACE = 6  # that of kernels.c
+_INTERFACE = 7  # that of kernels.c
 
 
 def available() -> bool:
@@ -102,5 +102,5 @@ def _opened(path: Path) -> Any:
     for name in ("secateur_convolution", "secateur_convolution_int8"):
         function = getattr(opened, name)
         function.restype = ctypes.c_int
-        function.argtypes = [*[ctypes.c_void_p] * 9, ctypes.c_int, ctypes.c_size_t]
+        function.argtypes = [*[ctypes.c_void_p] * 9, *[ctypes.c_size_t] * 3, ctypes.c_int, ctypes.c_size_t]
     return opened

@@ -155,7 +155,7 @@ def is_plain(x: Tensor) -> bool:
     """Nobody needs to see the operator: the call is made without the dispatcher, which takes 20 microseconds."""
     if torch.compiler.is_compiling() or private.is_tracing():
         return False
-    return type(x) is Tensor and x.device.type != "meta" and not (x.requires_grad and torch.is_grad_enabled())
+    return type(x) is Tensor and not x.is_meta and not (x.requires_grad and torch.is_grad_enabled())
 
 
 def _rows_of(pointers: Tensor, columns: int, columns_together: int) -> int:

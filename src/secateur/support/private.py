@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import operator
 import sys
 import types
 import warnings
@@ -36,6 +37,7 @@ __all__ = [
     "buffers_of",
     "composed_states",
     "converted",
+    "changes_of",
     "copied_with",
     "experts_at_once",
     "experts_in_turn",
@@ -93,6 +95,8 @@ Convolution = nn.modules.conv._ConvNd
 
 is_tracing: Callable[[], bool] = torch._C._is_tracing
 """Whether torch.jit.trace is watching. The function itself: a pruned weight asks at every read."""
+changes_of: Callable[[Tensor], int] = operator.attrgetter("_version")
+"""How often the memory of a tensor that counts its changes was written over; see `version_of`."""
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether it is a tensor inside torch.func.vmap or grad, with other dimensions there than outside; itself, likewise."""
 

@@ -10,11 +10,12 @@ width is a multiple of the vector's, loads are aligned. Padding is zeros in the 
 copied and in the offset of each weight. The copy of a block fits the first caches, and all outputs meet it there. A
 kernel of one place with stride 1 needs no copy. */
 
+#include "activations.h"
 #include "threads.h"
 
 #include <stdlib.h>
 
-enum { LINE = 16, MOST_VECTORS = 16 / 4 }; /* numbers in a line of the cache; vectors of a row that is made longer */
+enum { LINE = 16 }; /* numbers in a line of the cache */
 
 typedef struct {
     const uint16_t *indices;  /* the column of each kept weight in its group's part of the flattened weight */
@@ -30,7 +31,8 @@ typedef struct {
     size_t groups, together; /* channels of a group that are a block */
     size_t wide; /* numbers in a vector, or 0 for what suits the processor */
     size_t shared; /* consecutive outputs that share the places of their kept weights: 1 or 4 */
-    int kind, rectified; /* kind: of the values */
+    size_t x_plane, y_plane, addend_plane; /* numbers from one plane to the next, as many as it has places or more */
+    int kind, activation; /* kind: of the values */
 } Convolution;
 
 /* Some outputs at one tile, over one block of channels. */
@@ -41,10 +43,11 @@ typedef struct {
     const float *scales, *bias, *addend, *x; /* x: where the tile begins */
     const int32_t *table;           /* what to add to x for each column of the flattened weight */
     float *y, *partial;             /* of this image; sums over the blocks before */
-    size_t first_row, end_row, places, start, skip, count; /* of the tile's places, those from skip to count are ours */
+    size_t first_row, end_row, y_plane, addend_plane;
+    size_t start, skip, count; /* of the tile's places, those from skip to count are ours */
     const size_t *to;     /* where the output has each vector, if rows are longer here; else NULL */
     size_t vectors, last; /* how many of them there are, and how many numbers of the last */
-    int is_first, is_last, rectified;
+    int is_first, is_last, activation;
     size_t size, end; /* numbers of the tile; and how many there are at most to be read from where it begins */
     int kind;    /* of values. Where outputs share places, a row is 4 outputs */
 } Block;
@@ -112,6 +115,7 @@ typedef struct {
     size_t pitch, places; /* numbers from a row of the output to the next, and of all rows */
     int is_direct;
     void (*outputs)(const Block *); /* what computes a tile */
+    void (*copied)(const float *, const int32_t *, const float *, size_t, float *); /* and copies a plane */
 } Plan;
 
 typedef struct {
@@ -144,11 +148,12 @@ static size_t pitch_for(const Convolution *c, size_t wide) {
     return is_worth ? pitch : c->out_width;
 }
 
-/* 16 if vectors of so many are compiled, and asked for, or the image has more than a few of them. */
+/* 16 if vectors of so many are compiled, and asked for, or the image has more than a few of them, or its rows need not be
+multiples of one. */
 static size_t width_for(const Convolution *c) {
 #if defined(__AVX512F__)
     if (c->wide) return c->wide == 16 ? 16 : 8;
-    return c->out_height * c->out_width > 64 ? 16 : WIDE;
+    return c->out_height * c->out_width > 64 || c->kernel_height == 1 ? 16 : WIDE;
 #else
     (void)c;
     return WIDE;
@@ -163,13 +168,14 @@ static int plan_for(Plan *p, const Convolution *c) {
     const size_t tile = tile_for(c, places, wide);
     *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
     p->outputs = c->shared > 1 ? pieces : OUTPUTS[tile - 1][c->kind];
+    p->copied = vectors_copied;
 #if defined(__AVX512F__)
-    if (wide == 16) p->outputs = c->shared > 1 ? pieces_16 : OUTPUTS_16[tile - 1][c->kind];
+    if (wide == 16) p->outputs = c->shared > 1 ? pieces_16 : OUTPUTS_16[tile - 1][c->kind], p->copied = vectors_copied_16;
 #endif
     p->tiles = over(places, p->size);
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
                    !c->left && c->out_height == c->height && c->out_width == c->width &&
-                   (c->shared > 1 ? places >= MOST_PIECE * wide : places >= p->size && places % wide == 0);
+                   (c->shared > 1 ? c->x_plane >= MOST_PIECE * wide : c->x_plane >= p->size && c->x_plane % wide == 0);
     p->table = malloc((columns + 1) * sizeof *p->table);
     p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
     if (!p->table || !p->plane_of) return 1;
@@ -187,7 +193,7 @@ static int plan_for(Plan *p, const Convolution *c) {
     p->below = apart ? 0 : farthest;
     p->per_channel = over(p->size + p->below * pitch, LINE) * LINE;
     /* offsets have 32 bits */
-    const size_t of_channel = p->is_direct ? places : c->kernel_width * p->planes * p->per_channel;
+    const size_t of_channel = p->is_direct ? c->x_plane : c->kernel_width * p->planes * p->per_channel;
     if (of_channel > INT32_MAX / c->together) return 1;
     /* all blocks are alike, and to divide for each column took longer than some layers' products */
     const size_t of_block = least(c->together * area, columns);
@@ -195,7 +201,7 @@ static int plan_for(Plan *p, const Convolution *c) {
         for (size_t ky = 0; ky < c->kernel_height; ky++)
             for (size_t kx = 0; kx < c->kernel_width; kx++, at++) {
                 size_t plane = (channel * c->kernel_width + kx) * p->planes + p->plane_of[ky];
-                size_t offset = p->is_direct ? channel * places : plane * p->per_channel + p->rows_down[ky] * pitch;
+                size_t offset = p->is_direct ? channel * c->x_plane : plane * p->per_channel + p->rows_down[ky] * pitch;
                 p->table[at] = (int32_t)offset;
             }
     for (size_t at = of_block; at < columns; at += of_block)
@@ -210,13 +216,25 @@ static void plan_freed(Plan *p) {
 
 /* ------------------------------------------------------------------------------------------------------ the copy */
 
-/* What one column of the kernel meets in one channel: `top` is the row of the image for the output row 0, `shift` its
-column for the output column 0, [low, high) the columns of the output whose input lies in the image. */
+/* What one plane of a channel's copy is of: `top` is the row of the image for the output row 0, `shift` its column for the
+output column 0, [low, high) the columns of the output whose input lies in the image. */
 typedef struct {
-    const float *image;
-    ptrdiff_t height, width, across, stride_y, stride_x, top, shift, low, high;
-    ptrdiff_t row, column; /* of the output, where the copy begins */
+    ptrdiff_t top, shift, low, high;
+    ptrdiff_t first; /* of the vectors that `Whole` has: what to add to their places */
+    int is_masked;   /* whether padding is among them */
 } View;
+
+/* How all channels are copied for one tile. Where the places of a vector of the output lie side by side in the image,
+they are read at once and what is padding is masked; near the ends of all images that would read beyond them. */
+typedef struct {
+    View *views;        /* of each plane */
+    int32_t *places;    /* where the image has each vector of a plane, before the plane's `first` */
+    float *masks;       /* of all planes, as they are copied: bits that are set where there is an input */
+    size_t count;       /* of planes */
+    size_t start;       /* the tile's first place */
+    ptrdiff_t low, high; /* what is read of a channel's image from its first number, and where that ends */
+    int is_whole;       /* whether vectors lie side by side */
+} Copying;
 
 INLINE void zeros(float *out, ptrdiff_t count) {
     if (count > 0) memset(out, 0, (size_t)count * sizeof *out);
@@ -235,116 +253,139 @@ INLINE void every_second(const float *restrict from, ptrdiff_t count, float *res
         for (ptrdiff_t j = 0; j < count; j++) to[j] = from[2 * j];
 }
 
-/* `count` places from place `start` of the output on, where output and image are as wide: one run of the image, whose
-ends and edges are then overwritten. */
-static void copy_run(const View *v, ptrdiff_t start, ptrdiff_t count, float *restrict out) {
-    ptrdiff_t from = start + v->top * v->width + v->shift, low = from < 0 ? -from : 0, high = v->height * v->width - from;
-    if (low > count) low = count;
-    if (high > count) high = count;
-    if (high < low) high = low;
-    zeros(out, low);
-    if (high > low) memcpy(out + low, v->image + from + low, (size_t)(high - low) * sizeof *out);
-    zeros(out + high, count - high);
-    for (ptrdiff_t j = 0; j < v->across; j++) {
-        if (j == v->low) j = v->high;
-        if (j == v->across) return;
-        ptrdiff_t p = j - v->column;
-        for (p = p < 0 ? p + v->across : p; p < count; p += v->across) out[p] = 0;
-    }
-}
-
-/* The same for rows of one or two vectors, as `pitch_for` makes them: each vector at once, but for those that would read
-outside the image. */
-static void copy_aligned(const View *v, ptrdiff_t count, float *restrict out) {
-    Signed inside[MOST_VECTORS];
-    const ptrdiff_t vectors = v->across / WIDE, all = v->height * v->width;
-    for (ptrdiff_t j = 0; j < v->across; j++) inside[j / WIDE][j % WIDE] = j >= v->low && j < v->high ? -1 : 0;
-    ptrdiff_t row = v->row, n = v->column / WIDE;
-    for (ptrdiff_t done = 0; done < count; done += WIDE) {
-        const ptrdiff_t line = row * v->stride_y + v->top, from = line * v->width + v->shift + n * WIDE;
-        Floats a = {0};
-        if (line >= 0 && line < v->height) {
-            if (from >= 0 && from + WIDE <= all) a = *(const Loose *)(v->image + from);
-            else
-                for (ptrdiff_t l = 0; l < WIDE; l++)
-                    if (from + l >= 0 && from + l < all) a[l] = v->image[from + l];
-        }
-        *(Loose *)(out + done) = (Floats)((Signed)a & inside[n]);
-        if (++n == vectors) n = 0, row++;
-    }
-}
-
-/* The same for any width and stride, row by row. */
-static void copy_rows(const View *v, ptrdiff_t count, float *restrict out) {
-    ptrdiff_t row = v->row, column = v->column;
+/* `count` places from place `start` of the output on, row by row: for any width and stride. */
+static void copy_rows(const Plan *p, const View *v, const float *image, size_t start, ptrdiff_t count, float *restrict out) {
+    const Convolution *c = p->c;
+    const ptrdiff_t across = (ptrdiff_t)p->pitch, width = (ptrdiff_t)c->width, stride = (ptrdiff_t)c->stride_x;
+    ptrdiff_t row = (ptrdiff_t)start / across, column = (ptrdiff_t)start % across;
     for (ptrdiff_t done = 0, end; done < count; done += end - column, row++, column = 0) {
-        const ptrdiff_t from = row * v->stride_y + v->top;
+        const ptrdiff_t from = row * (ptrdiff_t)c->stride_y + v->top;
         float *to = out + done - column; /* column 0, be it there or not */
-        end = v->across - column < count - done ? v->across : column + count - done;
+        end = across - column < count - done ? across : column + count - done;
         ptrdiff_t low = v->low > column ? v->low : column, high = v->high < end ? v->high : end;
         if (low > end) low = end;
-        if (from < 0 || from >= v->height) high = low = end;
+        if (from < 0 || from >= (ptrdiff_t)c->height) high = low = end;
         if (high < low) high = low;
         for (ptrdiff_t j = column; j < low; j++) to[j] = 0;
         for (ptrdiff_t j = high; j < end; j++) to[j] = 0;
         if (high == low) continue;
-        const float *line = v->image + from * v->width + v->shift + low * v->stride_x;
-        if (v->stride_x == 1) memcpy(to + low, line, (size_t)(high - low) * sizeof *to);
-        else if (v->stride_x == 2) every_second(line, high - low, to + low);
+        const float *line = image + from * width + v->shift + low * stride;
+        if (stride == 1) memcpy(to + low, line, (size_t)(high - low) * sizeof *to);
+        else if (stride == 2) every_second(line, high - low, to + low);
         else
-            for (ptrdiff_t j = low; j < high; j++) to[j] = line[(j - low) * v->stride_x];
+            for (ptrdiff_t j = low; j < high; j++) to[j] = line[(j - low) * stride];
     }
 }
 
-/* The inputs of a block of channels for the tile that begins at place `start`. */
-static void copy_block(const Plan *p, const float *image, size_t channels, size_t start, float *out) {
+/* The bits of `count` places from place `start` on: set where there is an input. */
+static int mask_for(const Plan *p, const View *v, size_t start, ptrdiff_t count, float *mask) {
+    const ptrdiff_t across = (ptrdiff_t)p->pitch;
+    ptrdiff_t row = (ptrdiff_t)start / across, column = (ptrdiff_t)start % across;
+    int is_masked = 0;
+    memset(mask, 255, (size_t)count * sizeof *mask);
+    for (ptrdiff_t done = 0, end; done < count; done += end - column, row++, column = 0) {
+        const ptrdiff_t from = row * (ptrdiff_t)p->c->stride_y + v->top;
+        float *to = mask + done - column;
+        end = across - column < count - done ? across : column + count - done;
+        ptrdiff_t low = v->low < end ? v->low : end, high = v->high > column ? v->high : column;
+        if (from < 0 || from >= (ptrdiff_t)p->c->height) high = low = column;
+        is_masked |= low > column || high < end;
+        zeros(to + column, low - column);
+        zeros(to + high, end - high);
+    }
+    return is_masked;
+}
+
+static void copying_for(const Plan *p, size_t start, Copying *k) {
     const Convolution *c = p->c;
     const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch), stride = (ptrdiff_t)c->stride_x;
-    View v = {.image = image, .height = (ptrdiff_t)c->height, .width = (ptrdiff_t)c->width,
-              .across = (ptrdiff_t)p->pitch, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride,
-              .row = (ptrdiff_t)(start / p->pitch), .column = (ptrdiff_t)(start % p->pitch)};
+    const ptrdiff_t across = (ptrdiff_t)p->pitch, width = (ptrdiff_t)c->width;
+    const size_t vectors = over((size_t)count, p->wide), first = start / p->wide, in_row = p->pitch / p->wide;
     const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == p->pitch;
-    const int is_aligned = p->pitch != c->out_width;
-    for (size_t channel = 0; channel < channels; channel++, v.image += v.height * v.width)
-        for (size_t kx = 0; kx < c->kernel_width; kx++) {
-            v.shift = (ptrdiff_t)(kx * c->dilation_x) - (ptrdiff_t)c->left;
-            v.low = v.shift < 0 ? (stride - 1 - v.shift) / stride : 0;
-            v.high = v.width > v.shift ? (v.width - v.shift + stride - 1) / stride : 0;
-            if (v.low > v.across) v.low = v.across;
-            if (v.high > v.across) v.high = v.across;
-            if (v.high < v.low) v.high = v.low;
-            for (size_t plane = 0; plane < p->planes; plane++, out += p->per_channel) {
-                v.top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
-                if (is_aligned) copy_aligned(&v, count, out);
-                else if (is_run) copy_run(&v, (ptrdiff_t)start, count, out);
-                else copy_rows(&v, count, out);
-            }
+    k->start = start;
+    k->is_whole = is_run || p->pitch != c->out_width;
+    ptrdiff_t least_first = PTRDIFF_MAX, most_first = PTRDIFF_MIN;
+    for (size_t kx = 0, n = 0; kx < c->kernel_width; kx++)
+        for (size_t plane = 0; plane < p->planes; plane++, n++) {
+            View *v = k->views + n;
+            v->top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
+            v->shift = (ptrdiff_t)(kx * c->dilation_x) - (ptrdiff_t)c->left;
+            v->low = v->shift < 0 ? (stride - 1 - v->shift) / stride : 0;
+            v->high = width > v->shift ? (width - v->shift + stride - 1) / stride : 0;
+            if (v->low > across) v->low = across;
+            if (v->high > across) v->high = across;
+            if (v->high < v->low) v->high = v->low;
+            v->first = v->top * width + v->shift;
+            if (v->first < least_first) least_first = v->first;
+            if (v->first > most_first) most_first = v->first;
+            if (k->is_whole) v->is_masked = mask_for(p, v, start, count, k->masks + n * p->per_channel);
         }
+    for (size_t n = 0; n < vectors && k->is_whole; n++) {
+        const size_t row = is_run ? 0 : (first + n) / in_row, column = is_run ? first + n : (first + n) % in_row;
+        const size_t place = row * c->stride_y * c->width + column * p->wide;
+        k->places[n] = (int32_t)place;
+        if (place > INT32_MAX) k->is_whole = 0;
+    }
+    if (!k->is_whole) return;
+    k->low = least_first + k->places[0];
+    k->high = most_first + k->places[vectors - 1] + (ptrdiff_t)p->wide;
+}
+
+/* The inputs of a block of channels for the tile that `k` is of. */
+static void copy_block(const Plan *p, const Copying *k, const float *image, size_t channels, float *out) {
+    const Convolution *c = p->c;
+    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch);
+    const ptrdiff_t numbers = (ptrdiff_t)(c->images * c->channels * c->x_plane);
+    for (size_t channel = 0; channel < channels; channel++, image += c->x_plane) {
+        const ptrdiff_t at = image - c->x;
+        const int is_inside = k->is_whole && at + k->low >= 0 && at + k->high <= numbers;
+        for (size_t n = 0; n < k->count; n++, out += p->per_channel) {
+            const View *v = k->views + n;
+            if (is_inside) p->copied(image + v->first, k->places, v->is_masked ? k->masks + n * p->per_channel : NULL, (size_t)count, out);
+            else copy_rows(p, v, image, k->start, count, out);
+        }
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------- the tiles */
+
+static void part_freed(void *memory, Copying *k) {
+    free(memory);
+    free(k->views);
+    free(k->places);
+}
 
 static void *convolution_part(void *argument) {
     Part *part = argument;
     const Plan *p = part->plan;
     const Convolution *c = p->c;
-    const size_t places = p->places, outputs = c->out_height * c->out_width, group_channels = c->channels / c->groups;
-    const size_t rows = c->rows / c->shared, group_rows = rows / c->groups, block_columns = p->is_direct ? 0 : c->together * c->kernel_width;
-    void *memory = malloc(((block_columns * p->planes * p->per_channel) + group_rows * c->shared * p->size + 2 * LINE) * sizeof(float));
-    part->failed = !memory;
-    if (!memory) return NULL;
+    /* what may be read of a plane and written of one: where planes lie apart, what is between them, too */
+    const size_t readable = c->x_plane, apart = c->addend && c->addend_plane < c->y_plane ? c->addend_plane : c->y_plane;
+    const size_t writable = p->pitch != c->out_width ? p->places : p->is_direct ? least(apart, readable) : apart;
+    const size_t group_channels = c->channels / c->groups;
+    const size_t rows = c->rows / c->shared, group_rows = rows / c->groups;
+    const size_t planes = p->is_direct ? 0 : c->kernel_width * p->planes, copied = planes * p->per_channel;
+    void *memory = malloc((c->together * copied + copied + group_rows * c->shared * p->size + 2 * LINE) * sizeof(float));
+    Copying copying = {.views = malloc((planes + 1) * sizeof(View)), .places = malloc((p->per_channel + 1) * sizeof(int32_t)), .count = planes};
+    part->failed = !memory || !copying.views || !copying.places;
+    if (part->failed) {
+        part_freed(memory, &copying);
+        return NULL;
+    }
     float *copy = (float *)(((uintptr_t)memory + 63) & ~(uintptr_t)63);
-    float *partial = copy + block_columns * p->planes * p->per_channel;
+    float *partial = copy + c->together * copied + copied;
+    copying.masks = copy + c->together * copied;
     for (size_t n = part->first; n < part->end; n++) {
         const size_t image = n / p->tiles, own = n % p->tiles * p->size;
         /* the last tile begins earlier rather than to read beyond the image; or its last piece does */
-        const size_t start = p->is_direct && c->shared == 1 && own + p->size > places ? places - p->size : own;
+        const size_t start = p->is_direct && c->shared == 1 && own + p->size > readable ? readable - p->size : own;
         size_t to[MOST_TILE];
         Block b = {.indices = c->indices, .values = c->values, .scales = c->scales, .bias = c->bias, .table = p->table, .partial = partial,
-                   .places = outputs, .start = start, .skip = own - start, .count = least(p->size, places - start),
-                   .y = c->y + image * c->rows * outputs, .rectified = c->rectified,
-                   .addend = c->addend ? c->addend + image * c->rows * outputs : NULL,
-                   .size = p->size, .end = p->is_direct ? places - start : SIZE_MAX, .kind = c->kind};
+                   .y_plane = c->y_plane, .addend_plane = c->addend_plane,
+                   .start = start, .skip = own - start, .count = least(p->size, writable - start),
+                   .y = c->y + image * c->rows * c->y_plane, .activation = c->activation,
+                   .addend = c->addend ? c->addend + image * c->rows * c->addend_plane : NULL,
+                   .size = p->size, .end = p->is_direct ? readable - start : SIZE_MAX, .kind = c->kind};
         if (p->pitch != c->out_width) {
             b.to = to;
             for (size_t at = start; at < start + b.count; at += p->wide) {
@@ -353,13 +394,14 @@ static void *convolution_part(void *argument) {
                 b.last = least(p->wide, c->out_width - column);
             }
         }
+        if (!p->is_direct && (n == part->first || start != copying.start)) copying_for(p, start, &copying);
         for (size_t group = 0; group < c->groups; group++) {
             b.first_row = group * group_rows > part->first_row ? group * group_rows : part->first_row;
             b.end_row = least((group + 1) * group_rows, part->end_row);
             for (size_t block = 0; block < p->blocks && b.first_row < b.end_row; block++) {
                 const size_t first = block * c->together;
-                const float *channels = c->x + (image * c->channels + group * group_channels + first) * c->height * c->width;
-                if (!p->is_direct) copy_block(p, channels, least(c->together, group_channels - first), start, copy);
+                const float *channels = c->x + (image * c->channels + group * group_channels + first) * c->x_plane;
+                if (!p->is_direct) copy_block(p, &copying, channels, least(c->together, group_channels - first), copy);
                 b.x = p->is_direct ? channels + start : copy;
                 b.pointers = c->pointers + block * rows;
                 b.is_first = block == 0;
@@ -368,7 +410,7 @@ static void *convolution_part(void *argument) {
             }
         }
     }
-    free(memory);
+    part_freed(memory, &copying);
     return NULL;
 }
 
@@ -394,17 +436,21 @@ static int convolved(const Convolution *c, size_t threads) {
 }
 
 /* Returns 0, or 1 where memory could not be had. `sizes`: images, channels, height, width, rows, out_height, out_width,
-kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left, groups, together, rectified,
-wide, shared. All are at least 1 but for top, left, rectified and wide. Where `shared` outputs share places, so many
-rows are one to indices and pointers, and a place has as many values side by side; a group has a multiple of them. */
+kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left, groups, together, activation,
+wide, shared. All are at least 1 but for top, left, activation and wide. Where `shared` outputs share places, so many
+rows are one to indices and pointers, and a place has as many values side by side; a group has a multiple of them.
+Planes of x, y and addend may lie apart, by so many numbers; 0 if they do not. What is between those of y is written. */
 EXPORT int secateur_convolution(const uint16_t *indices, const uint32_t *pointers, const void *values, const float *scales, const float *bias,
-                                const float *addend, const float *x, float *y, const size_t *sizes, int kind,
-                                size_t threads) {
+                                const float *addend, const float *x, float *y, const size_t *sizes, size_t x_plane,
+                                size_t y_plane, size_t addend_plane, int kind, size_t threads) {
+    const size_t places = sizes[2] * sizes[3], made = sizes[5] * sizes[6];
     Convolution c = {.indices = indices, .pointers = pointers, .values = values, .scales = scales, .bias = bias, .addend = addend, .x = x,
                      .y = y, .images = sizes[0], .channels = sizes[1], .height = sizes[2], .width = sizes[3],
                      .rows = sizes[4], .out_height = sizes[5], .out_width = sizes[6], .kernel_height = sizes[7],
                      .kernel_width = sizes[8], .stride_y = sizes[9], .stride_x = sizes[10], .dilation_y = sizes[11],
                      .dilation_x = sizes[12], .top = sizes[13], .left = sizes[14], .groups = sizes[15],
-                     .together = sizes[16], .kind = kind, .rectified = sizes[17] != 0, .wide = sizes[18], .shared = sizes[19]};
+                     .together = sizes[16], .kind = kind, .activation = (int)sizes[17], .wide = sizes[18], .shared = sizes[19],
+                     .x_plane = x_plane > places ? x_plane : places, .y_plane = y_plane > made ? y_plane : made,
+                     .addend_plane = addend_plane > made ? addend_plane : made};
     return convolved(&c, threads);
 }

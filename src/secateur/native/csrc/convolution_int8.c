@@ -8,6 +8,7 @@ time, a *quad*: 32 places of each of its four inputs are two loads into halves o
 put the four inputs of a place side by side, which is what VNNI multiplies and adds. Other processors multiply in 16 bits
 and add in 32. */
 
+#include "activations.h"
 #include "rounding.h"
 #include "threads.h"
 
@@ -27,7 +28,7 @@ typedef struct {
     size_t images, channels, height, width, rows, out_height, out_width;
     size_t kernel_height, kernel_width, stride_y, stride_x, dilation_y, dilation_x, top, left;
     size_t groups, together;
-    int rectified, is_plain; /* is_plain: not to use what only some processors have */
+    int activation, is_plain; /* is_plain: not to use what only some processors have */
 } Convolution;
 
 /* How all tiles of a convolution are computed; see convolution.c. */
@@ -85,8 +86,9 @@ INLINE void unit_stored(const Block *b, size_t o, size_t unit, const int32_t sum
     for (int l = 0; l < UNIT; l++) made[l] = (float)sums[l] * scale + bias;
     if (b->addend)
         for (size_t l = 0; l < count; l++) made[l] += b->addend[place + l];
-    if (c->rectified)
+    if (c->activation == RELU)
         for (int l = 0; l < UNIT; l++) made[l] = made[l] < 0 ? 0 : made[l];
+    else activated(c->activation, made, count);
     memcpy(b->y + place, made, count * sizeof(float));
 }
 
@@ -167,10 +169,11 @@ ON INLINE void outputs_of(const Block *b, const int units) {
             const __mmask16 there = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1);
             __m512 y = _mm512_fmadd_ps(_mm512_cvtepi32_ps(a[t]), scale, bias);
             if (b->addend) y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(there, b->addend + at));
-            if (c->rectified) /* what is no number stays so */
+            if (c->activation == RELU) /* what is no number stays so */
                 y = _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(y, _mm512_setzero_ps(), _CMP_LT_OQ), _mm512_setzero_ps());
             _mm512_mask_storeu_ps(b->y + at, there, y);
         }
+        if (c->activation > RELU) activated(c->activation, b->y + place, b->count);
     }
 }
 
@@ -507,14 +510,15 @@ static int convolved(const Convolution *c, size_t threads) {
 weights side by side, and pointers multiples of 4. A `wide` that is not 0 asks for the loops that any processor has. */
 EXPORT int secateur_convolution_int8(const uint16_t *indices, const uint32_t *pointers, const void *values,
                                      const float *scales, const float *bias, const float *addend, const float *x, float *y,
-                                     const size_t *sizes, int kind, size_t threads) {
-    (void)kind;
+                                     const size_t *sizes, size_t x_plane, size_t y_plane, size_t addend_plane, int kind,
+                                     size_t threads) {
+    (void)kind, (void)x_plane, (void)y_plane, (void)addend_plane; /* planes lie side by side here */
     Convolution c = {.indices = indices, .pointers = pointers, .values = values, .scales = scales, .bias = bias, .addend = addend, .x = x,
                      .y = y, .images = sizes[0], .channels = sizes[1], .height = sizes[2], .width = sizes[3],
                      .rows = sizes[4], .out_height = sizes[5], .out_width = sizes[6], .kernel_height = sizes[7],
                      .kernel_width = sizes[8], .stride_y = sizes[9], .stride_x = sizes[10], .dilation_y = sizes[11],
                      .dilation_x = sizes[12], .top = sizes[13], .left = sizes[14], .groups = sizes[15],
-                     .together = sizes[16], .rectified = sizes[17] != 0, .is_plain = sizes[18] != 0};
+                     .together = sizes[16], .activation = (int)sizes[17], .is_plain = sizes[18] != 0};
     return convolved(&c, threads);
 }
 

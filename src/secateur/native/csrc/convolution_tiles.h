@@ -7,6 +7,7 @@ that a tile may have: as many as there are registers for, but for the one that h
 typedef float NAMED(Floats) __attribute__((vector_size(4 * WIDE)));
 typedef int32_t NAMED(Signed) __attribute__((vector_size(4 * WIDE)));
 /* the same, anywhere in memory */
+typedef int32_t NAMED(LooseSigned) __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 typedef float NAMED(Loose) __attribute__((vector_size(4 * WIDE), aligned(4), may_alias));
 
 /* What is negative becomes zero; what is no number stays so. */
@@ -27,32 +28,43 @@ INLINE void NAMED(every_second_wide)(const float *restrict from, ptrdiff_t count
     }
 }
 
-/* The vectors of a tile to where the output has them. Numbers after the end of a row are written, too, and the next
-row's over them; of the last vector only what is there. What is added may lie where the output does, so it is read
-before anything is written. */
-static void NAMED(rows_stored)(const Block *b, size_t output, float *all) {
-    float *y = b->y + output;
-    const size_t last = b->vectors - 1;
-    if (b->addend) {
-        const float *addend = b->addend + output;
-        for (size_t t = 0; t < last; t++) *(NAMED(Loose) *)(all + t * WIDE) += *(const NAMED(Loose) *)(addend + b->to[t]);
-        for (size_t l = 0; l < b->last; l++) all[last * WIDE + l] += addend[b->to[last] + l];
-    }
-    for (size_t t = 0; t < last; t++) {
-        NAMED(Floats) a = *(const NAMED(Loose) *)(all + t * WIDE);
-        *(NAMED(Loose) *)(y + b->to[t]) = b->rectified ? NAMED(positive)(a) : a;
-    }
-    for (size_t l = 0; l < b->last; l++) {
-        float a = all[last * WIDE + l];
-        y[b->to[last] + l] = b->rectified && a < 0 ? 0 : a;
-    }
+/* `count` numbers, in vectors, the last of them whole: those at `places` from `from` on, where the mask, if there is one,
+has its bits set; else zeros. */
+static void NAMED(vectors_copied)(const float *from, const int32_t *places, const float *mask, size_t count, float *restrict out) {
+    if (mask)
+        for (size_t n = 0; n < count; n += WIDE) {
+            const NAMED(Signed) bits = *(const NAMED(LooseSigned) *)(mask + n);
+            *(NAMED(Loose) *)(out + n) = (NAMED(Floats))(*(const NAMED(LooseSigned) *)(from + *places++) & bits);
+        }
+    else
+        for (size_t n = 0; n < count; n += WIDE) *(NAMED(Loose) *)(out + n) = *(const NAMED(Loose) *)(from + *places++);
+}
+
+/* Numbers of a vector: the first `count` of them. */
+INLINE void NAMED(some_stored)(float *to, NAMED(Floats) a, size_t count) {
+    float all[WIDE];
+    *(NAMED(Loose) *)all = a;
+    if (WIDE == 16 && count >= 8) { /* twice half of them, wherever they meet */
+        memcpy(to, all, 32);
+        memcpy(to + count - 8, all + count - 8, 32);
+    } else if (WIDE >= 8 && count >= 4) {
+        memcpy(to, all, 16);
+        memcpy(to + count - 4, all + count - 4, 16);
+    } else
+        for (size_t l = 0; l < count; l++) to[l] = all[l];
+}
+
+INLINE NAMED(Floats) NAMED(some_of)(const float *from, size_t count) {
+    float all[WIDE] = {0};
+    for (size_t l = 0; l < count; l++) all[l] = from[l];
+    return *(const NAMED(Loose) *)all;
 }
 
 /* Asks for the lines of the cache in which `tile` vectors of an output will be, and those of what is added to them. */
-INLINE void NAMED(fetched)(const Block *b, size_t place, const int tile) {
+INLINE void NAMED(fetched)(const Block *b, size_t o, const int tile) {
     if (b->addend)
-        for (int t = 0; t < tile * WIDE; t += LINE) __builtin_prefetch(b->addend + place + t);
-    for (int t = 0; t < tile * WIDE; t += LINE) __builtin_prefetch(b->y + place + t, 1);
+        for (int t = 0; t < tile * WIDE; t += LINE) __builtin_prefetch(b->addend + o * b->addend_plane + b->start + t);
+    for (int t = 0; t < tile * WIDE; t += LINE) __builtin_prefetch(b->y + o * b->y_plane + b->start + t, 1);
 }
 
 /* Sums of `tile` vectors of places for some outputs, over one block of channels. Each kept weight is one load of its
@@ -72,7 +84,7 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int kind) {
                 a[t] = *(const NAMED(Loose) *)(partial + t * WIDE);
         }
         if (b->is_last && o + 1 < b->end_row) /* the next output lies a plane further, where no processor looks ahead */
-            NAMED(fetched)(b, (o + 1) * b->places + b->start, tile);
+            NAMED(fetched)(b, o + 1, tile);
         for (size_t at = b->pointers[o], end = b->pointers[o + 1]; at < end; at++) {
             const float *x = b->x + table[indices[at]];
             const float value = value_at(b->values, at, kind);
@@ -87,30 +99,50 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int kind) {
             const float scale = b->scales[o], bias = b->bias ? b->bias[o] : 0;
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = a[t] * scale + bias;
         }
-        const size_t place = o * b->places + b->start;
-        if (b->to) { /* rows are longer than those of the output */
-            float all[MOST_TILE * WIDE];
-            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all + t * WIDE) = a[t];
-            NAMED(rows_stored)(b, o * b->places, all);
-            continue;
-        }
-        if (b->count < (size_t)tile * WIDE || b->skip) { /* not all of the tile is there, or others write some of it */
+        float *y = b->y + o * b->y_plane + b->start;
+        const float *addend = b->addend ? b->addend + o * b->addend_plane + b->start : NULL;
+        if (b->skip) { /* others write some of it */
             float all[MOST_TILE * WIDE];
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all + t * WIDE) = a[t];
             for (size_t q = b->skip; q < b->count; q++) {
-                float y = b->addend ? all[q] + b->addend[place + q] : all[q];
-                b->y[place + q] = b->rectified && y < 0 ? 0 : y;
+                const float sum = addend ? all[q] + addend[q] : all[q];
+                y[q] = b->activation == RELU && sum < 0 ? 0 : sum;
             }
+            if (b->activation > RELU) activated(b->activation, y + b->skip, b->count - b->skip);
             continue;
         }
-        if (b->addend) {
-            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++)
-                a[t] += *(const NAMED(Loose) *)(b->addend + place + t * WIDE);
+        /* what is whole: all vectors, or those but the last, of which some is there. Where rows are longer than those of
+        the output, numbers after the end of one are written, too, and the next over them; what is added may lie where the
+        output does, so it is read before */
+        const int whole = b->to ? (int)b->vectors - 1 : (int)(b->count / WIDE);
+        const size_t left = b->to ? b->last : b->count % WIDE;
+        if (b->to) {
+            y -= b->start;
+            if (addend) addend -= b->start;
         }
-        if (b->rectified) {
+        if (addend && whole == tile) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] += *(const NAMED(Loose) *)(addend + t * WIDE);
+        } else if (addend) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) {
+                const float *from = addend + (b->to ? b->to[t] : (size_t)t * WIDE);
+                if (t < whole) a[t] += *(const NAMED(Loose) *)from;
+                else if (t == whole) a[t] += NAMED(some_of)(from, left);
+            }
+        }
+        if (b->activation == RELU) {
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = NAMED(positive)(a[t]);
         }
-        _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(b->y + place + t * WIDE) = a[t];
+        if (whole == tile) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(y + t * WIDE) = a[t];
+        } else {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) {
+                float *to = y + (b->to ? b->to[t] : (size_t)t * WIDE);
+                if (t < whole) *(NAMED(Loose) *)to = a[t];
+                else if (t == whole) NAMED(some_stored)(to, a[t], left);
+            }
+        }
+        if (b->activation > RELU && b->to) activated(b->activation, y + b->to[0], b->to[whole] + left - b->to[0]);
+        else if (b->activation > RELU) activated(b->activation, y, b->count);
     }
 }
 

@@ -48,25 +48,27 @@ INLINE void NAMED(fours)(const Block *b, const int tile, const int kind) {
                 _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) a[r][t] = a[r][t] * scale + bias;
             }
         }
-        const size_t place = four * b->places + b->start;
+        float *y = b->y + four * b->y_plane + b->start;
+        const float *addend = b->addend ? b->addend + four * b->addend_plane + b->start : NULL;
         if (b->count < (size_t)tile * WIDE || b->skip) { /* not all of the piece is there, or others write some of it */
             float all[4][MOST_PIECE * WIDE];
             _Pragma("GCC unroll 4") for (int r = 0; r < 4; r++)
                 _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(all[r] + t * WIDE) = a[r][t];
             for (size_t r = 0; r < 4; r++)
-                for (size_t q = b->skip, at = place + r * b->places; q < b->count; q++) {
-                    const float y = b->addend ? all[r][q] + b->addend[at + q] : all[r][q];
-                    b->y[at + q] = b->rectified && y < 0 ? 0 : y;
+                for (size_t q = b->skip; q < b->count; q++) {
+                    const float sum = addend ? all[r][q] + addend[r * b->addend_plane + q] : all[r][q];
+                    y[r * b->y_plane + q] = b->activation == RELU && sum < 0 ? 0 : sum;
                 }
-            continue;
+        } else {
+            _Pragma("GCC unroll 4") for (size_t r = 0; r < 4; r++)
+                _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) {
+                    if (addend) a[r][t] += *(const NAMED(Loose) *)(addend + r * b->addend_plane + (size_t)t * WIDE);
+                    if (b->activation == RELU) a[r][t] = NAMED(positive)(a[r][t]);
+                    *(NAMED(Loose) *)(y + r * b->y_plane + (size_t)t * WIDE) = a[r][t];
+                }
         }
-        _Pragma("GCC unroll 4") for (size_t r = 0; r < 4; r++)
-            _Pragma("GCC unroll 8") for (int t = 0; t < tile; t++) {
-                const size_t at = place + r * b->places + (size_t)t * WIDE;
-                if (b->addend) a[r][t] += *(const NAMED(Loose) *)(b->addend + at);
-                if (b->rectified) a[r][t] = NAMED(positive)(a[r][t]);
-                *(NAMED(Loose) *)(b->y + at) = a[r][t];
-            }
+        if (b->activation > RELU)
+            for (size_t r = 0; r < 4; r++) activated(b->activation, y + r * b->y_plane + b->skip, b->count - b->skip);
     }
 }
 
@@ -93,7 +95,7 @@ static void NAMED(pieces)(const Block *b) {
         piece.partial += before;
         piece.x -= (ptrdiff_t)earlier - (ptrdiff_t)before;
         piece.start -= earlier - before;
-        piece.count = earlier || b->count - before > places ? places : b->count - before;
+        piece.count = b->count + earlier - before > places ? places : b->count + earlier - before;
         piece.skip = earlier > before ? earlier - before : 0;
         NAMED(FOURS)[own - 1][b->kind](&piece);
     }
