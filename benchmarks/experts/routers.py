@@ -246,8 +246,8 @@ def change(model: Any, dense: Any, groups: Sequence[Group], batches: Sequence[An
 
 
 def by_the_loss(model: Any, dense: Any, batches: Sequence[Any]) -> None:
-    """Scales and biases of all routers at once, by Adam, towards the dense model's outputs; as they are after the epoch
-    that is best on the batches that are held out. No least squares: what there is to be had of scales and biases."""
+    """Scales and biases of all routers at once, by Adam on all batches, towards the dense model's outputs. No least
+    squares, and nothing held out: what there is to be had of scales and biases."""
     gates = [each.gate for each in mixtures_of(model)]
     weights = [gate.weight.detach().clone() for gate in gates]
     scales = [torch.zeros(len(weight), requires_grad=True) for weight in weights]
@@ -263,22 +263,13 @@ def by_the_loss(model: Any, dense: Any, batches: Sequence[Any]) -> None:
         found = model(**batches[number]).logits.log_softmax(-1).flatten(0, 1)
         return kl_div(found, wanted[number], log_target=True, reduction="batchmean")
 
-    unseen = [number for number in range(len(batches)) if number % _UNSEEN == _UNSEEN - 1]
     optimizer = torch.optim.Adam([*scales, *biases], 0.004)
-
-    def told() -> float:
-        with torch.no_grad():
-            return statistics.mean(float(lost(number)) for number in unseen)
-
-    best, kept = told(), [each.detach().clone() for each in (*scales, *biases)]
     for _ in range(_EPOCHS):
         for number in range(len(batches)):
-            if number not in unseen:
-                optimizer.zero_grad()
-                lost(number).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-        if (now := told()) < best:
-            best, kept = now, [each.detach().clone() for each in (*scales, *biases)]
+            optimizer.zero_grad()
+            lost(number).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    kept = [each.detach() for each in (*scales, *biases)]
     for gate, weight, scale, bias in zip(gates, weights, kept[: len(gates)], kept[len(gates) :], strict=True):
         gate.weight.data = weight * scale.exp()[:, None]
         give_bias(gate, bias)
