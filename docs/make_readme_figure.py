@@ -1,8 +1,7 @@
 """Draw three pictures: ``python docs/make_readme_figure.py``.
 
-The README's: MiniLM after every verb, its cosine against measured milliseconds. SmolLM2's perplexity as parameters
-leave, for the guide of `shrink`. And a CNN in every form, how many images it reads right against milliseconds, for the
-guide of `pack`.
+The README's two: MiniLM after every verb, its cosine against measured milliseconds; and a CNN in every form, how many
+images it reads right against milliseconds. SmolLM2's perplexity as parameters leave, for the guide of `shrink`.
 
 Law: every number is read from the tables of benchmarks/inference and benchmarks/shrinking; none stands here.
 """
@@ -33,17 +32,18 @@ LINES = {  # color, dashes, which end its name stands at, and where, in points
     "`sparsify`, `pack`": ("#7f7f7f", "solid", -1, (9, -4)),
 }
 ZEROS_FILE = Path(__file__).with_name("zeros.svg")
-ZEROS_DOTS = {  # where the word beside it stands, in points
-    "dense, ONNX Runtime": (9, 4),
-    "dense, OpenVINO": (9, -12),
-    "dense bfloat16, OpenVINO": (9, -12),
-    "dense int8, ONNX Runtime": (-9, 4),
-    "dense int8, OpenVINO": (9, 6),
+ZEROS_DOTS = {  # color, mark, and what the key says: engines of one precision together
+    "dense, ONNX Runtime": ("#222222", "o", "dense float32"),
+    "dense, OpenVINO": ("#222222", "o", ""),
+    "dense bfloat16, OpenVINO": ("#7f7f7f", "s", "dense bfloat16"),
+    "dense int8, ONNX Runtime": ("#009e73", "D", "dense int8"),
+    "dense int8, OpenVINO": ("#009e73", "D", ""),
 }
-ZEROS_LINES = {  # as LINES
-    "`shrink`, ONNX Runtime": ("#d55e00", "solid", 0, (-9, 6)),
-    "`shrink`, int8, ONNX Runtime": ("#009e73", "solid", 0, (-9, 6)),
-    "`Pruner`, `pack`": ("#0072b2", "solid", -1, (-9, -4)),
+ZEROS_LINES = {  # color, and how far above each point what was asked stands, in points
+    "`Pruner`, `pack`": ("#0072b2", -15),
+    "`Pruner`, `pack` in int8": ("#7a5195", 8),
+    "`shrink`, ONNX Runtime": ("#d55e00", 8),
+    "`shrink`, int8, ONNX Runtime": ("#009e73", 8),
 }
 METHODS = {
     "Wanda by columns": "#7f7f7f",
@@ -152,6 +152,13 @@ def zeros(text: str) -> dict[str, list[tuple[str, float, float]]]:
     return {what: points for what, points in found.items() if what in {*ZEROS_DOTS, *ZEROS_LINES}}
 
 
+def error_of_zeros(text: str) -> float:
+    """Percent: how far the share of right answers of the dense network may be off, for as many images."""
+    [count] = re.findall(r"; (\d+) unseen\s+images", text.split("## A CNN in every form\n")[1].split("\n## ")[0])
+    right = zeros(text)["dense, OpenVINO"][0][2] / 100
+    return float(100 * np.sqrt(right * (1 - right) / int(count)))
+
+
 def told_of_zeros(text: str) -> str:
     """What the picture of the CNN shows, as it says of itself."""
     return _listed(zeros(text), " %")
@@ -160,43 +167,49 @@ def told_of_zeros(text: str) -> str:
 def draw_zeros(target: Path) -> None:
     text = VERBS_RESULTS.read_text(encoding="utf-8")
     found = zeros(text)
-    sides = {-1: "right", 0: "center", 1: "left"}
     with mpl.rc_context({"svg.hashsalt": "secateur", "svg.fonttype": "path", "font.size": 11}):
-        figure = Figure(figsize=(9.6, 4.4), layout="constrained", facecolor="white")
+        figure = Figure(figsize=(6.4, 4.4), layout="constrained", facecolor="white")
         axes = figure.subplots()
-        for name, (color, dashes, end, offset) in ZEROS_LINES.items():
+        for name, (color, above) in ZEROS_LINES.items():
             asked, spent, right = zip(*found[name], strict=True)
             ours = "pack" in name
             axes.plot(
-                spent, right, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.8, linestyle=dashes
-            )
-            axes.annotate(
-                name.replace("`", "").replace(", ", " + "), (spent[end], right[end]), textcoords="offset points",
-                xytext=offset, color=color, ha=sides[int(np.sign(offset[0]))], weight="bold" if ours else "normal",
+                spent, right, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.6,
+                label=name.replace("`", "").replace(", ONNX Runtime", ""),
             )  # fmt: skip
+            sides = {min(spent): "right", max(spent): "left"}
             for word, *place in zip(asked, spent, right, strict=True):
                 axes.annotate(
-                    word, place, textcoords="offset points", xytext=(5, -13), color=color, fontsize=9
+                    word.replace("% zeros", " %"), place, textcoords="offset points", xytext=(0, above), color=color,
+                    fontsize=9.5, ha=sides.get(place[0], "center"), weight="bold" if ours else "normal",
                 )  # fmt: skip
-        for name, offset in ZEROS_DOTS.items():
+        for name, (color, mark, label) in ZEROS_DOTS.items():
             [(_, spent, right)] = found[name]
-            color = "#009e73" if "int8" in name else "#222222"
-            axes.plot([spent], [right], color=color, marker="o", markersize=8, zorder=3)
-            axes.annotate(
-                name.removeprefix("dense").strip(", "), (spent, right), textcoords="offset points", xytext=offset,
-                color=color, weight="bold", ha=sides[int(np.sign(offset[0]))],
-            )  # fmt: skip
+            axes.plot(
+                [spent],
+                [right],
+                color=color,
+                marker=mark,
+                markersize=8,
+                linestyle="none",
+                label=label or None,
+                zorder=3,
+            )
+        dense, error = found["dense, OpenVINO"][0][2], error_of_zeros(text)
+        axes.axhspan(dense - error, dense + error, color="#222222", alpha=0.08, linewidth=0, label="± standard error")
         axes.set_xscale("log")
         axes.set_xticks([0.1, 0.2, 0.5, 1, 2, 5, 10])
         axes.set_xticks([], minor=True)
-        low, high = (limit(spent for points in found.values() for _, spent, _ in points) for limit in (min, max))
-        axes.set_xlim(low / 1.3, 1.9 * high)
-        axes.margins(y=0.12)
+        points = [point for points in found.values() for point in points]
+        axes.set_xlim(min(spent for _, spent, _ in points) / 1.3, 1.3 * max(spent for _, spent, _ in points))
+        low, high = (limit(right for *_, right in points) for limit in (min, max))
+        axes.set_ylim(min(low, dense) - 2.5 * error, max(high, dense) + 1.5 * error)  # what is noise is to look like it
         axes.set_xlabel("milliseconds for one image, one thread, measured")
         axes.set_ylabel("right, % of unseen images")
         axes.xaxis.set_major_formatter("{x:.3g}")
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         figure.savefig(target, format="svg", metadata={"Date": None, "Description": told_of_zeros(text)})
 
 

@@ -156,7 +156,7 @@ def test_the_picture_of_the_cnn_is_drawn_of_what_was_measured():
     found = figure.zeros(text)
     assert set(found) == {*figure.ZEROS_DOTS, *figure.ZEROS_LINES}
     assert all(len(found[dot]) == 1 for dot in figure.ZEROS_DOTS)
-    assert all(len(found[line]) == 3 for line in figure.ZEROS_LINES)
+    assert all(len(found[line]) >= 3 for line in figure.ZEROS_LINES)
     written = figure.ZEROS_FILE.read_text(encoding="utf-8")
     assert figure.told_of_zeros(text) in written, "run python docs/make_readme_figure.py"
     assert f"../{figure.ZEROS_FILE.name}" in (ROOT / "docs/guides/faster.md").read_text(encoding="utf-8")

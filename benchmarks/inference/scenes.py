@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,12 @@ from secateur.pipeline import reestimate_batchnorm
 from secateur.shrinking import load_shrunken, save_shrunken
 from secateur.training import Pruner
 
-PIECES = 5  # of other digits in an image, each a quarter as wide as it
+SPAN = (0.3, 0.5)  # of the image's side that a digit takes
+PIECES = 5  # of other digits in an image, each an eighth as wide as it
+NOISE = 0.3
 BATCH, RATE = 32, 1e-3
-SMALL = 0.6  # of the steps are on images of half the size, which take a quarter of the time
+HELD = 0.6  # of the steps keep the full rate, and are on crops: the same digits in less of the world around them
+CROP = 0.5  # of the side; such a step takes a quarter of the time
 SPARE = ("stem.*", "head.*")  # the first convolution and the last layer stay dense
 
 
@@ -50,6 +52,7 @@ class Scenes:
         return self.drawn(self.unseen, torch.Generator().manual_seed(1), self.size)
 
     def batch(self, count: int, generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
+        """Images of any size; digits and pieces have as many pixels as in those of the full one."""
         which = torch.randint(len(self.digits), (count,), generator=generator)
         return self.drawn(self.digits[which], generator, size), self.labels[which]
 
@@ -61,7 +64,7 @@ class Scenes:
 
         def placed(which: Tensor) -> Tensor:
             count = len(which)
-            share, turn = between(0.4, 0.65, count), between(-0.3, 0.3, count)
+            share, turn = between(*SPAN, count) * (self.size / size), between(-0.3, 0.3, count)
             at = (1 - share)[:, None] * (2 * torch.rand(count, 2, generator=generator) - 1)
             rotation = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], 1).view(count, 2, 2)
             rotation = rotation / share[:, None, None]
@@ -70,13 +73,13 @@ class Scenes:
             return functional.grid_sample(which, places, align_corners=False)
 
         images = placed(digits)
-        line, piece = torch.arange(size), size // 4
+        line, piece = torch.arange(size), self.size // 8
         for _ in range(PIECES):
             other = placed(self.digits[torch.randint(len(self.digits), (len(digits),), generator=generator)])
             corner = torch.randint(size - piece, (2, len(digits), 1), generator=generator)
             rows, columns = (line >= corner) & (line < corner + piece)
             images = torch.maximum(images, other * (rows[:, None, :, None] & columns[:, None, None, :]))
-        return images + 0.3 * size / self.size * torch.randn(images.shape, generator=generator)
+        return images + NOISE * torch.randn(images.shape, generator=generator)
 
 
 class Classifier(nn.Module):
@@ -111,9 +114,10 @@ def train(
     begin(optimizer)
     model.train()
     for step in range(steps):
-        images, labels = scenes.batch(BATCH, generator, scenes.size // 2 if step < SMALL * steps else scenes.size)
-        for group in optimizer.param_groups:  # up for a tenth of the steps, then down a cosine
-            group["lr"] = RATE * min((step + 1) / (0.1 * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
+        done = (step + 1) / steps
+        images, labels = scenes.batch(BATCH, generator, round(CROP * scenes.size) if done <= HELD else scenes.size)
+        for group in optimizer.param_groups:  # up for a tenth of the steps, then level, then down to nothing
+            group["lr"] = RATE * min(done / 0.1, 1.0, (1 - done) / (1 - HELD))
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(images)
         loss = functional.cross_entropy(logits.float(), labels)

@@ -153,6 +153,14 @@ def test_scenes_are_those_of_their_seed_and_end_at_the_edge():
     assert len(made.unseen) == len(made.test_labels) == 2 * 719
 
 
+def test_a_crop_shows_the_same_digits_as_large(monkeypatch):
+    monkeypatch.setattr(scenes, "PIECES", 0)
+    monkeypatch.setattr(scenes, "NOISE", 0)
+    made = scenes.Scenes(96)
+    whole, crop = (made.batch(16, torch.Generator().manual_seed(5), size)[0].sum((1, 2, 3)) for size in (96, 48))
+    torch.testing.assert_close(crop, whole, rtol=0.05, atol=0)
+
+
 def test_zeros_leave_the_first_convolution_and_depthwise_ones():
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 16, 3, groups=16), nn.Conv2d(16, 40, 1)
