@@ -150,3 +150,16 @@ def test_inputs_of_another_shape_are_refused():
     layer = SparseConv1d.from_module(sparse(nn.Conv1d(4, 6, 3)))
     with pytest.raises(ValueError, match="it must be"):
         layer(torch.randn(2, 5, 6))
+
+
+def test_a_file_s_activation_is_one_that_is_known():
+    layer = SparseConv2d.from_module(sparse(nn.Conv2d(3, 4, 3)))
+    layer.rectified, layer.rectifier = True, "silu"
+    tensors, x = layer.state_dict(), torch.randn(1, 3, 7, 7)
+    again = SparseConv2d._from_tensors(tensors, layer._layout())
+    assert torch.equal(again(x), layer(x))
+    assert "silu" in str(again)
+    assert pickle.loads(pickle.dumps(layer)).rectifier == "silu"
+    assert "rectifier" not in SparseConv2d.from_module(sparse(nn.Conv2d(3, 4, 3)))._layout()
+    with pytest.raises(ValueError, match="rectifier 9 of a convolution is none that this secateur knows"):
+        SparseConv2d._from_tensors(tensors, {**layer._layout(), "rectifier": 9})

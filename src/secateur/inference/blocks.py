@@ -14,7 +14,7 @@ import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -78,7 +78,7 @@ class FusedBlock(nn.Module):
         """
         values: list[Any] = [x]
         ours = [is_ours]
-        modules = [self._module_of(n) for n in range(len(self.steps))]
+        modules: list[Any] = [self._module_of(n) for n in range(len(self.steps))]
         takes = [_reads_planes(each) for each in modules]
         for number, (name, inputs, done) in enumerate(self.steps, start=1):
             is_last, module = number == len(self.steps), modules[number - 1]
@@ -145,7 +145,7 @@ class FusedBlock(nn.Module):
         return f"of {self.block}"
 
 
-def _is_known(module: nn.Module) -> TypeGuard[SparseConv2d | FusedBlock]:
+def _is_known(module: nn.Module) -> bool:
     """Whether it keeps nothing of what it is given and makes, and shows it to nobody."""
     return type(module) in (SparseConv2d, BlockConv2d, FusedBlock) and not private.is_watched(module)
 
@@ -160,7 +160,7 @@ def _reads_planes(module: nn.Module | None) -> bool:
         return False
     if isinstance(module, FusedBlock):
         return all(_reads_planes(module._module_of(n)) for n in module._readers(0))
-    return module.kernel == [1, 1] and not module.rounds_inputs
+    return isinstance(module, SparseConv2d) and module.kernel == [1, 1] and not module.rounds_inputs
 
 
 def _may_be_by_image(x: Tensor) -> bool:

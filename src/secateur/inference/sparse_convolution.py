@@ -357,8 +357,8 @@ class SparseConv1d(SparseConv2d):
         self, x: Tensor, addend: Tensor | None = None, into: Tensor | None = None, apart: bool = False
     ) -> Tensor:
         del apart  # images of one row have no planes
-        beside = (None if each is None else each.unsqueeze(-2) for each in (addend, into))
-        return super().forward(x.unsqueeze(-2), *beside).squeeze(-2)
+        addend, into = (None if each is None else each.unsqueeze(-2) for each in (addend, into))
+        return super().forward(x.unsqueeze(-2), addend, into).squeeze(-2)
 
 
 def _geometry_of(module: Any) -> dict[str, Any]:

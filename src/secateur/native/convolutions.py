@@ -248,7 +248,7 @@ class _Call:
             return False
         for seen, tensor in zip(self.tensors, stored, strict=True):
             if seen is None or tensor is None:
-                if seen is not tensor:
+                if seen is not None or tensor is not None:
                     return False
                 continue
             reference, address, shape, dtype, is_contiguous = seen

@@ -37,7 +37,7 @@ INLINE float clipped(float x) {
     return low > 6 ? 6 : low;
 }
 
-/* `count` outputs, in place; a ReLU is left to the store. */
+/* `count` outputs, in place; a ReLU is left to the store, and so is a ReLU6 where that has whole tiles. */
 static inline void activated(int kind, float *restrict y, size_t count) {
     if (kind == RELU6)
         for (size_t n = 0; n < count; n++) y[n] = clipped(y[n]);

@@ -15,6 +15,12 @@ INLINE NAMED(Floats) NAMED(positive)(NAMED(Floats) a) {
     return (NAMED(Floats))((NAMED(Signed))a & ~(NAMED(Signed))(a < 0));
 }
 
+INLINE NAMED(Floats) NAMED(at_most_6)(NAMED(Floats) a) {
+    const NAMED(Floats) six = (NAMED(Floats)){0} + 6;
+    const NAMED(Signed) is_more = a > six;
+    return (NAMED(Floats))(((NAMED(Signed))six & is_more) | ((NAMED(Signed))a & ~is_more));
+}
+
 /* `count` numbers, a vector at least: every second from `from` on; nothing after the last of them is read. */
 INLINE void NAMED(every_second_wide)(const float *restrict from, ptrdiff_t count, float *restrict to) {
     for (ptrdiff_t j = 0; j < count; j += WIDE) {
@@ -129,8 +135,11 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int kind) {
                 else if (t == whole) a[t] += NAMED(some_of)(from, left);
             }
         }
-        if (b->activation == RELU) {
+        if (b->activation == RELU || b->activation == RELU6) {
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = NAMED(positive)(a[t]);
+        }
+        if (b->activation == RELU6) {
+            _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) a[t] = NAMED(at_most_6)(a[t]);
         }
         if (whole == tile) {
             _Pragma("GCC unroll 32") for (int t = 0; t < tile; t++) *(NAMED(Loose) *)(y + t * WIDE) = a[t];
@@ -141,8 +150,8 @@ INLINE void NAMED(outputs)(const Block *b, const int tile, const int kind) {
                 else if (t == whole) NAMED(some_stored)(to, a[t], left);
             }
         }
-        if (b->activation > RELU && b->to) activated(b->activation, y + b->to[0], b->to[whole] + left - b->to[0]);
-        else if (b->activation > RELU) activated(b->activation, y, b->count);
+        if (b->activation > RELU6 && b->to) activated(b->activation, y + b->to[0], b->to[whole] + left - b->to[0]);
+        else if (b->activation > RELU6) activated(b->activation, y, b->count);
     }
 }
 
