@@ -43,7 +43,7 @@ ZEROS_LINES = {  # color, and how far above each point what was asked stands, in
     "`Pruner`, `pack`": ("#0072b2", -15),
     "`Pruner`, `pack` in int8": ("#7a5195", 8),
     "`shrink`, ONNX Runtime": ("#d55e00", 8),
-    "`shrink`, int8, ONNX Runtime": ("#009e73", 8),
+    "`shrink`, int8, ONNX Runtime": ("#009e73", -14),
 }
 METHODS = {
     "Wanda by columns": "#7f7f7f",
@@ -181,7 +181,7 @@ def draw_zeros(target: Path) -> None:
             for word, *place in zip(asked, spent, right, strict=True):
                 axes.annotate(
                     word.replace("% zeros", " %"), place, textcoords="offset points", xytext=(0, above), color=color,
-                    fontsize=9.5, ha=sides.get(place[0], "center"), weight="bold" if ours else "normal",
+                    fontsize=9.5, zorder=5, ha=sides.get(place[0], "center"), weight="bold" if ours else "normal",
                 )  # fmt: skip
         for name, (color, mark, label) in ZEROS_DOTS.items():
             [(_, spent, right)] = found[name]
@@ -203,7 +203,7 @@ def draw_zeros(target: Path) -> None:
         points = [point for points in found.values() for point in points]
         axes.set_xlim(min(spent for _, spent, _ in points) / 1.3, 1.3 * max(spent for _, spent, _ in points))
         low, high = (limit(right for *_, right in points) for limit in (min, max))
-        axes.set_ylim(min(low, dense) - 2.5 * error, max(high, dense) + 1.5 * error)  # what is noise is to look like it
+        axes.set_ylim(min(low, dense) - 1.5 * error, max(high, dense) + 1.5 * error)  # what is noise is to look like it
         axes.set_xlabel("milliseconds for one image, one thread, measured")
         axes.set_ylabel("right, % of unseen images")
         axes.xaxis.set_major_formatter("{x:.3g}")

@@ -31,7 +31,7 @@ from benchmarks.support.timing import ratio
 from secateur.inference import pack
 from secateur.native import describe
 
-ZEROS = (0.8, 0.9, 0.95)
+ZEROS = (0.8, 0.9, 0.95, 0.98)
 SHARES = (0.75, 0.9, 0.95)  # of the multiply-adds, that leave
 CALIBRATED = 64  # images, for the ranges of activations
 FLOATS = ("dense, torch", "dense, torch.compile frozen", "dense, ONNX Runtime", "dense, OpenVINO")
