@@ -39,11 +39,11 @@ ZEROS_DOTS = {  # color, mark, and what the key says: engines of one precision t
     "dense int8, ONNX Runtime": ("#009e73", "D", "dense int8"),
     "dense int8, OpenVINO": ("#009e73", "D", ""),
 }
-ZEROS_LINES = {  # color, and how far above each point what was asked stands, in points
-    "`Pruner`, `pack`": ("#0072b2", -15),
-    "`Pruner`, `pack` in int8": ("#7a5195", 8),
+ZEROS_LINES = {  # color, and how far above each point what was asked stands, in points; None: as on the line before
+    "`Pruner`, `pack`": ("#0072b2", -14),
+    "`Pruner`, `pack` in int8": ("#7a5195", None),
     "`shrink`, ONNX Runtime": ("#d55e00", 8),
-    "`shrink`, int8, ONNX Runtime": ("#009e73", -14),
+    "`shrink`, int8, ONNX Runtime": ("#009e73", -15),
 }
 METHODS = {
     "Wanda by columns": "#7f7f7f",
@@ -177,11 +177,13 @@ def draw_zeros(target: Path) -> None:
                 spent, right, color=color, marker="o", markersize=5, linewidth=2.6 if ours else 1.6,
                 label=name.replace("`", "").replace(", ONNX Runtime", ""),
             )  # fmt: skip
-            sides = {min(spent): "right", max(spent): "left"}
-            for word, *place in zip(asked, spent, right, strict=True):
+            for word, *place in zip(asked, spent, right, strict=True) if above is not None else ():
+                is_crowded = place[0] == max(spent) and not ours  # dense int8 stands above
+                side = "left" if ours else "right" if is_crowded else "center"
+                offset = (5 if ours else 0, -15 if is_crowded else above)
                 axes.annotate(
-                    word.replace("% zeros", " %"), place, textcoords="offset points", xytext=(0, above), color=color,
-                    fontsize=9.5, zorder=5, ha=sides.get(place[0], "center"), weight="bold" if ours else "normal",
+                    word.replace("% zeros", " %"), place, textcoords="offset points", xytext=offset, color=color,
+                    fontsize=9.5, zorder=5, ha=side, weight="bold" if ours else "normal",
                 )  # fmt: skip
         for name, (color, mark, label) in ZEROS_DOTS.items():
             [(_, spent, right)] = found[name]

@@ -260,8 +260,8 @@ def compare(
     settings: Sequence[str],
     seeds: int,
     out: Path | None,
-    how: How,
-    wanted: Sequence[str] | None,
+    how: How = How(),
+    wanted: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
     rows = _read(out)
     known = {(each["subject"], each["setting"], each["seed"], each["method"]) for each in rows}

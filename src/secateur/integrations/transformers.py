@@ -47,18 +47,15 @@ class PruningCallback(TrainerCallback):
     ) -> None:
         if args.load_best_model_at_end:
             warnings.warn("load_best_model_at_end may bring back weights from before they were pruned.", stacklevel=2)
-        length: dict[str, Any] = {"total_steps": state.max_steps}
+        told: dict[str, Any] = {"verbose": state.is_world_process_zero, "total_steps": state.max_steps}
         with suppress(TypeError):  # an iterable dataset has no length; the state's number of epochs is rounded up
-            length["steps_per_epoch"] = math.ceil(len(given["train_dataloader"]) / args.gradient_accumulation_steps)
+            told["steps_per_epoch"] = math.ceil(len(given["train_dataloader"]) / args.gradient_accumulation_steps)
         path = Path(self.resume_from or Path(str(args.output_dir)) / f"checkpoint-{state.global_step}") / FILE
         if state.global_step and not path.exists():
             raise FileNotFoundError(
                 f"{path}: the run goes on, but its pruning can't; pass resume_from=, its checkpoint."
             )
-        verbose = self.options.get("verbose", state.is_world_process_zero)
-        pruner = Pruner(
-            given["model"], given["optimizer"], self.schedule, **{**length, **self.options, "verbose": verbose}
-        )
+        pruner = Pruner(given["model"], given["optimizer"], self.schedule, **{**told, **self.options})
         if state.global_step:
             pruner.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         self.pruner = pruner
