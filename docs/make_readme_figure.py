@@ -85,11 +85,16 @@ def described(text: str) -> str:
 
 def verbs(text: str) -> dict[str, list[tuple[str, float, float]]]:
     """``{verbs: [(what was asked, milliseconds, cosine)]}`` of the table of every verb."""
-    section = text.split("## Every verb on MiniLM\n")[1].split("\n## ")[0]
+    return _points(text, "Every verb on MiniLM", 4)
+
+
+def _points(text: str, heading: str, column: int) -> dict[str, list[tuple[str, float, float]]]:
+    """``{first cell: [(second, milliseconds, what this column has)]}`` of the table under a heading."""
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
     found: dict[str, list[tuple[str, float, float]]] = {}
     for row in rows[2:]:
-        found.setdefault(row[0], []).append((row[1], float(row[2]), float(row[4])))
+        found.setdefault(row[0], []).append((row[1], float(row[2]), float(row[column])))
     return found
 
 
@@ -144,11 +149,7 @@ def draw_verbs(target: Path) -> None:
 
 def zeros(text: str) -> dict[str, list[tuple[str, float, float]]]:
     """``{what: [(what was asked, milliseconds, right in %)]}`` of the table of one trained network."""
-    section = text.split("## A CNN in every form\n")[1].split("\n## ")[0]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
-    found: dict[str, list[tuple[str, float, float]]] = {}
-    for row in rows[2:]:
-        found.setdefault(row[0], []).append((row[1], float(row[2]), float(row[5])))
+    found = _points(text, "A CNN in every form", 5)
     return {what: points for what, points in found.items() if what in {*ZEROS_DOTS, *ZEROS_LINES}}
 
 

@@ -6,7 +6,6 @@ Law: experts are chosen on text that neither trained the model nor judges it; al
 from __future__ import annotations
 
 import copy
-import json
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from torch import Tensor
 from benchmarks.experts import choosing
 from benchmarks.experts.training import CHOOSE, KINDS, Data, data, trained
 from benchmarks.support.processes import in_a_process
+from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from secateur import shrink
 
@@ -103,11 +103,7 @@ def made(options: Options, seed: int, model: Any, method: str, share: float, tex
 
 def rows(options: Options) -> Iterator[dict[str, Any]]:
     """A row a choice, those that the file has first; the others are measured, and added to it."""
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    if options.cache is not None and options.cache.exists():
-        for line in options.cache.read_text(encoding="utf-8").splitlines():
-            found = json.loads(line)
-            known[_key(found)] = found
+    known = {_key(found): found for found in read_rows(options.cache)}
     texts, _ = data(options.scratch)
     texts = replace(texts, choose={kind: each[: options.choose] for kind, each in texts.choose.items()})
     for seed in options.seeds:
@@ -122,9 +118,7 @@ def rows(options: Options) -> Iterator[dict[str, Any]]:
                 small, more = (model, {}) if method == "dense" else made(options, seed, model, method, share, texts)
                 size = sum(each.numel() for each in small.parameters())
                 known[_key(found)] = {**found, **judged(small, texts), "parameters": size, **more}
-                if options.cache is not None:
-                    with options.cache.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(known[_key(found)]) + "\n")
+                add_row(options.cache, known[_key(found)])
             yield known[_key(found)]
 
 

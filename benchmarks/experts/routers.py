@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import json
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,7 @@ from torch.nn.functional import kl_div, linear
 
 from benchmarks.experts.choosing import mixtures_of
 from benchmarks.experts.training import CHOOSE, KINDS, Data, data, trained
+from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from secateur import shrink
 from secateur.coupling import Group, find_coupling
@@ -293,11 +293,7 @@ def losses(model: Any, texts: Data) -> list[float]:
 
 
 def rows(tries: Tries) -> Iterator[dict[str, Any]]:
-    known: dict[tuple[Any, ...], dict[str, Any]] = {}
-    if tries.cache is not None and tries.cache.exists():
-        for line in tries.cache.read_text(encoding="utf-8").splitlines():
-            found = json.loads(line)
-            known[_key(found)] = found
+    known = {_key(found): found for found in read_rows(tries.cache)}
     texts, _ = data(tries.scratch)
     texts = replace(texts, choose={kind: each[: tries.choose] for kind, each in texts.choose.items()})
     batches = [{"input_ids": part} for kind in KINDS for part in texts.choose[kind].split(8)]
@@ -318,9 +314,7 @@ def rows(tries: Tries) -> Iterator[dict[str, Any]]:
                     model = copy.deepcopy(small)
                     gains = change(model, dense, groups, batches, method)
                     known[_key(about)] = {**about, "losses": losses(model, texts), "gains": [*gains.values()]}
-                    if tries.cache is not None:
-                        with tries.cache.open("a", encoding="utf-8") as file:
-                            file.write(json.dumps(known[_key(about)]) + "\n")
+                    add_row(tries.cache, known[_key(about)])
                 yield known[_key(about)]
 
 

@@ -22,6 +22,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -78,22 +79,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     two.add_argument("--json", type=Path, help="write the rows there")
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
+    if given.what in ("quality", "routers"):
+        mixtures: dict[str, Any] = {
+            "scratch": given.scratch,
+            "name": given.model,
+            "steps": given.steps,
+            "seeds": tuple(map(int, given.seeds.split(","))),
+            "shares": tuple(map(float, given.shares.split(","))),
+            "cache": given.cache,
+        }
     if given.what == "quality":
         by = METHODS + ((THEIRS,) if given.peer else ()) + (TRIED if given.model == "eight" else ())
         methods = by if given.methods is None else tuple(given.methods.split(";"))
-        rows = quality(
-            Options(
-                scratch=given.scratch,
-                name=given.model,
-                steps=given.steps,
-                seeds=tuple(map(int, given.seeds.split(","))),
-                methods=methods,
-                cache=given.cache,
-                peer=given.peer,
-                choose=given.choose,
-                shares=tuple(map(float, given.shares.split(","))),
-            )
-        )
+        rows = quality(Options(**mixtures, methods=methods, peer=given.peer, choose=given.choose))
     elif given.what == "sparse":
         rows = []
         steps = tuple(given.steps.split(","))
@@ -102,17 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows.append(row)
             print({key: round(each, 3) if isinstance(each, float) else each for key, each in row.items()}, flush=True)
     elif given.what == "routers":
-        rows = routers(
-            Tries(
-                scratch=given.scratch,
-                name=given.model,
-                steps=given.steps,
-                seeds=tuple(map(int, given.seeds.split(","))),
-                methods=tuple(given.methods.split(";")),
-                shares=tuple(map(float, given.shares.split(","))),
-                cache=given.cache,
-            )
-        )
+        rows = routers(Tries(**mixtures, methods=tuple(given.methods.split(";"))))
     elif given.what == "rows":
         rows = seen_rows(given.only)
     else:

@@ -43,6 +43,7 @@ if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.shrinking.networks import ViT, right_share, train
 from benchmarks.support.language_models import GPT, MiniLM, SmolLM2
+from benchmarks.support.rows import add_row, read_rows
 from benchmarks.support.tables import head, row
 from benchmarks.training.networks import ResNet8
 from secateur import demo, oneshot, shrink
@@ -263,7 +264,7 @@ def compare(
     how: How = How(),
     wanted: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    rows = _read(out)
+    rows = read_rows(out)
     known = {(each["subject"], each["setting"], each["seed"], each["method"]) for each in rows}
     for seed in range(seeds):
         subject = None
@@ -279,9 +280,7 @@ def compare(
                 found = {"subject": name, "setting": setting, "seed": seed, "method": method, "seconds": seconds}
                 rows.append({**found, "left": count_of(model), **subject.measure(model), **more})
                 print(json.dumps(rows[-1]), flush=True)
-                if out is not None:
-                    with out.open("a") as file:
-                        file.write(json.dumps(rows[-1]) + "\n")
+                add_row(out, rows[-1])
     return rows
 
 
@@ -329,12 +328,6 @@ def _share(rows: Sequence[Mapping[str, Any]], seed: int) -> float | None:
     return mine[0] / min(others) if mine and others and min(others) > 0 else None
 
 
-def _read(out: Path | None) -> list[dict[str, Any]]:
-    if out is None or not out.exists():
-        return []
-    return [json.loads(line) for line in out.read_text().splitlines() if line]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("subject", choices=[*NETWORKS, *LOADED, "latency", "table"])
@@ -358,7 +351,7 @@ def main() -> None:
         latency(asked.model, [float(each) for each in asked.asked.split(",")], asked.seeds)
         return
     if asked.subject == "table":
-        print(table(_read(asked.out)))
+        print(table(read_rows(asked.out)))
         return
     if asked.subject in LOADED and asked.model is None:
         parser.error(f"{asked.subject} needs --model DIR.")

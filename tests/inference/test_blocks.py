@@ -213,17 +213,21 @@ def test_a_twin_has_other_modules_and_the_same_parameters():
     assert type(twin) is Block
 
 
-def resnet():
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[16, 24], depths=[1, 2], layer_type="basic", num_labels=3)
-    model = ResNetForImageClassification(config).eval().requires_grad_(False)
+def settled(model):
+    model = model.eval().requires_grad_(False)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             module.running_var.uniform_(0.5, 2.0)
             module.running_mean.normal_(0, 0.1)
     return model
+
+
+def resnet():
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    torch.manual_seed(0)
+    config = ResNetConfig(embedding_size=8, hidden_sizes=[16, 24], depths=[1, 2], layer_type="basic", num_labels=3)
+    return settled(ResNetForImageClassification(config))
 
 
 @pytest.mark.skipif(not available(), reason="there are no compiled kernels here")
@@ -293,15 +297,6 @@ class Torchvision(nn.Module):
     def forward(self, x):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         return self.fc(torch.flatten(self.avgpool(self.layer2(self.layer1(x))), 1))
-
-
-def settled(model):
-    model = model.eval().requires_grad_(False)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            module.running_var.uniform_(0.5, 2.0)
-            module.running_mean.normal_(0, 0.1)
-    return model
 
 
 @pytest.mark.skipif(not available(), reason="there are no compiled kernels here")

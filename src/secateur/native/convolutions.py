@@ -120,8 +120,8 @@ def sparse_convolution(
     if rectifier not in RECTIFIERS:
         raise ValueError(f"the rectifier is one of {', '.join(RECTIFIERS)}, not {rectifier!r}.")
     if is_plain(x) and (addend is None or is_plain(addend)):
-        given = x, indices, pointers, values, bias, addend, kernel, stride, padding, dilation, groups, together
-        return _computed(*given, rectifier if rectified else "", scales, shared, into, apart)
+        geometry = kernel, stride, padding, dilation, groups, together, rectifier if rectified else "", shared
+        return _computed(x, (indices, pointers, values, scales, bias), addend, geometry, into, apart)
     in_store = rectified and rectifier == "relu"
     made: Tensor = torch.ops.secateur.sparse_convolution(
         x,
@@ -218,6 +218,8 @@ def size_after(
 
 # indices, pointers, values, scales and bias
 _Stored = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
+# kernel, stride, padding, dilation; groups, channels together, the activation, outputs that share places
+_Geometry = tuple[Sequence[int], Sequence[int], Sequence[int], Sequence[int], int, int, str, int]
 # a tensor, and what it was like
 _Seen = tuple["weakref.ref[Tensor]", int, torch.Size, torch.dtype, bool]
 
@@ -353,35 +355,16 @@ def _plane_of(tensor: Tensor) -> int:
 
 def _computed(
     x: Tensor,
-    indices: Tensor,
-    pointers: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
+    stored: _Stored,
     addend: Tensor | None,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    together: int,
-    activation: str,
-    scales: Tensor | None = None,
-    shared: int = 1,
+    given: _Geometry,
     into: Tensor | None = None,
     apart: bool = False,
 ) -> Tensor:
-    stored = indices, pointers, values, scales, bias
-    geometry = (
-        tuple(kernel),
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        groups,
-        together,
-        activation,
-        shared,
-        _WIDE,
-    )
+    kernel, stride, padding, dilation, groups, together, activation, shared = given
+    indices, _, _, scales, bias = stored
+    lists = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
+    geometry = (*lists, groups, together, activation, shared, _WIDE)
     call = _CALLS.get(id(indices))
     if call is None or not call.is_of(x, stored, geometry) or x.dtype not in _FLOATS:
         call = _looked_at(x, stored, geometry)
@@ -463,9 +446,8 @@ def _convolution(
     scales: Tensor | None = None,
     shared: int = 1,
 ) -> Tensor:
-    activation = "relu" if rectified else ""
-    given = x, indices, pointers, values, bias, addend, kernel, stride, padding, dilation, groups, together
-    return _computed(*given, activation, scales, shared)
+    geometry = kernel, stride, padding, dilation, groups, together, "relu" if rectified else "", shared
+    return _computed(x, (indices, pointers, values, scales, bias), addend, geometry)
 
 
 def _rounded_images(x: Tensor) -> Tensor:
