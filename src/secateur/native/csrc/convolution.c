@@ -11,6 +11,7 @@ copied and in the offset of each weight. The copy of a block fits the first cach
 kernel of one place with stride 1 needs no copy. */
 
 #include "activations.h"
+#include "planes.h"
 #include "threads.h"
 
 #include <stdlib.h>
@@ -107,11 +108,8 @@ enum { MOST_PIECE = 2 };
 /* How all tiles of a convolution are computed. */
 typedef struct {
     const Convolution *c;
-    int32_t *table;
-    size_t *plane_of, *rows_down; /* of each row of the kernel: its planes, and by how many rows it begins further down */
-    size_t *plane_top;            /* of each plane: the padded row that its first output row begins with */
-    size_t planes, below;         /* planes of a column of the kernel; how many rows a plane has more than its tile */
-    size_t per_channel, blocks, tiles, size, wide; /* numbers of a plane; blocks; tiles of an image; numbers; of a vector */
+    Planes copies;
+    size_t blocks, tiles, size, wide; /* blocks; tiles of an image; numbers of one; of a vector */
     size_t pitch, places; /* numbers from a row of the output to the next, and of all rows */
     int is_direct;
     void (*outputs)(const Block *); /* what computes a tile */
@@ -160,10 +158,8 @@ static size_t width_for(const Convolution *c) {
 #endif
 }
 
-/* Rows of the kernel whose inputs lie in the same rows of the image share a plane, unless a tile is so small a part of a
-row that the rows between would be most of the copy. */
 static int plan_for(Plan *p, const Convolution *c) {
-    const size_t area = c->kernel_height * c->kernel_width, columns = c->channels / c->groups * area;
+    const size_t columns = c->channels / c->groups * c->kernel_height * c->kernel_width;
     const size_t wide = width_for(c), pitch = pitch_for(c, wide), places = c->out_height * pitch;
     const size_t tile = tile_for(c, places, wide);
     *p = (Plan){.c = c, .pitch = pitch, .places = places, .blocks = over(c->channels / c->groups, c->together), .size = tile * wide, .wide = wide};
@@ -176,42 +172,9 @@ static int plan_for(Plan *p, const Convolution *c) {
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
                    !c->left && c->out_height == c->height && c->out_width == c->width &&
                    (c->shared > 1 ? c->x_plane >= MOST_PIECE * wide : c->x_plane >= p->size && c->x_plane % wide == 0);
-    p->table = malloc((columns + 1) * sizeof *p->table);
-    p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
-    if (!p->table || !p->plane_of) return 1;
-    p->rows_down = p->plane_of + c->kernel_height;
-    p->plane_top = p->rows_down + c->kernel_height;
-    size_t farthest = (c->kernel_height - 1) * c->dilation_y / c->stride_y;
-    const int apart = farthest * pitch > (c->kernel_height - 1) * p->size;
-    for (size_t ky = 0; ky < c->kernel_height; ky++) {
-        size_t from = ky * c->dilation_y, top = apart ? from : from % c->stride_y, plane = 0;
-        while (plane < p->planes && p->plane_top[plane] != top) plane++;
-        if (plane == p->planes) p->plane_top[p->planes++] = top;
-        p->plane_of[ky] = plane;
-        p->rows_down[ky] = apart ? 0 : from / c->stride_y;
-    }
-    p->below = apart ? 0 : farthest;
-    p->per_channel = over(p->size + p->below * pitch, LINE) * LINE;
-    /* offsets have 32 bits */
-    const size_t of_channel = p->is_direct ? c->x_plane : c->kernel_width * p->planes * p->per_channel;
-    if (of_channel > INT32_MAX / c->together) return 1;
-    /* all blocks are alike, and to divide for each column took longer than some layers' products */
-    const size_t of_block = least(c->together * area, columns);
-    for (size_t channel = 0, at = 0; at < of_block; channel++)
-        for (size_t ky = 0; ky < c->kernel_height; ky++)
-            for (size_t kx = 0; kx < c->kernel_width; kx++, at++) {
-                size_t plane = (channel * c->kernel_width + kx) * p->planes + p->plane_of[ky];
-                size_t offset = p->is_direct ? channel * c->x_plane : plane * p->per_channel + p->rows_down[ky] * pitch;
-                p->table[at] = (int32_t)offset;
-            }
-    for (size_t at = of_block; at < columns; at += of_block)
-        memcpy(p->table + at, p->table, least(of_block, columns - at) * sizeof *p->table);
-    return 0;
-}
-
-static void plan_freed(Plan *p) {
-    free(p->table);
-    free(p->plane_of);
+    return planes_for(&p->copies, &(Geometry){.kernel_height = c->kernel_height, .kernel_width = c->kernel_width,
+                      .stride_y = c->stride_y, .dilation_y = c->dilation_y, .columns = columns, .together = c->together,
+                      .size = p->size, .pitch = pitch, .line = LINE, .uncopied = p->is_direct ? c->x_plane : 0});
 }
 
 /* ------------------------------------------------------------------------------------------------------ the copy */
@@ -298,7 +261,7 @@ static int mask_for(const Plan *p, const View *v, size_t start, ptrdiff_t count,
 
 static void copying_for(const Plan *p, size_t start, Copying *k) {
     const Convolution *c = p->c;
-    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch), stride = (ptrdiff_t)c->stride_x;
+    const ptrdiff_t count = (ptrdiff_t)(p->size + p->copies.below * p->pitch), stride = (ptrdiff_t)c->stride_x;
     const ptrdiff_t across = (ptrdiff_t)p->pitch, width = (ptrdiff_t)c->width;
     const size_t vectors = over((size_t)count, p->wide), first = start / p->wide, in_row = p->pitch / p->wide;
     const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == p->pitch;
@@ -306,9 +269,9 @@ static void copying_for(const Plan *p, size_t start, Copying *k) {
     k->is_whole = is_run || p->pitch != c->out_width;
     ptrdiff_t least_first = PTRDIFF_MAX, most_first = PTRDIFF_MIN;
     for (size_t kx = 0, n = 0; kx < c->kernel_width; kx++)
-        for (size_t plane = 0; plane < p->planes; plane++, n++) {
+        for (size_t plane = 0; plane < p->copies.planes; plane++, n++) {
             View *v = k->views + n;
-            v->top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
+            v->top = (ptrdiff_t)p->copies.top[plane] - (ptrdiff_t)c->top;
             v->shift = (ptrdiff_t)(kx * c->dilation_x) - (ptrdiff_t)c->left;
             v->low = v->shift < 0 ? (stride - 1 - v->shift) / stride : 0;
             v->high = width > v->shift ? (width - v->shift + stride - 1) / stride : 0;
@@ -318,7 +281,7 @@ static void copying_for(const Plan *p, size_t start, Copying *k) {
             v->first = v->top * width + v->shift;
             if (v->first < least_first) least_first = v->first;
             if (v->first > most_first) most_first = v->first;
-            if (k->is_whole) v->is_masked = mask_for(p, v, start, count, k->masks + n * p->per_channel);
+            if (k->is_whole) v->is_masked = mask_for(p, v, start, count, k->masks + n * p->copies.per_channel);
         }
     for (size_t n = 0; n < vectors && k->is_whole; n++) {
         const size_t row = is_run ? 0 : (first + n) / in_row, column = is_run ? first + n : (first + n) % in_row;
@@ -334,14 +297,14 @@ static void copying_for(const Plan *p, size_t start, Copying *k) {
 /* The inputs of a block of channels for the tile that `k` is of. */
 static void copy_block(const Plan *p, const Copying *k, const float *image, size_t channels, float *out) {
     const Convolution *c = p->c;
-    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below * p->pitch);
+    const ptrdiff_t count = (ptrdiff_t)(p->size + p->copies.below * p->pitch);
     const ptrdiff_t numbers = (ptrdiff_t)(c->images * c->channels * c->x_plane);
     for (size_t channel = 0; channel < channels; channel++, image += c->x_plane) {
         const ptrdiff_t at = image - c->x;
         const int is_inside = k->is_whole && at + k->low >= 0 && at + k->high <= numbers;
-        for (size_t n = 0; n < k->count; n++, out += p->per_channel) {
+        for (size_t n = 0; n < k->count; n++, out += p->copies.per_channel) {
             const View *v = k->views + n;
-            if (is_inside) p->copied(image + v->first, k->places, v->is_masked ? k->masks + n * p->per_channel : NULL, (size_t)count, out);
+            if (is_inside) p->copied(image + v->first, k->places, v->is_masked ? k->masks + n * p->copies.per_channel : NULL, (size_t)count, out);
             else copy_rows(p, v, image, k->start, count, out);
         }
     }
@@ -364,9 +327,9 @@ static void *convolution_part(void *argument) {
     const size_t writable = p->pitch != c->out_width ? p->places : p->is_direct ? least(apart, readable) : apart;
     const size_t group_channels = c->channels / c->groups;
     const size_t rows = c->rows / c->shared, group_rows = rows / c->groups;
-    const size_t planes = p->is_direct ? 0 : c->kernel_width * p->planes, copied = planes * p->per_channel;
+    const size_t planes = p->is_direct ? 0 : c->kernel_width * p->copies.planes, copied = planes * p->copies.per_channel;
     void *memory = malloc((c->together * copied + copied + group_rows * c->shared * p->size + 2 * LINE) * sizeof(float));
-    Copying copying = {.views = malloc((planes + 1) * sizeof(View)), .places = malloc((p->per_channel + 1) * sizeof(int32_t)), .count = planes};
+    Copying copying = {.views = malloc((planes + 1) * sizeof(View)), .places = malloc((p->copies.per_channel + 1) * sizeof(int32_t)), .count = planes};
     part->failed = !memory || !copying.views || !copying.places;
     if (part->failed) {
         part_freed(memory, &copying);
@@ -380,7 +343,7 @@ static void *convolution_part(void *argument) {
         /* the last tile begins earlier rather than to read beyond the image; or its last piece does */
         const size_t start = p->is_direct && c->shared == 1 && own + p->size > readable ? readable - p->size : own;
         size_t to[MOST_TILE];
-        Block b = {.indices = c->indices, .values = c->values, .scales = c->scales, .bias = c->bias, .table = p->table, .partial = partial,
+        Block b = {.indices = c->indices, .values = c->values, .scales = c->scales, .bias = c->bias, .table = p->copies.table, .partial = partial,
                    .y_plane = c->y_plane, .addend_plane = c->addend_plane,
                    .start = start, .skip = own - start, .count = least(p->size, writable - start),
                    .y = c->y + image * c->rows * c->y_plane, .activation = c->activation,
@@ -431,7 +394,7 @@ static int convolved(const Convolution *c, size_t threads) {
                                     rows * (r + 1) / across, 0};
     secateur_in_threads(convolution_part, parts, sizeof *parts, count);
     for (size_t n = 0; n < count; n++) failed |= parts[n].failed;
-    plan_freed(&plan);
+    planes_freed(&plan.copies);
     return failed;
 }
 

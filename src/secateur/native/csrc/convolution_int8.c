@@ -10,6 +10,7 @@ and add in 32. */
 
 #include "activations.h"
 #include "rounding.h"
+#include "planes.h"
 #include "threads.h"
 
 #include <stdlib.h>
@@ -34,9 +35,8 @@ typedef struct {
 /* How all tiles of a convolution are computed; see convolution.c. */
 typedef struct {
     const Convolution *c;
-    int32_t *table;
-    size_t *plane_of, *rows_down, *plane_top;
-    size_t planes, below, per_channel, blocks, places, tiles, units, size; /* size: places of a tile, of so many units */
+    Planes copies;
+    size_t blocks, places, tiles, units, size; /* size: places of a tile, of so many units */
     size_t in_image; /* numbers of an image */
     int is_direct, has_vnni;
 } Plan;
@@ -228,38 +228,9 @@ static int plan_for(Plan *p, const Convolution *c) {
     p->is_direct = c->kernel_height == 1 && c->kernel_width == 1 && c->stride_y == 1 && c->stride_x == 1 && !c->top &&
                    !c->left && c->out_height == c->height && c->out_width == c->width;
     p->has_vnni = !c->is_plain && has_vnni();
-    p->table = malloc((columns + 1) * sizeof *p->table);
-    p->plane_of = calloc(3 * c->kernel_height + 1, sizeof *p->plane_of);
-    if (!p->table || !p->plane_of) return 1;
-    p->rows_down = p->plane_of + c->kernel_height;
-    p->plane_top = p->rows_down + c->kernel_height;
-    size_t farthest = (c->kernel_height - 1) * c->dilation_y / c->stride_y;
-    const int apart = farthest * c->out_width > (c->kernel_height - 1) * p->size;
-    for (size_t ky = 0; ky < c->kernel_height; ky++) {
-        size_t from = ky * c->dilation_y, top = apart ? from : from % c->stride_y, plane = 0;
-        while (plane < p->planes && p->plane_top[plane] != top) plane++;
-        if (plane == p->planes) p->plane_top[p->planes++] = top;
-        p->plane_of[ky] = plane;
-        p->rows_down[ky] = apart ? 0 : from / c->stride_y;
-    }
-    p->below = apart ? 0 : farthest * c->out_width;
-    p->per_channel = over(p->size + p->below, LINE) * LINE;
-    const size_t of_channel = p->is_direct ? p->places : c->kernel_width * p->planes * p->per_channel;
-    if (of_channel > INT32_MAX / c->together) return 1; /* offsets have 32 bits */
-    for (size_t channel = 0, at = 0; at < columns; channel++)
-        for (size_t ky = 0; ky < c->kernel_height; ky++)
-            for (size_t kx = 0; kx < c->kernel_width; kx++, at++) {
-                size_t within = channel % c->together;
-                size_t plane = (within * c->kernel_width + kx) * p->planes + p->plane_of[ky];
-                size_t offset = p->is_direct ? within * p->places : plane * p->per_channel + p->rows_down[ky] * c->out_width;
-                p->table[at] = (int32_t)offset;
-            }
-    return 0;
-}
-
-static void plan_freed(Plan *p) {
-    free(p->table);
-    free(p->plane_of);
+    return planes_for(&p->copies, &(Geometry){.kernel_height = c->kernel_height, .kernel_width = c->kernel_width,
+                      .stride_y = c->stride_y, .dilation_y = c->dilation_y, .columns = columns, .together = c->together,
+                      .size = p->size, .pitch = c->out_width, .line = LINE, .uncopied = p->is_direct ? p->places : 0});
 }
 
 /* ------------------------------------------------------------------------------------------------------ the copy */
@@ -333,7 +304,7 @@ static void copy_rows(const View *v, ptrdiff_t start, ptrdiff_t count, uint8_t *
 /* The codes of a block of channels for the tile that begins at place `start`. */
 static void copy_block(const Plan *p, const uint8_t *image, size_t channels, size_t start, int fill, uint8_t *out) {
     const Convolution *c = p->c;
-    const ptrdiff_t count = (ptrdiff_t)(p->size + p->below), stride = (ptrdiff_t)c->stride_x;
+    const ptrdiff_t count = (ptrdiff_t)(p->size + p->copies.below * c->out_width), stride = (ptrdiff_t)c->stride_x;
     View v = {.image = image, .height = (ptrdiff_t)c->height, .width = (ptrdiff_t)c->width, .fill = fill,
               .across = (ptrdiff_t)c->out_width, .stride_y = (ptrdiff_t)c->stride_y, .stride_x = stride};
     const int is_run = c->stride_x == 1 && c->stride_y == 1 && c->width == c->out_width;
@@ -345,8 +316,8 @@ static void copy_block(const Plan *p, const uint8_t *image, size_t channels, siz
             if (v.low > v.across) v.low = v.across;
             if (v.high > v.across) v.high = v.across;
             if (v.high < v.low) v.high = v.low;
-            for (size_t plane = 0; plane < p->planes; plane++, out += p->per_channel) {
-                v.top = (ptrdiff_t)p->plane_top[plane] - (ptrdiff_t)c->top;
+            for (size_t plane = 0; plane < p->copies.planes; plane++, out += p->copies.per_channel) {
+                v.top = (ptrdiff_t)p->copies.top[plane] - (ptrdiff_t)c->top;
                 if (is_run) copy_run(&v, (ptrdiff_t)start, count, out);
                 else copy_rows(&v, (ptrdiff_t)start, count, out);
             }
@@ -373,7 +344,7 @@ static int tiles_made(const Image *image, size_t first, size_t end, size_t first
     const Plan *p = image->plan;
     const Convolution *c = p->c;
     const size_t group_channels = c->channels / c->groups, group_rows = c->rows / c->groups;
-    const size_t copied = p->is_direct ? 0 : c->together * c->kernel_width * p->planes * p->per_channel + LINE;
+    const size_t copied = p->is_direct ? 0 : c->together * c->kernel_width * p->copies.planes * p->copies.per_channel + LINE;
     const size_t of_image = image->image * c->rows * p->places;
     const int has_zero = image->rounded.zero != 0;
     uint8_t *memory = malloc(copied + group_rows * p->size * sizeof(int32_t) + 2 * LINE);
@@ -384,7 +355,7 @@ static int tiles_made(const Image *image, size_t first, size_t end, size_t first
         return 1;
     }
     uint8_t *copy = (uint8_t *)(((uintptr_t)memory + LINE - 1) & ~(uintptr_t)(LINE - 1));
-    Block b = {.c = c, .table = p->table, .sums = sums, .y = c->y + of_image, .partial = (int32_t *)(copy + copied),
+    Block b = {.c = c, .table = p->copies.table, .sums = sums, .y = c->y + of_image, .partial = (int32_t *)(copy + copied),
                .addend = c->addend ? c->addend + of_image : NULL, .rounded = image->rounded, .places = p->places,
                .units = (int)p->units};
     for (size_t n = first; n < end; n++) {
@@ -502,7 +473,7 @@ static int convolved(const Convolution *c, size_t threads) {
         for (size_t n = alone; n < c->images && !failed; n++) failed = image_made(&plan, n, threads, codes);
         free(codes);
     }
-    plan_freed(&plan);
+    planes_freed(&plan.copies);
     return failed;
 }
 
