@@ -28,7 +28,7 @@ typedef struct {
 
 /* Rows of the kernel whose inputs lie in the same rows of the image share a plane, unless a tile is so small a part of a
 row that the rows between would be most of the copy. Returns 0, or 1 where memory could not be had. */
-static int planes_for(Planes *p, const Geometry *g) {
+INLINE int planes_for(Planes *p, const Geometry *g) {
     p->table = malloc((g->columns + 1) * sizeof *p->table);
     p->plane_of = calloc(3 * g->kernel_height + 1, sizeof *p->plane_of);
     if (!p->table || !p->plane_of) return 1;
@@ -62,7 +62,7 @@ static int planes_for(Planes *p, const Geometry *g) {
     return 0;
 }
 
-static void planes_freed(Planes *p) {
+INLINE void planes_freed(Planes *p) {
     free(p->table);
     free(p->plane_of);
 }
