@@ -4,7 +4,8 @@
                                              [--sentences 1536] [--seeds 0,1,2]
     python benchmarks/recovery/run.py smollm2 --pruned DIR2 --teacher DIR --data FILE --judge FILE [FILE ...]
                                               [--ways outputs,plain,mixed] [--tokens 1000000] [--seeds 0,1,2]
-                                              [--autocast bfloat16] [--sampled]
+                                              [--autocast bfloat16] [--compile] [--sampled]
+    python benchmarks/recovery/run.py texts FOLDER           # calib.txt, judge.txt, manual.txt and wide.txt
     python benchmarks/recovery/run.py speed --pruned DIR2 --teacher DIR --data FILE [--length 128] [--batch 4]
     python benchmarks/recovery/run.py adapters
     python benchmarks/recovery/run.py measure --minilm DIR DIR2 [DIR3 ...]
@@ -27,7 +28,7 @@ import torch
 
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
-from benchmarks.recovery.ways import SETTINGS, WAYS, Runs, adapters, measured, minilm, smollm2, speeds
+from benchmarks.recovery.ways import SETTINGS, WAYS, Runs, adapters, measured, minilm, smollm2, speeds, write_texts
 
 
 def main() -> None:
@@ -58,6 +59,9 @@ def main() -> None:
     )
     command.add_argument("--autocast", help="bfloat16")
     command.add_argument("--sampled", action="store_true", help="train on what the teacher writes")
+    command.add_argument("--compile", action="store_true", help="run both models as torch.compile has them")
+    command = commands.add_parser("texts", help="write what SmolLM2 is trained and judged on")
+    command.add_argument("folder", type=Path)
     command = commands.add_parser("speed", help="of a step by the outputs, in float32 and bfloat16")
     command.add_argument("--pruned", type=Path, required=True)
     command.add_argument("--teacher", type=Path, required=True)
@@ -83,8 +87,12 @@ def main() -> None:
         runs = Runs(
             arguments.ways.split(","), _numbers(arguments.seeds), _numbers(arguments.tokens), arguments.length,
             arguments.batch, arguments.rate, arguments.judged, arguments.autocast, arguments.sampled,
+            arguments.compile,
         )  # fmt: skip
         rows = smollm2((arguments.pruned, arguments.teacher), (arguments.data, *arguments.judge), runs)
+    elif arguments.command == "texts":
+        write_texts(arguments.folder)
+        rows = []
     elif arguments.command == "speed":
         directories = arguments.pruned, arguments.teacher
         rows = speeds(directories, arguments.data, arguments.length, arguments.batch, arguments.rounds)

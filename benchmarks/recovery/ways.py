@@ -16,12 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.support import tables
+from benchmarks.support import corpora, tables
 from benchmarks.support.language_models import MiniLM
 from benchmarks.support.tables import head
 from secateur import oneshot, shrink
@@ -126,7 +127,7 @@ def measured(directory: Path, others: list[Path]) -> list[dict[str, Any]]:
 @dataclass(frozen=True)
 class Runs:
     """What is run of a language model: ``at`` tokens a run is judged, the last of which is its end; ``sampled``: the
-    text is the teacher's own, and not the first one given."""
+    text is the teacher's own, and not the first one given; ``compiled``: by torch.compile, both models."""
 
     ways: list[str]
     seeds: list[int]
@@ -137,6 +138,7 @@ class Runs:
     judged: int
     autocast: str | None = None
     sampled: bool = False
+    compiled: bool = False
 
 
 def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs) -> list[dict[str, Any]]:
@@ -148,8 +150,10 @@ def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs)
     import transformers
 
     transformers.logging.disable_progress_bar()
+    # of so short rows, scaled_dot_product_attention takes a sixth of a step to go back through on a processor
     pruned, teacher = (
-        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
+        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32, attn_implementation="eager")
+        for each in directories
     )
     tokenizer = transformers.AutoTokenizer.from_pretrained(directories[1])
     train, *judges = (_rows(tokenizer, path, runs.length) for path in texts)
@@ -177,6 +181,7 @@ def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs)
         batches = [{"input_ids": train[each]} for each in order.split(runs.size) if len(each) == runs.size]
         for way in runs.ways:
             model = copy.deepcopy(teacher if way == "dense" else pruned)
+            _compile(model, teacher, also=runs.compiled)
             clock = _Clock()
 
             def judge(number: int, way: str = way, seed: int = seed, model: Any = model, clock: Any = clock) -> None:
@@ -201,6 +206,13 @@ def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs)
     return rows
 
 
+def _compile(*models: Any, also: bool) -> None:
+    """What is compiled stays so while shapes do; a model that is copied is to be compiled itself."""
+    for each in models if also else ():
+        if each._compiled_call_impl is None:
+            each.compile(dynamic=False)
+
+
 class _Clock:
     """Seconds of the processor and of the wall that training took, without what judging it did."""
 
@@ -221,29 +233,44 @@ def _written_by(teacher: Any, rows: int, length: int, seed: int) -> Tensor:
     return sampled(teacher, Sampled(rows, length), seed)
 
 
+def write_texts(folder: Path) -> None:
+    """calib.txt and judge.txt: docstrings of Python's modules a to m, and n to z; manual.txt: its own manual; wide.txt:
+    those of a to m and of NumPy, scikit-learn and torch, less what the judge has, in an order of no meaning."""
+    folder.mkdir(parents=True, exist_ok=True)
+    calibration, judge = corpora.of_modules()
+    own = set(judge.split("\n\n"))
+    wide = corpora.shuffled([*corpora.of_installed(("numpy", "sklearn", "torch")), *calibration.split("\n\n")])
+    texts = {"calib": calibration, "judge": judge, "manual": "\n\n".join(topics.values())}
+    texts["wide"] = "\n\n".join(text for text in wide if not own & set(text.split("\n\n")))
+    for name, text in texts.items():
+        (folder / f"{name}.txt").write_text(text)
+        print(f"{name}.txt: {len(text):,} characters")
+
+
 def speeds(directories: tuple[Path, Path], data: Path, length: int, size: int, rounds: int) -> list[dict[str, Any]]:
-    """Seconds of the processor for a step by the outputs, in float32 and in bfloat16, in turns: the second and third
-    step of three, since the first one makes room."""
+    """Seconds of the processor for a step by the outputs, in float32, in bfloat16, and in that compiled, in turns: the
+    second and third step of three, since the first one makes room, and compiles."""
     import transformers
 
-    pruned, teacher = (
-        transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories
-    )
+    plain = [transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories]
+    compiled = copy.deepcopy(plain)
+    _compile(*compiled, also=True)
     train = _rows(transformers.AutoTokenizer.from_pretrained(directories[1]), data, length)
     batches = [{"input_ids": each} for each in train[: 3 * size].split(size)]
-    found: dict[str | None, list[float]] = {None: [], "bfloat16": []}
+    ways = {"float32": (plain, None), "bfloat16": (plain, "bfloat16"), "bfloat16, compiled": (compiled, "bfloat16")}
+    found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
-        for autocast, seconds in found.items():
+        for way, (models, autocast) in ways.items():
             times: list[float] = []
             said = {"autocast": autocast, "on_step": lambda *_, times=times: times.append(time.process_time())}
-            recover(pruned, teacher, batches, steps=3, local=0, rate=1e-6, **said)
-            seconds += [later - sooner for sooner, later in itertools.pairwise(times)]
-    print(head(["autocast", "processor s a step", "tokens a second"]))
+            recover(*models, batches, steps=3, local=0, rate=1e-6, **said)
+            found[way] += [later - sooner for sooner, later in itertools.pairwise(times)]
+    print(head(["way", "processor s a step", "tokens a second"]))
     rows = []
-    for autocast, seconds in found.items():
+    for way, seconds in found.items():
         each = statistics.median(seconds)
-        rows.append({"autocast": autocast, "seconds": seconds, "tokens": length * size / each})
-        print(row([autocast or "float32", f"{each:.2f}", f"{length * size / each:.0f}"]), flush=True)
+        rows.append({"way": way, "seconds": seconds, "tokens": length * size / each})
+        print(row([way, f"{each:.2f}", f"{length * size / each:.0f}"]), flush=True)
     return rows
 
 
@@ -258,7 +285,7 @@ def _rows(tokenizer: Any, path: Path, length: int) -> Tensor:
 
 @torch.no_grad()
 def _logits(model: Any, rows: Tensor) -> list[Tensor]:
-    return [model(input_ids=part).logits[0] for part in rows.split(1)]
+    return [model.forward(input_ids=part).logits[0] for part in rows.split(1)]
 
 
 @torch.no_grad()
@@ -268,7 +295,7 @@ def _perplexity(model: Any, rows: Tensor, wanted: list[Tensor]) -> tuple[float, 
     model.eval()
     losses, far = [], [0.0] if not wanted else []
     for at, part in enumerate(rows.split(1)):
-        given = model(input_ids=part, labels=part)
+        given = model.forward(input_ids=part, labels=part)  # the text's own rows, for which nothing is compiled
         losses.append(float(given.loss))
         if wanted:
             p, q = (each.float().log_softmax(-1) for each in (wanted[at], given.logits[0]))

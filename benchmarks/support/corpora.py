@@ -64,11 +64,16 @@ def of_the_standard_library() -> list[str]:
     return shuffled(docstrings(sysconfig.get_path("stdlib")))
 
 
+def of_installed(packages: tuple[str, ...]) -> Iterator[str]:
+    """Docstrings of packages that are installed beside this one."""
+    return docstrings(sysconfig.get_path("purelib"), packages)
+
+
 @functools.cache
 def of_packages() -> tuple[list[str], list[str]]:
     """Docstrings of the standard library, NumPy, scikit-learn and torch, and a twentieth of them held out."""
     texts = list(docstrings(sysconfig.get_path("stdlib")))
-    texts += docstrings(sysconfig.get_path("purelib"), ("numpy", "sklearn", "torch"))
+    texts += of_installed(("numpy", "sklearn", "torch"))
     texts = shuffled(texts)
     held_out = len(texts) // 20
     return texts[held_out:], texts[:held_out]

@@ -66,6 +66,7 @@ def test_without_a_text_the_teacher_writes_one(folder):
         ("--steps", "0", "--local", "1"),
         ("--steps", "4", "--local", "0", "--adapters", "2", "--loss", "mse"),
         ("--steps", "2", "--exclude", "*embed*", "--rate", "0.01", "--local-rate", "0.01"),
+        ("--steps", "2", "--local-batches", "1", "--decay", "0.1", "--clip", "0.5"),
     ],
     ids=" ".join,
 )
@@ -107,6 +108,8 @@ def test_what_is_wrong_is_one_line(folder):
         (("--loss", "no"), {}, "no loss is called 'no'"),
         (("--autocast", "float16"), {}, "autocast is bfloat16, or left out; got 'float16'."),
         (("--share", "2"), {}, "share is how much of the loss by the outputs is the teacher's, 0 to 1; got 2.0."),
+        (("--decay", "-1"), {}, "decay is 0 or more; got -1.0."),
+        (("--clip", "0"), {}, "clip is a number above 0; got 0.0."),
         (("--rate", "-1"), {}, "rate is a number above 0; got -1.0."),
         ((), {"data": "none.txt"}, "none.txt"),
         ((), {"teacher": "none"}, "none: no such directory."),

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from secateur.recovery import losses
 from secateur.recovery.losses import WORDS, chosen_for, features_of, loss_between, parse, rows_of, text_loss
 from support.families import make
 
@@ -125,3 +126,57 @@ def test_unit_vectors_that_were_rounded_are_embeddings():
     vectors = torch.nn.functional.normalize(torch.randn(50, 384), dim=-1)
     assert chosen_for(vectors) == chosen_for(vectors.bfloat16()) == "cosine"
     assert chosen_for(vectors * 1.005) == chosen_for(torch.randn(50, 384).bfloat16()) == "kl"
+
+
+def in_one_go(outputs, wanted, ids, mask):
+    """Both losses as torch has them, all rows at once."""
+    kept = mask.reshape(-1)
+    q, p = (each.float().log_softmax(-1).reshape(-1, each.shape[-1])[kept] for each in (outputs, wanted))
+    taught = torch.nn.functional.kl_div(q, p, reduction="batchmean", log_target=True)
+    pairs = (mask[:, 1:] & mask[:, :-1]).reshape(-1)
+    rows = outputs[:, :-1].float().reshape(-1, outputs.shape[-1])[pairs]
+    return taught, torch.nn.functional.cross_entropy(rows, ids[:, 1:].reshape(-1)[pairs])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@given(rows=st.integers(1, 9), at_once=st.integers(1, 80), seed=st.integers(0, 100))
+def test_a_few_rows_at_a_time_are_all_rows_at_once(dtype, rows, at_once, seed):
+    torch.manual_seed(seed)
+    outputs, wanted = (3 * torch.randn(2, rows + 1, 11, dtype=dtype) for _ in range(2))
+    ids, mask = torch.randint(0, 11, (2, rows + 1)), torch.rand(2, rows + 1) < 0.8
+    mask[0, :2] = True
+    found = []
+    for few in (True, False):
+        leaf = outputs.clone().requires_grad_()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(losses, "AT_ONCE", at_once)
+            if few:
+                taught = loss_between(leaf, wanted, None, "kl", mask)
+                own = text_loss(leaf, {"input_ids": ids}, mask, writes=True)
+            else:
+                taught, own = in_one_go(leaf, wanted, ids, mask)
+        (0.3 * taught + 0.7 * own).backward()
+        found.append((taught.item(), own.item(), leaf.grad))
+    assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-5, abs=1e-6)
+    assert found[0][2].dtype == dtype
+    torch.testing.assert_close(
+        *(each[2].float() for each in found), atol=2e-2 if dtype == torch.bfloat16 else 1e-6, rtol=1e-2
+    )
+
+
+def test_rows_that_name_nothing_and_no_rows_have_no_slope():
+    logits = torch.randn(1, 3, 5, requires_grad=True)
+    text_loss(
+        logits, {"input_ids": torch.ones(1, 3, dtype=torch.long)}, torch.zeros(1, 3, dtype=torch.bool), writes=True
+    ).backward()
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+    empty = torch.zeros(0, 5, requires_grad=True)
+    WORDS["kl"](empty, empty.detach()).backward()
+    assert empty.grad.shape == (0, 5)
+
+
+def test_a_scaled_loss_has_a_scaled_slope():
+    outputs, wanted = torch.randn(4, 6, requires_grad=True), torch.randn(4, 6)
+    once = torch.autograd.grad(WORDS["kl"](outputs, wanted), outputs)[0]
+    thrice = torch.autograd.grad(3 * WORDS["kl"](outputs, wanted), outputs)[0]
+    torch.testing.assert_close(thrice, 3 * once)

@@ -89,6 +89,13 @@ def recover(
         ),
     ] = None,
     local_rate: Annotated[float, typer.Option(metavar="RATE", help="The highest learning rate of a block.")] = 2e-4,
+    local_batches: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many batches a block sees, spread over all of them.")
+    ] = 128,
+    decay: Annotated[float, typer.Option(metavar="RATE", help="By the outputs, AdamW's decay of the weights.")] = 0.0,
+    clip: Annotated[
+        float, typer.Option(metavar="NORM", help="The largest norm of a step's gradients; larger ones are scaled down.")
+    ] = 1.0,
     batch: Batch = 8,
     samples: Samples = 512,
     sequence_length: SequenceLength = None,
@@ -133,6 +140,9 @@ def recover(
             "share": share,
             "autocast": autocast,
             "local-rate": local_rate,
+            "local-batches": local_batches,
+            "decay": decay,
+            "clip": clip,
             "batch": batch,
             "samples": samples,
             "sequence-length": sequence_length,
@@ -158,6 +168,9 @@ def recover(
                 share=share,
                 autocast=autocast,
                 local_rate=local_rate,
+                local_batches=local_batches,
+                decay=decay,
+                clip=clip,
                 include=include or None,
                 exclude=exclude or None,
                 seed=seed,

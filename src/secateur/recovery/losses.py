@@ -5,11 +5,12 @@ Law: equal outputs lose nothing, and padding does not count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from secateur.support import tensors_in, unknown
 
@@ -30,6 +31,8 @@ NO_TEXT = (
     "share= below 1 asks for the text's own loss: that is of a causal language model, for batches of two tokens or "
     "more, or of batches with labels; leave it out."
 )
+AT_ONCE = 1 << 19  # numbers of the logits that a loss looks at: they and what lies between stay in a core's cache
+PADDED = -100  # a row of logits that is to name no token
 UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's, or what its dtype rounds away
 
 
@@ -45,8 +48,7 @@ def kl(outputs: Tensor, wanted: Tensor) -> Tensor:
     >>> kl(torch.zeros(1, 2), torch.zeros(1, 2))
     tensor(0.)
     """
-    q, p = (each.float().log_softmax(-1) for each in (outputs, wanted))
-    return nn.functional.kl_div(q, p, reduction="sum", log_target=True) / len(q)
+    return _summed(outputs, _from_teacher, wanted) / len(outputs)
 
 
 def cosine(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -172,13 +174,61 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
     logits = features_of(outputs)
     if not writes or not isinstance(ids, Tensor) or logits.shape[:2] != ids.shape or ids.shape[1] < 2:
         raise ValueError(NO_TEXT)
-    rows, aims = logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1).to(logits.device)
+    aims = nn.functional.pad(ids[:, 1:].to(logits.device, torch.int64), (0, 1), value=PADDED)
     if mask is not None and mask.shape == ids.shape:
-        both = (mask[:, 1:] & mask[:, :-1]).reshape(-1).to(logits.device)
-        rows, aims = rows[both], aims[both]
-    if not len(aims):
-        return logits.sum() * 0.0  # all of it is padding
-    return nn.functional.cross_entropy(rows.float(), aims)
+        kept = mask.to(logits.device).bool()
+        aims[:, :-1].masked_fill_(~(kept[:, 1:] & kept[:, :-1]), PADDED)
+    rows, aims = logits.reshape(-1, logits.shape[-1]), aims.reshape(-1)
+    return _summed(rows, _from_text, aims) / aims.ne(PADDED).sum().clamp(min=1)  # all of it may be padding
+
+
+def _from_teacher(q: Tensor, wanted: Tensor, room: Sequence[Tensor]) -> Tensor:
+    """``Σ p (log p - log q)`` of some rows; ``q``, given as its logarithm, becomes the slope, ``q - p``."""
+    p = torch.log_softmax(room[0].copy_(wanted), -1, out=room[1])
+    shares = torch.exp(p, out=room[0])
+    lost = p.sub_(q).mul_(shares).sum(dtype=torch.float64)
+    q.exp_().sub_(shares)
+    return lost
+
+
+def _from_text(q: Tensor, aims: Tensor, _room: Sequence[Tensor]) -> Tensor:
+    """``-Σ log q`` of the token that each row is to name; ``q``, given as its logarithm, becomes the slope. A row that
+    is to name none counts nothing."""
+    kept, places = aims.ne(PADDED)[:, None], aims.clamp(min=0)[:, None]
+    lost = -torch.where(kept, q.gather(1, places), 0.0).sum(dtype=torch.float64)
+    q.exp_().scatter_add_(1, places, q.new_full(places.shape, -1.0)).mul_(kept)
+    return lost
+
+
+class _Summed(torch.autograd.Function):
+    """A loss that is a sum over rows, a few of them at a time: what is as large as the logits is read once, and of all
+    that lies between only the slopes are kept, in the logits' own dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor) -> Tensor:
+        count = min(len(outputs), max(1, AT_ONCE // max(1, outputs.shape[-1])))
+        rooms = [outputs.new_empty((count, outputs.shape[-1]), dtype=torch.float32) for _ in range(3)]
+        total = outputs.new_zeros((), dtype=torch.float64)
+        slopes = torch.empty_like(outputs) if ctx.needs_input_grad[0] else None
+        for at in range(0, len(outputs), max(1, count)):
+            part = outputs[at : at + count]
+            q, *room = (each[: len(part)] for each in rooms)
+            torch.log_softmax(room[0].copy_(part), -1, out=q)
+            total += lost_of(q, other[at : at + count], room)
+            if slopes is not None:
+                slopes[at : at + count] = q
+        ctx.slopes = slopes
+        return total.float()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.slopes * given.to(ctx.slopes), None, None
+
+
+def _summed(outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor) -> Tensor:
+    found: Tensor = _Summed.apply(outputs, lost_of, other)  # type: ignore[no-untyped-call]
+    return found
 
 
 def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, mask: Tensor | None) -> Tensor:

@@ -54,9 +54,8 @@ class Judged:
         'Over 2 batches the loss (kl) was 0.50000 before the steps and 0.25000 after them.'
         """
         word = "1 batch" if self.batches == 1 else f"{self.batches} batches"
-        found = (
-            f"Over {word} the loss ({self.loss}) was {self.before:.5f} before the steps and {self.after:.5f} after them"
-        )
+        before, after = apart(self.before, self.after)
+        found = f"Over {word} the loss ({self.loss}) was {before} before the steps and {after} after them"
         return f"{found}." if self.is_kept else f"{found}: they are not kept."
 
     def warn(self, rate: float) -> None:
@@ -64,6 +63,19 @@ class Judged:
         if not self.is_kept:
             message = f"{self.said()} Lower rate= ({rate:g}; try {rate / 3:.1g}), or take more text."
             warnings.warn(message, UserWarning, stacklevel=4)
+
+
+def apart(before: float, after: float) -> tuple[str, str]:
+    """Both with as many digits as tell them apart, five at least.
+
+    >>> apart(0.5, 0.25), apart(0.003001, 0.003004), apart(1.0, 1.0)
+    (('0.50000', '0.25000'), ('0.003001', '0.003004'), ('1.00000', '1.00000'))
+    """
+    for digits in range(5, 18):
+        found = f"{before:.{digits}f}", f"{after:.{digits}f}"
+        if before == after or found[0] != found[1]:
+            break
+    return found
 
 
 @dataclass(frozen=True)
