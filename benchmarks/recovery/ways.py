@@ -206,11 +206,11 @@ def smollm2(directories: tuple[Path, Path], texts: tuple[Path, ...], runs: Runs)
     return rows
 
 
-def _compile(*models: Any, also: bool) -> None:
+def _compile(*models: Any, also: bool, backend: str = "inductor") -> None:
     """What is compiled stays so while shapes do; a model that is copied is to be compiled itself."""
     for each in models if also else ():
         if each._compiled_call_impl is None:
-            each.compile(dynamic=False)
+            each.compile(dynamic=False, backend=backend)
 
 
 class _Clock:
@@ -247,14 +247,16 @@ def write_texts(folder: Path) -> None:
         print(f"{name}.txt: {len(text):,} characters")
 
 
-def speeds(directories: tuple[Path, Path], data: Path, length: int, size: int, rounds: int) -> list[dict[str, Any]]:
+def speeds(
+    directories: tuple[Path, Path], data: Path, length: int, size: int, rounds: int, backend: str = "inductor"
+) -> list[dict[str, Any]]:
     """Seconds of the processor for a step by the outputs, in float32, in bfloat16, and in that compiled, in turns: the
     second and third step of three, since the first one makes room, and compiles."""
     import transformers
 
     plain = [transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories]
     compiled = copy.deepcopy(plain)
-    _compile(*compiled, also=True)
+    _compile(*compiled, also=True, backend=backend)
     train = _rows(transformers.AutoTokenizer.from_pretrained(directories[1]), data, length)
     batches = [{"input_ids": each} for each in train[: 3 * size].split(size)]
     ways = {"float32": (plain, None), "bfloat16": (plain, "bfloat16"), "bfloat16, compiled": (compiled, "bfloat16")}

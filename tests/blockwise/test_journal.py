@@ -269,13 +269,13 @@ def test_a_source_with_folders_of_our_names(source, tmp_path):
 
 
 def test_another_process_ends_while_this_one_begins(source, tmp_path, monkeypatch):
-    original = resumable._locked
+    original = resumable.locked
 
     def late(run):
         (tmp_path / "out").mkdir()
         return original(run)
 
-    monkeypatch.setattr(resumable, "_locked", late)
+    monkeypatch.setattr(resumable, "locked", late)
     with pytest.raises(CheckpointError, match="out: already exists"):
         make(source, tmp_path / "out")
     assert not (tmp_path / "out.unfinished").exists()

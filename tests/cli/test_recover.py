@@ -82,6 +82,9 @@ def test_a_recovered_directory_loads_and_verifies(folder, words):
     record = json.loads((folder / "out/secateur.json").read_text())
     assert record["arguments"]["command"].startswith("secateur recover ")
     assert f"--steps {steps}" in record["arguments"]["command"]
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        asked = record["asked"][option.removeprefix("--").replace("-", "_")]
+        assert str(asked[0] if isinstance(asked, list) else asked) == value, option
     found = CliRunner().invoke(verifying, [str(folder / "out"), "--source", str(folder / "sparse")])
     assert found.exit_code == 0, found.stdout
     assert LlamaForCausalLM.from_pretrained(folder / "out")(torch.arange(5)[None]).logits.isfinite().all()
@@ -108,6 +111,12 @@ def test_what_is_wrong_is_one_line(folder):
         (("--loss", "no"), {}, "no loss is called 'no'"),
         (("--autocast", "float16"), {}, "autocast is bfloat16, or left out; got 'float16'."),
         (("--share", "2"), {}, "share is how much of the loss by the outputs is the teacher's, 0 to 1; got 2.0."),
+        (
+            ("--adapters", "2", "--steps", "0"),
+            {},
+            "adapters= move weights by the outputs; steps=0 leaves that out.",
+        ),
+        (("--share", "0.5", "--steps", "0"), {}, "share= is of the loss by the outputs; steps=0 leaves that out."),
         (("--decay", "-1"), {}, "decay is 0 or more; got -1.0."),
         (("--clip", "0"), {}, "clip is a number above 0; got 0.0."),
         (("--rate", "-1"), {}, "rate is a number above 0; got -1.0."),

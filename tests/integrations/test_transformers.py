@@ -26,19 +26,17 @@ def trainer(folder, callback, **options):
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
+    usual = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "logging_steps": 6}
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=3,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
         learning_rate=1e-2,
         save_steps=5,
-        logging_steps=6,
         report_to=[],
         disable_tqdm=True,
         use_cpu=True,
         dataloader_pin_memory=False,
-        **options,
+        **{**usual, **options},
     )
     return Trainer(model=model, args=arguments, train_dataset=Texts(), callbacks=[callback])
 
@@ -139,6 +137,43 @@ def test_trainer_learns_from_a_teacher_and_keeps_zeros(tmp_path, share):
         assert last < first
         assert first < 3 * before, "the mean over tokens, also of batches that are accumulated"
     assert not run.model._forward_hooks
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("from_label", [0, 7])
+def test_the_loss_of_accumulated_batches_is_that_of_one(tmp_path, share, from_label):
+    import copy
+
+    from secateur.integrations.transformers import DistillationCallback
+
+    def loss(each, accumulated):
+        """Of one step over the same eight texts."""
+        callback = DistillationCallback(torch.nn.Identity(), share=share)
+        options = {"max_steps": 1, "logging_steps": 1, "max_grad_norm": 0.0}
+        options |= {"per_device_train_batch_size": each, "gradient_accumulation_steps": accumulated}
+        run = trainer(tmp_path, callback, **options)
+        run.train_dataset = [
+            {"input_ids": row, "labels": torch.where(torch.arange(12) < from_label, -100, row)}
+            for row in torch.arange(96).reshape(8, 12) % 32
+        ]
+        teacher = callback.distillation.teacher = copy.deepcopy(run.model)
+        torch.nn.init.normal_(teacher.transformer.wte.weight, std=0.5)
+        tokens = torch.stack([row["input_ids"] for row in run.train_dataset])
+        with torch.no_grad():
+            p, q = (model.eval()(tokens).logits.log_softmax(-1) for model in (teacher, run.model))
+            labels = torch.stack([row["labels"] for row in run.train_dataset])
+            counted = labels.ne(-100).sum()  # as the Trainer does of this model, the first label too
+            own = float(run.model(tokens, labels=labels, num_items_in_batch=counted).loss)
+        wanted = share * float((p.exp() * (p - q)).sum(-1).mean()) + (1 - share) * own
+        for module in run.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        run.train()
+        return run.state.log_history[0]["loss"], wanted
+
+    for found, wanted in (loss(8, 1), loss(2, 4)):
+        assert found == pytest.approx(wanted, rel=2e-3)
 
 
 @pytest.mark.filterwarnings("ignore")

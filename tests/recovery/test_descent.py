@@ -53,11 +53,11 @@ def test_a_run_that_goes_on_is_the_one_that_was_not_stopped():
 
 def test_what_is_wrong_is_said():
     layer, descent = fresh()
-    with pytest.raises(ValueError, match="the loss of step 0 is nan; look at the batches, or lower rate="):
+    with pytest.raises(ValueError, match="the loss of step 1 is nan; look at the batches, or lower rate="):
         descent.step(layer(torch.full((1, 4), torch.nan)).sum())
     with pytest.raises(ValueError, match="the loss depends on no parameter that is trained"):
         descent.step(torch.ones(()))
-    with pytest.raises(ValueError, match="the gradients of step 0 are not finite"):
+    with pytest.raises(ValueError, match="the gradients of step 1 are not finite"):
         descent.step(layer(torch.zeros(1, 4)).sub(layer.bias.detach()).square().sum().sqrt())
     layer, descent = fresh()
     good = descent.state()

@@ -7,15 +7,17 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from secateur import verify_checkpoint
 from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
-from secateur.checkpoints import CheckpointError, inspect_checkpoint
+from secateur.checkpoints import CheckpointError, inspect_checkpoint, open_checkpoint, sparsify_checkpoint
 from secateur.recovery import directory as recovery
 from secateur.recovery import recover, recover_checkpoint
 from secateur.shrinking import shrink_checkpoint
+from secateur.storage import save_compressed
 from support.families import batches, make
 from support.forks import forked, killing
 from support.stacks import contents
@@ -206,6 +208,93 @@ def test_a_full_disk_leaves_the_last_state_and_no_result(directories, monkeypatc
     monkeypatch.undo()
     recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
     assert verify_checkpoint(out, sparse).ok
+
+
+def test_a_file_that_may_not_grow_is_told_as_a_full_disk_is(directories):
+    """What safetensors says of a real one is no OSError."""
+    import resource
+
+    def limited():
+        recovery._Clock.is_due = lambda self: True
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        keep = recovery.save_state
+
+        def save(path, steps):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+            keep(path, steps)
+
+        recovery.save_state = save
+        with pytest.raises(CheckpointError, match=r"state.new: File too large, a limit or a quota; raise it and run"):
+            recover_checkpoint(
+                directories / "sparse", directories / "dense", directories / "out", batches("llama"), steps=5, **FAST
+            )
+
+    assert forked(limited) == 0
+    assert not (directories / "out").exists()
+
+
+def test_zeros_that_one_run_does_not_move_are_kept_by_the_next(directories):
+    dense, first, second, third = (directories / name for name in ("dense", "first", "second", "third"))
+    sparsify_checkpoint(dense, first, 0.5, include="*embed*")
+    name, options = "model.embed_tokens.weight", {"steps": 2, "local": 0, "include": "*", **FAST}
+
+    def zeros(of):
+        return {each.name: each.zeros for each in inspect_checkpoint(of).tensors}[name]
+
+    count = zeros(first)
+    done = recover_checkpoint(first, dense, second, batches("llama"), **{**options, "exclude": "*embed*"})
+    assert done.zeros == {name: (count, count)}
+    record = json.loads((second / "secateur.json").read_text())
+    assert record["zeros"] == {name: count}
+    assert name in record["left_alone"]["not trained"]
+    assert verify_checkpoint(second, first).ok
+    done = recover_checkpoint(second, dense, third, batches("llama"), **options)
+    assert done.zeros == {name: (count, count)}
+    assert zeros(third) == count > 0
+    assert verify_checkpoint(third).ok
+    shard = open_checkpoint(second).entries[name].path
+    filled = load_file(shard)
+    filled[name].add_(1.0)
+    save_file(filled, shard, metadata={"format": "pt"})
+    (problem, *_) = verify_checkpoint(second).problems
+    assert problem == f"{name}: 0 of {filled[name].numel():,} values are zero; secateur.json claims {count:,}."
+
+
+@pytest.mark.parametrize("whose", ["sparse", "dense"])
+def test_a_weight_that_is_nan_is_named(directories, whose):
+    broken = LlamaForCausalLM.from_pretrained(directories / whose)
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight[0, 0] = torch.nan
+    shutil.rmtree(directories / whose)
+    broken.save_pretrained(directories / whose)
+    with pytest.raises(CheckpointError, match=rf"{whose}/model.safetensors: model.layers.1.mlp.up_proj.weight has ent"):
+        recover_checkpoint(directories / "sparse", directories / "dense", directories / "out", batches("llama"))
+    assert not (directories / "out.unfinished").exists()
+
+
+def test_a_run_that_can_not_be_leaves_nothing_or_says_what(directories):
+    paths = [directories / name for name in ("sparse", "dense", "out")]
+    with pytest.raises(ValueError, match=r"not finite|is nan|grew beyond"):
+        recover_checkpoint(*paths, batches("llama"), steps=3, local=0, rate=1e30)
+    assert not (directories / "out.unfinished").exists()
+    with pytest.raises(ValueError, match=r"lower rate=\. Remove .*out\.unfinished to begin anew\."):
+        recover_checkpoint(*paths, batches("llama"), steps=3, local=1, rate=1e30)
+    assert (directories / "out.unfinished").exists()
+    shutil.rmtree(directories / "out.unfinished")
+    recover_checkpoint(*paths, batches("llama"), steps=3, local=1, **FAST)
+
+
+def test_a_compressed_directory_is_to_be_expanded_first(directories):
+    save_compressed(directories / "sparse", directories / "small")
+    with pytest.raises(CheckpointError, match="small: compressed; write its weights with secateur expand"):
+        recover_checkpoint(directories / "small", directories / "dense", directories / "out", batches("llama"))
+
+
+def test_a_device_that_is_not_there_is_one_line(directories):
+    with pytest.raises(ValueError, match="device 'nowhere' can't be used here: "):
+        recover_checkpoint(
+            directories / "sparse", directories / "dense", directories / "out", batches("llama"), device="nowhere"
+        )
 
 
 def test_a_narrower_directory_recovers_and_fewer_blocks_by_the_outputs(directories):

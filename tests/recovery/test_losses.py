@@ -180,3 +180,37 @@ def test_a_scaled_loss_has_a_scaled_slope():
     once = torch.autograd.grad(WORDS["kl"](outputs, wanted), outputs)[0]
     thrice = torch.autograd.grad(3 * WORDS["kl"](outputs, wanted), outputs)[0]
     torch.testing.assert_close(thrice, 3 * once)
+
+
+def test_small_slopes_of_a_scaled_float16_loss_are_not_lost():
+    outputs = torch.tensor([[9.0, -9.0, -9.5, -8.0]], dtype=torch.float16, requires_grad=True)
+    wanted = torch.tensor([[9.0, -8.0, -9.0, -9.0]], dtype=torch.float16)
+    (2**16 * WORDS["kl"](outputs, wanted)).backward()
+    slopes = outputs.detach().double().softmax(-1) - wanted.double().softmax(-1)
+    assert slopes[:, 1:].abs().max() < 2**-24, "unscaled, they are nothing in float16"
+    torch.testing.assert_close(outputs.grad[:, 1:].double(), 2**16 * slopes[:, 1:], rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_padding_may_hold_anything_and_be_all_there_is(word):
+    outputs, wanted = (torch.randn(2, 3, 6) for _ in range(2))
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    outputs[~mask] = wanted[~mask] = torch.nan
+    leaf = outputs.requires_grad_()
+    loss_between(leaf, wanted, None, word, mask).backward()
+    assert leaf.grad[~mask].eq(0).all()
+    assert leaf.grad[mask].isfinite().all()
+    nothing = loss_between(leaf, wanted, None, word, torch.zeros_like(mask))
+    assert nothing == 0
+    nothing.backward()
+    assert leaf.grad[mask].isfinite().all()
+
+
+def test_slopes_go_when_they_were_used():
+    outputs = torch.randn(4, 9, requires_grad=True)
+    loss = WORDS["kl"](outputs, torch.randn(4, 9))
+    summed = loss.grad_fn.next_functions[0][0]
+    assert summed.saved_tensors[0].shape == (4, 9)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="already been freed"):
+        _ = summed.saved_tensors

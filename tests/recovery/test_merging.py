@@ -86,3 +86,30 @@ def test_what_is_wrong_is_said():
     layer.weight = nn.Parameter(torch.ones(8, 6, dtype=torch.int8), requires_grad=False)
     with pytest.raises(ValueError, match="the Linear below it has no weight of floating numbers"):
         merge_keeping_zeros(adapted)
+
+
+@pytest.mark.parametrize("injected", [False, True])
+def test_what_was_trained_as_a_copy_keeps_its_zeros_too(injected):
+    model = make("llama")
+    sparsify(model, 0.5)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # as a head that training is to fill
+    zeros = {name: int(each.eq(0).sum()) for name, each in model.named_parameters()}
+    saved = ["down_proj", "input_layernorm", "lm_head"]
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=saved, init_lora_weights=False)
+    adapted = peft.inject_adapter_in_model(config, model) if injected else peft.get_peft_model(model, config)
+    copies = [each for name, each in adapted.named_parameters() if "modules_to_save" in name]
+    assert len(copies) == 5
+    with torch.no_grad():
+        for each in copies:
+            each.add_(1.0)
+    done = merge_keeping_zeros(adapted)
+    after = {name: int(each.eq(0).sum()) for name, each in done.model.named_parameters()}
+    assert after == {**zeros, "lm_head.weight": 0}
+    assert {name for name in done.kept if "down_proj" in name} == {
+        f"model.layers.{at}.mlp.down_proj.weight" for at in (0, 1)
+    }
+    assert all(done.plain[name] == 0 < done.kept[name] for name in done.kept)
+    for name, each in done.model.named_parameters():
+        if "input_layernorm" in name:
+            assert bool(each.eq(2).all()), "what was trained is there"

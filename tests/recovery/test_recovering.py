@@ -150,7 +150,7 @@ def test_a_network_with_batch_normalization_keeps_its_statistics():
 WRONG = {
     "a loss that is nan": (
         {"loss": lambda outputs, wanted, batch: outputs.logits.sum() * torch.nan},
-        "the loss of step 0",
+        "the loss of step 1",
     ),
     "a loss that ends": ({"loss": lambda outputs, wanted, batch: 1 / 0}, "division by zero"),
     "a rate too high": ({"rate": 1e37}, "not finite|is nan|is inf|grew beyond"),

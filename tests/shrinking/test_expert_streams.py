@@ -134,7 +134,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
     ):
         with pytest.raises(CheckpointError, match=difference):
             shrunk(dense, out, **keywords)
-    with resumable._locked(resumable.Unfinished(out, {}, dense)), pytest.raises(CheckpointError, match="at work here"):
+    with resumable.locked(unfinished), pytest.raises(CheckpointError, match="at work here"):
         shrunk(dense, out)
     assert unfinished.is_dir()
     (dense / "README.md").write_text("thorns")

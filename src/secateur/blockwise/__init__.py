@@ -7,7 +7,7 @@ from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
-from secateur.blockwise.journal import Unfinished, unfinished, unfinished_copy
+from secateur.blockwise.journal import LOCK, Unfinished, locked, unfinished, unfinished_copy, unfinished_folder
 from secateur.blockwise.observation import find_next, in_place, prepared, store
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
@@ -31,6 +31,7 @@ __all__ = [
     "InMemory",
     "Inputs",
     "Job",
+    "LOCK",
     "Layer",
     "LostOutputError",
     "MatrixJob",
@@ -68,6 +69,7 @@ __all__ = [
     "held_batches",
     "in_place",
     "is_turned",
+    "locked",
     "longest_sequence",
     "naming_batch",
     "naming_batches",
@@ -87,6 +89,7 @@ __all__ = [
     "unexplained",
     "unfinished",
     "unfinished_copy",
+    "unfinished_folder",
     "walk_model",
     "with_all_outputs",
 ]

@@ -34,7 +34,9 @@ from secateur.blockwise.slopes import slopes_by_block
 from secateur.blockwise.targets import choose_targets
 from secateur.blockwise.walk import Weights, check_pruned, never_run, run_through, walk
 from secateur.checkpoints import (
+    HEADER_KEY,
     Checkpoint,
+    CheckpointError,
     blaming_config,
     check_arguments,
     check_new,
@@ -42,7 +44,7 @@ from secateur.checkpoints import (
     open_checkpoint,
     previous_record,
 )
-from secateur.support import Fields, Forward, printable, private, run_batch, track
+from secateur.support import Fields, Forward, printable, private, run_batch, track, usable
 
 __all__ = ["DirectoryWalk", "prune_directory"]
 
@@ -132,6 +134,7 @@ class DirectoryWalk:
 
     Raises:
         CheckpointError: no model can be made of what the directory says, or it is none of repeated blocks.
+        ValueError: the device is not there.
     """
 
     def __init__(
@@ -144,9 +147,13 @@ class DirectoryWalk:
         activations: Path | str | None = None,
         device: torch.device | str | None = None,
     ) -> None:
+        if any(HEADER_KEY in metadata for metadata in source.metadata.values()):
+            raise CheckpointError(
+                f"{source.root}: compressed; write its weights with secateur expand, and name that directory."
+            )
         self.source, self.batches = source, batches
         self.activations = None if activations is None else Path(activations)
-        self.device = torch.device("cpu" if device is None else device)
+        self.device = usable(device)
         self.model = build_on_meta(source)
         for buffers in [private.buffers_of(module) for module in self.model.modules()]:
             buffers.update({key: None if buffer is None else buffer.to(self.device) for key, buffer in buffers.items()})

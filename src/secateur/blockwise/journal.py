@@ -27,7 +27,7 @@ from typing import Any
 from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, files_below
 from secateur.support import FULL, Fields, naming, printable, track, write_whole
 
-__all__ = ["Unfinished", "unfinished", "unfinished_copy"]
+__all__ = ["LOCK", "Unfinished", "locked", "unfinished", "unfinished_copy", "unfinished_folder"]
 
 FORMAT = 2
 RESULT = "result"
@@ -181,7 +181,7 @@ class Unfinished:
 
     def _keep(self, path: Path, write: Callable[[Path], object]) -> None:
         new = self.place / "state.new"
-        with naming(new):
+        with naming(new), _as_os_error():
             write(new)
         with open(new, "rb") as file:
             os.fsync(file.fileno())
@@ -209,6 +209,11 @@ class Unfinished:
             )
         folder.rename(self.out)
         self.remove()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is there that took longer than a copy."""
+        return not (self.blocks or self.facts or self.state.exists() or self.sampled.exists())
 
     def remove(self) -> None:
         """The whole place, the lock last, so that at any moment it is known whose it is, and nobody else is in it."""
@@ -318,7 +323,8 @@ def unfinished_copy(out: Path) -> Path:
 def unfinished(
     out: Path, request: Mapping[str, Any], source: Checkpoint, *, first: bool = True, room: int | None = None
 ) -> Iterator[Unfinished]:
-    """The unfinished directory beside ``out``, new or found; it stays where it is if the body fails after a block.
+    """The unfinished directory beside ``out``, new or found; it stays where it is if the body fails after a block, and
+    a ValueError then says how to begin anew.
 
     Args:
         out: must not exist; the directory above it must.
@@ -340,7 +346,7 @@ def unfinished(
         return
     run.check_place()
     run.place.mkdir(exist_ok=True)
-    with _locked(run):
+    with locked(run.place):
         run.check_place()  # another run may have ended since
         run.read()
         run.sweep()
@@ -350,6 +356,12 @@ def unfinished(
                 run.check_room(source.nbytes if room is None else room)
             run.begin()
             yield run
+        except ValueError as error:
+            if run.is_new:  # what was asked for can't be: the next request finds no trace of it
+                run.remove()
+            elif type(error) is ValueError:
+                raise ValueError(f"{error}{run.hint}").with_traceback(error.__traceback__) from None
+            raise
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -365,15 +377,38 @@ def unfinished(
 
 
 @contextlib.contextmanager
-def _locked(run: Unfinished) -> Iterator[None]:
-    """The lock goes with the process, also if that is killed."""
+def _as_os_error() -> Iterator[None]:
+    """What safetensors says of a disk that is full, as what Python says of one."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        found = re.search(r"os error (\d+)", str(error))
+        if found is None:
+            raise
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+
+
+@contextlib.contextmanager
+def locked(place: Path) -> Iterator[None]:
+    """One process at a time is in an unfinished folder. The lock goes with the process, also if that is killed.
+
+    Raises:
+        CheckpointError: another one is.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, locked(Path(folder)):
+    ...     (Path(folder) / LOCK).exists()
+    True
+    """
     import filelock
 
-    lock = filelock.FileLock(run.place / LOCK, timeout=0)
+    lock = filelock.FileLock(place / LOCK, timeout=0)
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise CheckpointError(f"{run.place}: another process is at work here; wait for it.") from None
+        raise CheckpointError(f"{place}: another process is at work here; wait for it.") from None
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ Law: what ``print(result)`` shows and what the command shows are the same number
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -46,15 +47,19 @@ def left_alone_rows(done: CheckpointSparsification) -> Rows:
 
 
 def verified_rows(found: Verification) -> Rows:
-    """How many tensors the record calls pruned, and how sparse they are."""
-    pruned = sum(tensor.claimed is not None for tensor in found.tensors)
-    return Rows(
-        ("", ">Tensors", ">Zeros"),
-        [
-            ("pruned", f"{pruned:,}", percent(found.target_sparsity)),
-            ("left alone", f"{len(found.tensors) - pruned:,}", None),
-        ],
-    )
+    """How many tensors the record calls pruned, and how sparse they are; and those left alone, where it says how many
+    zeros they have."""
+    alone = [tensor for tensor in found.tensors if tensor.alone or tensor.claimed is None]
+    counted = [tensor for tensor in alone if tensor.claimed is not None]
+    rows = [
+        ("pruned", f"{len(found.tensors) - len(alone):,}", percent(found.target_sparsity)),
+        ("left alone", f"{len(alone) - len(counted):,}", None),
+    ]
+    if counted:
+        size = sum(math.prod(tensor.shape) for tensor in counted)
+        zeros = sum(tensor.zeros or 0 for tensor in counted)
+        rows.insert(1, ("left alone, zeros counted", f"{len(counted):,}", percent(zeros / size if size else None)))
+    return Rows(("", ">Tensors", ">Zeros"), rows)
 
 
 def inspected_parts(inspection: Inspection, *, group: bool = False) -> Iterator[Part]:

@@ -24,6 +24,7 @@ The record that is verified, ``secateur.json`` beside the weights. Other keys ar
 - ``removed``: how many entries a tensor's mask removes, kept zeros not counted. Rows, blocks and channels are checked
   by it; it is left out for a tensor whose parts (experts, q/k/v) were given different sparsities.
 - ``left_alone``: the names of all other tensors, by reasons.
+- ``zeros``: of tensors that are left alone how many entries are zero and are to stay so.
 - ``sparsity``: of all pruned tensors together, and of all tensors of a dtype that torch reads.
 """
 
@@ -62,8 +63,9 @@ _PATTERNS: dict[str, Callable[..., Pattern]] = {
 class VerifiedTensor:
     """What was found of one tensor; None where there is nothing to count or to compare with.
 
-    ``zeros`` are counted, ``claimed`` is what the record says (None: it is left alone), ``pattern`` tells whether the
-    zeros are where the pattern wants them, ``unchanged`` whether all that was not removed has the source's bytes.
+    ``zeros`` are counted, ``claimed`` is what the record says (None: nothing), ``pattern`` tells whether the zeros are
+    where the pattern wants them, ``unchanged`` whether all that was not removed has the source's bytes, ``alone``
+    whether the record calls it left alone.
     """
 
     name: str
@@ -73,6 +75,7 @@ class VerifiedTensor:
     claimed: int | None = None
     pattern: bool | None = None
     unchanged: bool | None = None
+    alone: bool = False
 
     def as_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -103,7 +106,7 @@ class Verification(Reported):
     @property
     def target_sparsity(self) -> float | None:
         """The fraction of zeros in the tensors that the record calls pruned."""
-        pruned = [tensor for tensor in self.tensors if tensor.claimed is not None]
+        pruned = [tensor for tensor in self.tensors if tensor.claimed is not None and not tensor.alone]
         size = sum(math.prod(tensor.shape) for tensor in pruned)
         return sum(tensor.zeros or 0 for tensor in pruned) / size if size else None
 
@@ -144,7 +147,8 @@ class Verification(Reported):
 def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
     """Counts on the stored bytes what ``secateur.json`` claims; compares with ``source`` where that is given.
 
-    Of each tensor that the record calls pruned: as many zeros as it says, to the unit; its mask's entries among them;
+    Of each tensor that the record calls pruned, or says the zeros of: as many as it says, to the unit; of pruned ones
+    its mask's entries among them;
     and the pattern, along the inputs as they are stored. With the source: the same tensors, dtypes, shapes and files;
     the bytes of every tensor that is not pruned, and of every other file; and of pruned tensors whose kept weights are
     claimed to be unchanged, that whatever differs from the source is +0.
@@ -236,6 +240,7 @@ class _Claims:
     pruned: Mapping[str, float]
     removed: Mapping[str, int]
     left_alone: frozenset[str] | None
+    zeros: Mapping[str, int]
     sparsity: Mapping[str, float]
     unchecked: tuple[str, ...] = field(default=())
 
@@ -268,6 +273,7 @@ class _Claims:
             pruned,
             removed,
             alone,
+            read.each_named("zeros", int, least=0) if "zeros" in read.values else {},
             {group: share for group, share in shares.items() if share is not None},
             tuple(unchecked),
         )
@@ -280,6 +286,10 @@ class _Claims:
         for name in self.removed:
             if name not in self.pruned:
                 yield f"{printable(name)}: {RECORD} says how much of it is removed, but not that it is pruned."
+        for name in self.zeros:
+            if name not in checkpoint or name in self.pruned:
+                what = "calls it pruned, too" if name in self.pruned else "it is not in the checkpoint"
+                yield f"{printable(name)}: {RECORD} says how many zeros it has, left alone; {what}."
         if self.left_alone is None:
             return
         for name in sorted(self.left_alone - checkpoint.entries.keys()):
@@ -327,7 +337,13 @@ def _verified(
         same = _changed(checkpoint, dense, entry) == (0, 0) if dense is not None and comparable else None
         if same is False:
             problems.append("was left alone, but its bytes are not the source's.")
-        return VerifiedTensor(*known, zeros, unchanged=same), problems
+        claimed = claims.zeros.get(name)
+        if claimed is not None and zeros != claimed:
+            had = (
+                "no values that this torch reads" if zeros is None else f"{zeros:,} of {entry.numel:,} values are zero"
+            )
+            problems.append(f"{had}; {RECORD} claims {claimed:,}.")
+        return VerifiedTensor(*known, zeros, claimed, unchanged=same, alone=share is None), problems
 
     where, at = torch.empty(entry.numel, dtype=torch.bool), 0
     for piece in zero_pieces(checkpoint, entry):

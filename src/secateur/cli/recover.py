@@ -92,9 +92,10 @@ def recover(
     local_batches: Annotated[
         int, typer.Option(min=1, metavar="N", help="How many batches a block sees, spread over all of them.")
     ] = 128,
-    decay: Annotated[float, typer.Option(metavar="RATE", help="By the outputs, AdamW's decay of the weights.")] = 0.0,
+    decay: Annotated[float, typer.Option(metavar="RATE", help="By the outputs, AdamW's decay of what moves.")] = 0.0,
     clip: Annotated[
-        float, typer.Option(metavar="NORM", help="The largest norm of a step's gradients; larger ones are scaled down.")
+        float,
+        typer.Option(metavar="NORM", help="The largest norm of a step's gradients, of a block's too."),
     ] = 1.0,
     batch: Batch = 8,
     samples: Samples = 512,
@@ -151,8 +152,9 @@ def recover(
             "exclude": exclude or [],
         }
         with warnings_as_lines():
-            batches: Any = Sampled(samples, sequence_length, batch)
-            if data is not None:
+            if data is None:
+                batches: Any = Sampled(samples, sequence_length, batch)
+            else:
                 texts = read_text(directory, data, samples=samples, sequence_length=sequence_length, seed=seed)
                 batches = _in_batches(texts, batch)
             done = recover_checkpoint(

@@ -106,12 +106,11 @@ class DistillationCallback(TrainerCallback):
     def _with_loss(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any], outputs: Any) -> Any:
         if not model.training:
             return outputs
-        self.distillation.loss_of(outputs, args, kwargs)
-        _, rows = self.distillation.last or (None, 0)
+        found = self.distillation.loss_of(outputs, args, kwargs)
         items = kwargs.get("num_items_in_batch")
-        found = self.distillation.mixed(outputs.get("loss"))
-        # where the Trainer sums over accumulated batches, each is to be its share of their tokens
-        outputs["loss"] = found if items is None or not rows or self.distillation.share < 1 else found * rows / items
+        if items is not None:  # the Trainer sums over accumulated batches: each is to be its share of their labels
+            self.distillation.last = found * Distillation.labelled(model, kwargs) / items, 0
+        outputs["loss"] = self.distillation.mixed(outputs.get("loss"))
         return outputs
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any) -> None:

@@ -70,9 +70,9 @@ class Descent:
         Raises:
             ValueError: the loss or its gradients are NaN or infinite, or it depends on nothing that moves.
         """
-        number = float(loss.detach())
+        number, step = float(loss.detach()), self.done + 1
         if not math.isfinite(number):
-            raise ValueError(f"the loss of step {self.done} is {number}; look at the batches, or lower rate=.")
+            raise ValueError(f"the loss of step {step} is {number}; look at the batches, or lower rate=.")
         if not loss.requires_grad:
             raise ValueError("the loss depends on no parameter that is trained; was the model run under no_grad?")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class Descent:
             mover.gather()
         norm = torch.nn.utils.clip_grad_norm_(self.leaves, self.clip)
         if not bool(norm.isfinite()):
-            raise ValueError(f"the gradients of step {self.done} are not finite; look at the batches, or lower rate=.")
+            raise ValueError(f"the gradients of step {step} are not finite; look at the batches, or lower rate=.")
         for group in self.optimizer.param_groups:
             group["lr"] = rate_at(self.done, self.steps, self.rate)
         self.optimizer.step()

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from secateur.blockwise import (
 from secateur.checkpoints import (
     RECORD,
     Checkpoint,
+    CheckpointError,
     blaming_config,
     check_arguments,
     check_new,
@@ -54,7 +55,7 @@ from secateur.recovery.request import Request, check_vocabularies, names_to_trai
 from secateur.recovery.sampling import Sampled, check_text, load_text, sampled, save_text
 from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
-from secateur.support import Forward, track, unchanged, write_whole
+from secateur.support import Forward, printable, track, unchanged, write_whole
 from secateur.targets import find_targets
 from secateur.version import __version__
 
@@ -178,15 +179,14 @@ class _Place:
     """The two directories as models whose blocks are read one at a time, and what of the student moves.
 
     ``kept`` are the parameters of which what is zero stays zero: those that pruning may touch, and those that the
-    source's record says were pruned.
+    source's record, or one of those before it, says to have zeros.
     """
 
     def __init__(self, student: DirectoryWalk, theirs: DirectoryWalk, request: Request, root: Path) -> None:
         self.student, self.theirs = student, theirs
         names = names_to_train(student.model, request.include, request.exclude, asking=False)
         self.trained = [name for name in names if "." in name]  # what lies at the top has no module to be written by
-        pruned = (previous_record(root) or {}).get("pruned")
-        before = {name for name, share in pruned.items() if share} if isinstance(pruned, dict) else set()
+        before = set(_with_zeros(previous_record(root)))
         files = student.files.group_of
         self.kept = {*_touchable(student.model), *(name for name in files if before & {*files[name].sources})}
 
@@ -212,6 +212,7 @@ class _Place:
         check_vocabularies(walks[0].model, walks[1].model, request.forward)
         for walk in walks:
             walk.check()
+            _check_finite(walk.source)
         return place
 
     def follows(self) -> dict[str, Follows] | str:
@@ -225,6 +226,26 @@ class _Place:
         weights = dict(self.student.blocks[block].named_parameters())
         masks = {name: each.ne(0) for name, each in weights.items() if full_name(block, name) in self.kept}
         return {name: mask for name, mask in masks.items() if not bool(mask.all())}
+
+
+def _check_finite(source: Checkpoint) -> None:
+    """`CheckpointError` for a weight that is NaN or infinite, by name: a loss would only be said to be."""
+    for name, entry in track(source.entries.items(), "looking for NaN", total=len(source)):
+        if entry.torch_dtype is None or not entry.torch_dtype.is_floating_point:
+            continue
+        values = source[name]
+        if not bool((values.float() if values.element_size() == 1 else values).isfinite().all()):
+            raise CheckpointError(
+                f"{entry.path}: {printable(name)} has entries that are NaN or infinite; nothing can be learned from it."
+            )
+
+
+def _with_zeros(record: object) -> Iterator[str]:
+    """The tensors that a record, or one of those before it, says to have zeros."""
+    while isinstance(record, dict):
+        for said in (record.get("pruned"), record.get("zeros")):
+            yield from (name for name, share in said.items() if share) if isinstance(said, dict) else ()
+        record = record.get("previous")
 
 
 def _sketching(walk: DirectoryWalk) -> Callable[[str], Sketch]:
@@ -460,6 +481,7 @@ def _written(
         "pruned": {name: count / max(sizes[name], 1) for name, count in counts.items() if name in touched},
         "removed": {name: old[name] for name in zeros if name in touched},
         "left_alone": {"not trained": [name for name in counts if name not in touched]},
+        "zeros": {name: old[name] for name in zeros if name not in touched},
         "sparsity": {"model": now.total().sparsity},
         "data": {"sha256": said["data"]},
         "teacher": said["teacher"],

@@ -6,7 +6,7 @@ Law: the teacher is only run, in evaluation mode and without gradients; what the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Tokens
 from secateur.pipeline import Masks
-from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_between, parse, rows_of
+from secateur.recovery.losses import OutputLoss, chosen_for, count_rows, features_of, loss_between, parse
 from secateur.recovery.zeros import removed_of
-from secateur.support import device_of, in_mode, moved
+from secateur.support import device_of, in_mode, moved, unwrapped
 from secateur.training import Pruner
 
 __all__ = ["Distillation"]
@@ -53,7 +53,7 @@ class Distillation:
             self.loss = chosen_for(wanted)
         mask = Tokens.of(given).own
         found = loss_between(outputs, wanted, given, self.loss, mask)
-        rows = 0 if callable(self.loss) else len(rows_of(features_of(outputs), mask))
+        rows = 0 if callable(self.loss) else count_rows(features_of(outputs), mask)
         self.last = found, rows
         return found
 
@@ -85,6 +85,24 @@ class Distillation:
             raise ValueError("the model that was to be watched has not been run: name the module that training runs.")
         (found, _), self.last = self.last, None
         return found if own is None or self.share == 1 else self.share * found + (1 - self.share) * own
+
+    @staticmethod
+    def labelled(model: nn.Module, given: Mapping[str, Any]) -> Tensor:
+        """How many of the labels that a model of transformers was given its Trainer counts: of the next token's there
+        is none for the first. (Trainers that count that one, too, weigh their own loss less, and this one alike.)
+
+        >>> int(Distillation.labelled(nn.Identity(), {"labels": torch.tensor([[1, 2, -100]])}))
+        2
+        """
+        from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+        labels = given.get("shift_labels")
+        if labels is None:
+            model = unwrapped(model)
+            causal = LOSS_MAPPING.get(str(getattr(model, "loss_type", None))) is ForCausalLMLoss
+            causal = causal and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+            labels = given["labels"][..., 1:] if causal else given["labels"]
+        return torch.as_tensor(labels.ne(-100).sum())
 
     @staticmethod
     def keeping_zeros(model: nn.Module, optimizer: Any) -> Pruner | None:

@@ -19,7 +19,9 @@ __all__ = [
     "OutputLoss",
     "WORDS",
     "chosen_for",
+    "count_rows",
     "features_of",
+    "kept_rows",
     "loss_between",
     "parse",
     "rows_of",
@@ -32,11 +34,12 @@ NO_TEXT = (
     "more, or of batches with labels; leave it out."
 )
 AT_ONCE = 1 << 19  # numbers of the logits that a loss looks at: they and what lies between stay in a core's cache
+AT_ONCE_ELSEWHERE = 1 << 25  # on a GPU: few launches, and little memory beside the logits
 PADDED = -100  # a row of logits that is to name no token
 UNIT = 1e-3  # how far the norm of a row may be from 1 to be a unit vector's, or what its dtype rounds away
 
 
-def kl(outputs: Tensor, wanted: Tensor) -> Tensor:
+def kl(outputs: Tensor, wanted: Tensor, kept: Tensor | None = None) -> Tensor:
     """``mean over rows of Σ p (log p - log q)``, p the teacher's distribution, q the student's: forward KL.
 
     What Minitron trains pruned language models by, on logits alone (Muralidharan et al. 2024, arXiv:2407.14679).
@@ -44,11 +47,13 @@ def kl(outputs: Tensor, wanted: Tensor) -> Tensor:
     Args:
         outputs: logits of the student, (rows, classes).
         wanted: of the teacher, of the same shape.
+        kept: (rows,), True where a row counts; None: all. Where none does, the loss is 0.
 
     >>> kl(torch.zeros(1, 2), torch.zeros(1, 2))
     tensor(0.)
     """
-    return _summed(outputs, _from_teacher, wanted) / len(outputs)
+    count = max(1, len(outputs)) if kept is None else kept.sum().clamp(min=1)
+    return _summed(outputs, _from_teacher, wanted, kept) / count
 
 
 def cosine(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -57,7 +62,8 @@ def cosine(outputs: Tensor, wanted: Tensor) -> Tensor:
     >>> cosine(torch.tensor([[2.0, 0.0]]), torch.tensor([[1.0, 0.0]]))
     tensor(0.)
     """
-    return (1 - nn.functional.cosine_similarity(outputs.float(), wanted.float(), dim=-1)).mean()
+    lost = 1 - nn.functional.cosine_similarity(outputs.float(), wanted.float(), dim=-1)
+    return lost.sum() / max(1, lost.numel())  # all of a batch may be padding
 
 
 def mse(outputs: Tensor, wanted: Tensor) -> Tensor:
@@ -142,11 +148,34 @@ def rows_of(tensor: Tensor, mask: Tensor | None) -> Tensor:
     >>> rows_of(torch.ones(2, 3, 4), torch.tensor([[True, True, False], [True, False, False]])).shape
     torch.Size([3, 4])
     """
-    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
-    if mask is None or tensor.dim() < 3 or tensor.shape[:2] != mask.shape:
-        return rows
+    kept, rows = kept_rows(tensor, mask), _all_rows(tensor)
+    return rows if kept is None else rows[kept]
+
+
+def kept_rows(tensor: Tensor, mask: Tensor | None) -> Tensor | None:
+    """(rows,), False where the mask, (batch, sequence), calls a row of a tensor padding; None where it does of none.
+
+    >>> kept_rows(torch.ones(1, 3, 4), torch.tensor([[True, True, False]]))
+    tensor([ True,  True, False])
+    """
+    if mask is None or tensor.dim() < 3 or tensor.shape[:2] != mask.shape or bool(mask.all()):
+        return None
     inner = tensor.shape[2:-1].numel()
-    return rows[mask.to(rows.device).reshape(-1, 1).expand(-1, inner).reshape(-1)]
+    return mask.to(tensor.device).bool().reshape(-1, 1).expand(-1, inner).reshape(-1)
+
+
+def count_rows(tensor: Tensor, mask: Tensor | None) -> int:
+    """How many rows `rows_of` gives.
+
+    >>> count_rows(torch.ones(2, 3, 4), None), count_rows(torch.ones(1, 3, 4), torch.tensor([[True, True, False]]))
+    (6, 2)
+    """
+    kept = kept_rows(tensor, mask)
+    return len(_all_rows(tensor)) if kept is None else int(kept.sum())
+
+
+def _all_rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(-1, 1)
 
 
 def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) -> Tensor:
@@ -179,55 +208,70 @@ def text_loss(outputs: Any, batch: Any, mask: Tensor | None, *, writes: bool) ->
         kept = mask.to(logits.device).bool()
         aims[:, :-1].masked_fill_(~(kept[:, 1:] & kept[:, :-1]), PADDED)
     rows, aims = logits.reshape(-1, logits.shape[-1]), aims.reshape(-1)
-    return _summed(rows, _from_text, aims) / aims.ne(PADDED).sum().clamp(min=1)  # all of it may be padding
+    kept = aims.ne(PADDED)
+    return _summed(rows, _from_text, aims, kept) / kept.sum().clamp(min=1)
 
 
 def _from_teacher(q: Tensor, wanted: Tensor, room: Sequence[Tensor]) -> Tensor:
-    """``Σ p (log p - log q)`` of some rows; ``q``, given as its logarithm, becomes the slope, ``q - p``."""
+    """``Σ p (log p - log q)`` of each row; ``q``, given as its logarithm, becomes the slope, ``q - p``."""
     p = torch.log_softmax(room[0].copy_(wanted), -1, out=room[1])
     shares = torch.exp(p, out=room[0])
-    lost = p.sub_(q).mul_(shares).sum(dtype=torch.float64)
+    lost = p.sub_(q).mul_(shares).sum(-1)
     q.exp_().sub_(shares)
     return lost
 
 
 def _from_text(q: Tensor, aims: Tensor, _room: Sequence[Tensor]) -> Tensor:
-    """``-Σ log q`` of the token that each row is to name; ``q``, given as its logarithm, becomes the slope. A row that
-    is to name none counts nothing."""
-    kept, places = aims.ne(PADDED)[:, None], aims.clamp(min=0)[:, None]
-    lost = -torch.where(kept, q.gather(1, places), 0.0).sum(dtype=torch.float64)
-    q.exp_().scatter_add_(1, places, q.new_full(places.shape, -1.0)).mul_(kept)
+    """``-log q`` of the token that each row is to name; ``q``, given as its logarithm, becomes the slope."""
+    places = aims.clamp(min=0)[:, None]
+    lost = -q.gather(1, places)[:, 0]
+    q.exp_().scatter_add_(1, places, q.new_full(places.shape, -1.0))
     return lost
 
 
 class _Summed(torch.autograd.Function):
     """A loss that is a sum over rows, a few of them at a time: what is as large as the logits is read once, and of all
-    that lies between only the slopes are kept, in the logits' own dtype."""
+    that lies between only the slopes are kept, in the logits' own dtype: of float16 wider, since they are multiplied by
+    a scale before they are rounded to it. Rows that do not count may hold anything."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor) -> Tensor:
-        count = min(len(outputs), max(1, AT_ONCE // max(1, outputs.shape[-1])))
+    def forward(
+        ctx: Any, outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor, kept: Tensor | None
+    ) -> Tensor:
+        device = outputs.device.type
+        room = AT_ONCE if device == "cpu" else AT_ONCE_ELSEWHERE
+        count = min(len(outputs), max(1, room // max(1, outputs.shape[-1])))
         rooms = [outputs.new_empty((count, outputs.shape[-1]), dtype=torch.float32) for _ in range(3)]
-        total = outputs.new_zeros((), dtype=torch.float64)
-        slopes = torch.empty_like(outputs) if ctx.needs_input_grad[0] else None
+        exact = torch.float32 if device == "mps" else torch.float64  # which has no wider one
+        total = outputs.new_zeros((), dtype=exact)
+        wide = torch.float32 if outputs.dtype == torch.float16 else outputs.dtype
+        slopes = torch.empty_like(outputs, dtype=wide) if ctx.needs_input_grad[0] else None
         for at in range(0, len(outputs), max(1, count)):
             part = outputs[at : at + count]
-            q, *room = (each[: len(part)] for each in rooms)
-            torch.log_softmax(room[0].copy_(part), -1, out=q)
-            total += lost_of(q, other[at : at + count], room)
+            q, *others = (each[: len(part)] for each in rooms)
+            torch.log_softmax(others[0].copy_(part), -1, out=q)
+            lost = lost_of(q, other[at : at + count], others)
+            if kept is not None:
+                left_out = ~kept[at : at + count]
+                lost = lost.masked_fill(left_out, 0.0)
+                q.masked_fill_(left_out[:, None], 0.0)
+            total += lost.sum(dtype=exact)
             if slopes is not None:
                 slopes[at : at + count] = q
-        ctx.slopes = slopes
+        ctx.dtype = outputs.dtype
+        if slopes is not None:
+            ctx.save_for_backward(slopes)  # which lets go of them as soon as they were used
         return total.float()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.slopes * given.to(ctx.slopes), None, None
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, None, None, None]:
+        (slopes,) = ctx.saved_tensors
+        return (slopes * given.to(slopes)).to(ctx.dtype), None, None, None
 
 
-def _summed(outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor) -> Tensor:
-    found: Tensor = _Summed.apply(outputs, lost_of, other)  # type: ignore[no-untyped-call]
+def _summed(outputs: Tensor, lost_of: Callable[..., Tensor], other: Tensor, kept: Tensor | None) -> Tensor:
+    found: Tensor = _Summed.apply(outputs, lost_of, other, kept)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -256,7 +300,10 @@ def loss_between(outputs: Any, wanted: Any, batch: Any, loss: str | OutputLoss, 
             f"the model returns shape {tuple(ours.shape)} and the teacher {tuple(theirs.shape)}: no two numbers to "
             "compare; pass loss=(outputs, wanted, batch) -> scalar."
         )
-    return WORDS[loss](rows_of(ours, mask), rows_of(theirs.to(ours.device), mask))
+    theirs = theirs.to(ours.device)
+    if loss == "kl":  # whose rows are long: none is copied
+        return kl(_all_rows(ours), _all_rows(theirs), kept_rows(ours, mask))
+    return WORDS[loss](rows_of(ours, mask), rows_of(theirs, mask))
 
 
 def _wide(loss: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from secateur.recovery.zeros import settled
+from secateur.recovery.zeros import removed_of, settled
 from secateur.support import Part, Rows, Shown, Undo, percent
 
 __all__ = ["Merged", "merge_keeping_zeros"]
@@ -21,7 +21,7 @@ __all__ = ["Merged", "merge_keeping_zeros"]
 
 @dataclass(frozen=True)
 class Merged(Shown):
-    """The merged model, and what became of the zeros of each weight that had an adapter.
+    """The merged model, and what became of the zeros of each weight that had an adapter or was trained as a copy.
 
     ``kept`` are those before and after; ``plain`` those that a merge without masks would have left.
     """
@@ -56,7 +56,8 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
 
     A plain ``merge_and_unload`` fills them. An adapter that was trained without the mask computed with the entries that
     are left out here, so that the merged model is another one than was trained; `recover` with ``adapters=`` trains
-    under the mask (as SQFT's SparsePEFT, arXiv:2410.03750).
+    under the mask (as SQFT's SparsePEFT, arXiv:2410.03750). Modules that were trained as copies of their own
+    (``modules_to_save``) keep the zeros of what they are copies of, in weights that pruning may touch.
 
     Args:
         model: what ``peft.get_peft_model`` or ``peft.inject_adapter_in_model`` made, of LoRA or another kind that can
@@ -87,9 +88,11 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
         weight = getattr(layer.base_layer, "weight", None)
         if not isinstance(weight, nn.Parameter) or not weight.is_floating_point():
             raise ValueError(
-                f"{name}: the {type(layer.base_layer).__name__} below it has no weight of floating numbers."
+                f"{name}: the {type(layer.base_layer).__name__} below it has no weight of floating numbers of its own; "
+                "where masks are attached, write the zeros first, with secateur.prune.remove."
             )
         weights[f"{_plain(name)}.weight"] = weight
+    copies = {name: saved for name, saved in _saved_copies(model) if name not in weights}
     with Undo() as undo, torch.no_grad():
         undo.modules(model.modules())
         undo.contents(
@@ -99,8 +102,10 @@ def merge_keeping_zeros(model: nn.Module) -> Merged:
         biases = [
             bias for layer in layers.values() if isinstance(bias := getattr(layer.base_layer, "bias", None), Tensor)
         ]
-        undo.values(*biases)
+        undo.values(*biases, *(saved for saved, _ in copies.values()))
         merged = _merged(model, layers)
+        for name, (saved, old) in copies.items():
+            weights[name], olds[name] = saved, old
         plain = {name: _zeros(weight) for name, weight in weights.items()}
         for name, weight in weights.items():
             weight.copy_(settled(olds[name], weight, olds[name].ne(0)))
@@ -115,6 +120,23 @@ def _adapted_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
+def _saved_copies(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Parameter, Tensor]]]:
+    """The weights that were trained as copies of their own (``modules_to_save``) and have zeros where pruning left
+    some, with what they were copied from. (All of a weight is zero where it began so.)"""
+    for name, module in _wrappers(model):
+        saved, old = module.modules_to_save[module.active_adapters[0]], module.original_module
+        for own, mask in removed_of(old).items():
+            if bool(mask.any()):
+                yield f"{_plain(name)}.{own}", (saved.get_parameter(own), old.get_parameter(own).detach())
+
+
+def _wrappers(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    for name, module in model.named_modules():
+        copies, active = getattr(module, "modules_to_save", None), getattr(module, "active_adapters", ())
+        if isinstance(copies, nn.ModuleDict) and active and active[0] in copies:
+            yield name, module
+
+
 def _merged(model: Any, layers: Mapping[str, Any]) -> nn.Module:
     if callable(getattr(model, "merge_and_unload", None)):
         found: nn.Module = model.merge_and_unload()
@@ -123,6 +145,9 @@ def _merged(model: Any, layers: Mapping[str, Any]) -> nn.Module:
         layer.merge()
         parent, _, key = name.rpartition(".")
         setattr(model.get_submodule(parent), key, layer.base_layer)
+    for name, wrapper in list(_wrappers(model)):
+        parent, _, key = name.rpartition(".")
+        setattr(model.get_submodule(parent), key, wrapper.modules_to_save[wrapper.active_adapters[0]])
     plain: nn.Module = model
     return plain
 

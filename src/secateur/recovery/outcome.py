@@ -38,7 +38,7 @@ class Judged:
     @property
     def is_kept(self) -> bool:
         """Whether the steps are: they did not make it worse, by more than rounding may."""
-        return self.after <= self.before * (1 + NOISE)
+        return self.after <= self.before + NOISE * abs(self.before)
 
     def described(self) -> dict[str, Any]:
         """As JSON, which knows no infinite number."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Tokens, naming_batch
 from secateur.recovery.descent import Descent, order_of
-from secateur.recovery.losses import OutputLoss, chosen_for, features_of, loss_between, rows_of, text_loss
+from secateur.recovery.losses import OutputLoss, chosen_for, count_rows, features_of, loss_between, text_loss
 from secateur.recovery.moving import widened_batch
 from secateur.recovery.outcome import Judged
 from secateur.recovery.sampling import writes_text
@@ -165,6 +165,7 @@ class Steps:
                     each.requires_grad_(number >= self.alone or id(each) in self.first)
                 found, rows = self._lost(next(source))
                 self.losses.append(self.descent.step(found))
+                del found  # and with it what the model's run has left
                 self.rows += rows
                 if after is not None:
                     after(self.descent.done, self.losses[-1])
@@ -202,6 +203,6 @@ class Steps:
 
 def _rows(outputs: Any, mask: Tensor | None) -> int:
     try:
-        return len(rows_of(features_of(outputs), mask))
+        return count_rows(features_of(outputs), mask)
     except TypeError:  # what a loss of one's own understands
         return 0

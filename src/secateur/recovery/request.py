@@ -57,14 +57,18 @@ class Request:
             raise ValueError(f"adapters is the rank of the updates, 1 or more; got {self.adapters!r}.")
         for name in ("rate", "local_rate", "clip"):
             value = getattr(self, name)
-            if not (isinstance(value, int | float) and 0 < value < math.inf):
+            if not (_is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} is a number above 0; got {value!r}.")
-        if not 0 <= self.decay < math.inf:
+        if not (_is_number(self.decay) and 0 <= self.decay < math.inf):
             raise ValueError(f"decay is 0 or more; got {self.decay!r}.")
-        if not 0 <= self.share <= 1:
+        if not (_is_number(self.share) and 0 <= self.share <= 1):
             raise ValueError(
                 f"share is how much of the loss by the outputs is the teacher's, 0 to 1; got {self.share!r}."
             )
+        if not self.steps and self.adapters is not None:
+            raise ValueError("adapters= move weights by the outputs; steps=0 leaves that out.")
+        if not self.steps and self.share != 1:
+            raise ValueError("share= is of the loss by the outputs; steps=0 leaves that out.")
         if type(self.seed) is not int:
             raise ValueError(f"seed is a whole number; got {self.seed!r}.")
 
@@ -82,6 +86,10 @@ class Request:
         return {**said, "loss": loss, **globs, "autocast": None if self.narrow is None else "bfloat16"}
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
     if globs is None:
         return None
@@ -89,7 +97,7 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
 
 
 def check_vocabularies(model: nn.Module, teacher: nn.Module, forward: Forward | None) -> None:
-    """`ValueError` where tokens have left the model: those that stay have other numbers than in the teacher, and both
+    """`ValueError` where tokens have left one of them: those that stay have other numbers than in the other, and both
     are run on the same. A ``forward`` of one's own may translate them."""
     sizes = []
     for each in (model, teacher):
@@ -98,10 +106,15 @@ def check_vocabularies(model: nn.Module, teacher: nn.Module, forward: Forward | 
             sizes.append(int(find().weight.shape[0]))
         except (AttributeError, NotImplementedError, TypeError):  # of transformers' models, and of few others
             return
-    if forward is None and sizes[0] < sizes[1]:
+    if forward is None and sizes[0] != sizes[1]:
+        what = (
+            "Recover first and take tokens away then, or take them from the teacher, too."
+            if sizes[0] < sizes[1]
+            else "Are the two the wrong way round?"
+        )
         raise ValueError(
             f"the model knows {sizes[0]:,} tokens and the teacher {sizes[1]:,}: one number is not the same token in "
-            "both. Recover first and take tokens away then, or take them from the teacher, too."
+            f"both. {what}"
         )
 
 

@@ -30,6 +30,7 @@ from secateur.support.running import (
     tensors_of,
     unchanged,
     unwrapped,
+    usable,
 )
 from secateur.support.sharding import count_nonzero, is_sharded, laid_out, local, whole
 from secateur.support.shown import Shown, html_of_parts, text_of_parts
@@ -107,6 +108,7 @@ __all__ = [
     "unchanged",
     "unknown",
     "unwrapped",
+    "usable",
     "whole",
     "whole_file",
     "write_whole",

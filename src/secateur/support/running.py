@@ -201,6 +201,24 @@ def repeatable(batches: Iterable[Any]) -> Iterable[Any]:
     return list(batches) if iter(batches) is batches else batches
 
 
+def usable(device: torch.device | str | None) -> torch.device:
+    """The device, if tensors can be made there; None: the processor.
+
+    Raises:
+        ValueError: they can't, and why.
+
+    >>> usable(None), usable("cpu")
+    (device(type='cpu'), device(type='cpu'))
+    """
+    try:
+        found = torch.device("cpu" if device is None else device)
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise ValueError(f"device {str(device)!r} can't be used here: {why}.") from None
+    return found
+
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module inside DistributedDataParallel, DataParallel and torch.compile's OptimizedModule, if it is in any."""
     while True:
