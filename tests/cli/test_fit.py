@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from secateur.blockwise import locked
 from support.commands import fails, run
 from support.families import make
+from support.stacks import contents
 from support.tokenizers_of_words import WORDS, write_tokenizer
 
 
@@ -63,9 +65,12 @@ def test_zeros_of_both_verbs(folder):
     assert ended.exit_code == 0, ended.output
     tensors = load_file(folder / "out" / "model.safetensors")
     dense = sum(each.numel() for each in load_file(folder / "dense" / "model.safetensors").values())
-    assert sum(int(each.count_nonzero()) for each in tensors.values()) <= 0.7 * dense * 1.02
+    assert sum(int(each.count_nonzero()) for each in tensors.values()) <= 0.7 * dense
     assert sorted(path.name for path in folder.iterdir()) == ["dense", "out", "text.txt"]
     assert loaded(folder)(torch.zeros(1, 4, dtype=torch.long)).logits.isfinite().all()
+    for source in ((), ("--source", folder / "dense")):
+        ended = run("verify", folder / "out", *source)
+        assert ended.exit_code == 0, ended.output
 
 
 def test_entries_alone(folder):
@@ -85,12 +90,23 @@ def test_a_share_is_kept_in_place_of_a_budget(folder):
 
 
 def test_what_sensitivity_wrote_is_what_fit_begins_with(folder):
+    """And stays, whatever it is called."""
     text = ("--data", folder / "text.txt", "--samples", 4, "--sequence-length", 16)
-    assert run("sensitivity", folder / "dense", *text, "--store", folder / "levels").exit_code == 0
-    ended = call(folder, "--budget", "params=0.8", "--levels", folder / "levels")
+    levels = folder / "out.levels"
+    assert run("sensitivity", folder / "dense", *text, "--store", levels).exit_code == 0
+    before = contents(levels)
+    ended = call(folder, "--budget", "params=0.8", "--levels", levels)
     assert ended.exit_code == 0, ended.output
+    assert contents(levels) == before
     assert loaded(folder).num_parameters() <= 0.8 * loaded(folder, "dense").num_parameters()
     fails(call(folder, "--budget", "params=0.8", "--levels", folder / "none", out="two"), "none")
+
+
+def test_another_process_at_work_is_one_line(folder):
+    (folder / "out.unfinished").mkdir()
+    with locked(folder / "out.unfinished"):
+        fails(call(folder, "--budget", "params=0.8"), "out.unfinished: another process is at work here; wait for it.")
+    assert call(folder, "--budget", "params=0.8", "--include", "*mlp*").exit_code == 0
 
 
 def test_torchrun_is_refused(folder, monkeypatch):
@@ -109,8 +125,6 @@ def test_torchrun_is_refused(folder, monkeypatch):
         (("--budget", "joules=0.5"), "no cost is called 'joules'"),
         (("--budget", "params=0"), "params: a limit is a share in "),
         (("--budget", "params=0.5", "--budget", "params=0.6"), "--budget names params twice"),
-        (("--budget", "params=0.001"), "the params cannot come to"),
-        (("--budget", "params=1.0"), "costs no more than the budget as it is; nothing was written"),
         (("--budget", "latency=0.5", "--over", "oneshot"), "zeros make nothing faster by themselves"),
         (("--budget", "params=0.5", "--over", "both"), "over says which kinds of levels"),
         (("--budget", "params=0.5", "--share", "2"), "shares are how much leaves"),
@@ -122,7 +136,23 @@ def test_torchrun_is_refused(folder, monkeypatch):
 )
 def test_what_is_wrong_is_one_line_and_nothing_is_written(folder, words, message):
     fails(call(folder, *words), message)
-    assert not (folder / "out").exists()
+    assert sorted(path.name for path in folder.iterdir()) == ["dense", "text.txt"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ("params=0.001", "the params cannot come to"),
+        ("params=1.0", "costs no more than the budget as it is; nothing was written"),
+    ],
+)
+def test_levels_stay_where_a_budget_was_wrong(folder, budget, message):
+    ended = call(folder, "--budget", budget)
+    fails(ended, message)
+    assert (
+        f"What was measured is kept in {folder / 'out.unfinished'}, for the same command with another b" in ended.stderr
+    )
+    assert sorted(path.name for path in folder.iterdir()) == ["dense", "out.unfinished", "text.txt"]
 
 
 def test_no_model_no_text_and_something_in_the_way(folder):

@@ -6,10 +6,14 @@ import math
 import pytest
 import torch
 
+from secateur.coupling import Coupling
 from secateur.search import choosing, make_levels
 from secateur.search.budgets import holds, parse_budget
 from secateur.search.choosing import Choosing
 from secateur.search.held_back import HeldBack
+from secateur.shrinking import example_of
+from support.families import batches as family_batches
+from support.families import make
 from support.fitting import blocks, inputs
 from support.unchanged import is_unchanged, state_of
 
@@ -172,3 +176,54 @@ def test_a_score_that_nothing_smaller_keeps_is_named():
         dense = model(inputs(1)[0])
     with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 100\.0% of the score of 1"):
         task(model, keep=1.0, score=lambda model: close(model, dense)).kept()
+
+
+def of_llama(batches, **given):
+    model, asked = make("llama"), parse_budget({"params": 0.8})
+    levels = make_levels(model, batches, shares=(0.5,), over=given["over"], verify=False)
+    measured, example = HeldBack(model, batches[2:]), example_of(model, batches[0])
+    return Choosing(model, asked, levels, batches[:2], measured, example, example, **given)
+
+
+def test_what_shrink_would_refuse_is_not_searched():
+    """On the meta device a mask is not known to be all ones, and the heads that share keys are compared then."""
+    batches = family_batches("llama", padding=False)
+    name = "model.layers.0.self_attn.q_proj.weight:2"
+    there = of_llama(batches, over=("shrink",), uniform=True)
+    each = of_llama(batches, over=("shrink",), uniform=True, in_directory=True)
+    assert any(name in its.names for its in there.space.classes)
+    assert not any(name in its.names for its in each.space.classes)
+    assert each.stays[name] == "a comparison in the code would come out otherwise"
+    found = each.within()
+    assert found.stays == each.stays
+    assert not [one for one in found.choice if one.endswith(":2")]
+
+
+def test_of_a_comparison_that_several_groups_turn_together_no_choice_is_made(monkeypatch):
+    each = task(blocks(3), {"params": 0.6})
+    first, second = (each.axes[f"{at}.up.weight"] for at in (1, 2))
+    monkeypatch.setattr(
+        Coupling, "contradicted", lambda _, counts: [*{first, second}] if {first, second} <= {*counts} else []
+    )
+    found = each.within()
+    assert not {"1.up.weight", "2.up.weight"} <= {*found.choice}
+    assert holds(found.limits, found.predicted)
+
+
+def test_a_budget_that_only_what_is_refused_would_meet_is_told(monkeypatch):
+    each = task(blocks(2), {"params": 0.25})
+    monkeypatch.setattr(Coupling, "contradicted", lambda _, counts: [*counts][1:])
+    with pytest.raises(ValueError, match=r"the params cannot come to .*: what would is refused, .*: a comparison in"):
+        each.within()
+
+
+def test_entries_alone_need_no_configuration():
+    each = of_llama(family_batches("llama", padding=False), over=("oneshot",), uniform=True, in_directory=True)
+    assert {name for its in each.space.classes for name in its.names} == {*each.levels}
+    assert not each.stays
+
+
+@pytest.mark.parametrize(("limit", "hint"), [(1.5, "1.5 is above 1, and so an amount"), (0.01, r"more of over=\.$")])
+def test_an_amount_that_was_meant_as_a_share_is_told(limit, hint):
+    with pytest.raises(ValueError, match=hint):
+        task(blocks(3), {"params": limit}).within()

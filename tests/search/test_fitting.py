@@ -7,11 +7,14 @@ import warnings
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
-from secateur import shrink
-from secateur.patterns import Unstructured
-from secateur.search import choosing, fit, fitting, making, sensitivity
+from secateur import oneshot, shrink
+from secateur.patterns import Block, Unstructured
+from secateur.search import choosing, fit, fit_checkpoint, fitting, making, sensitivity
+from secateur.search.fitted import KINDS
 from secateur.search.fitting import Entries, Units
 from secateur.search.judging import Judged
 from support.families import batches as family_batches
@@ -68,8 +71,8 @@ def test_of_a_pattern_that_fixes_the_share_it_is_chosen_which_matrices_get_it():
 
 def test_entries_leave_together_where_a_pattern_says_so():
     model = blocks(3)
-    given = {"over": "oneshot", "shares": SHARES, "evaluations": 8, "finals": 2}
-    done = fit(model, inputs(), budget={"params": 0.6}, pattern="2x1", **given)
+    how = {"over": "oneshot", "shares": SHARES, "evaluations": 8, "finals": 2}
+    done = fit(model, inputs(), budget={"params": 0.6}, pattern="2x1", **how)
     for name in done.choice:
         gone = model.get_parameter(name.removesuffix(":layer")).detach() == 0
         assert torch.equal(gone[::2], gone[1::2])
@@ -91,7 +94,8 @@ def test_both_are_carried_out_together():
     done = fit(
         model, inputs(), budget={"params": 0.4}, over=("shrink", "oneshot"), shares=SHARES, evaluations=8, finals=1
     )
-    assert parameters(model) - zeros(model) <= 0.4 * done.dense["params"] * 1.01  # shares of what is left are rounded
+    assert parameters(model) - zeros(model) <= 0.4 * done.dense["params"]
+    assert done.got["params"] == parameters(model) - zeros(model)
     assert done.shrunk is not None
     assert done.pruned is not None
 
@@ -212,7 +216,7 @@ def test_a_branch_leaves_whole_where_it_gives_little(over):
 
 def test_one_branch_stays_at_least():
     model = blocks(2)
-    with pytest.raises(ValueError, match="the params cannot come to"):
+    with pytest.raises(ValueError, match=r"the params cannot come to .*: no branch would be left"):
         fit(model, inputs(), budget={"params": 0.3}, over="branches", finals=1)
     assert widths(model) == [20, 20]
 
@@ -361,7 +365,7 @@ def test_every_dtype_is_fitted(dtype):
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("asked", "error", "message"),
     [
         ({}, ValueError, "got neither"),
         ({"budget": {"params": 0.5}, "over": ()}, ValueError, "over says which kinds of levels"),
@@ -378,11 +382,11 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"params": 0.5}, "shares": (1.5,)}, ValueError, "shares are how much leaves"),
     ],
 )
-def test_what_cannot_be_asked_for_is_refused_and_changes_nothing(given, error, message):
+def test_what_cannot_be_asked_for_is_refused_and_changes_nothing(asked, error, message):
     model = blocks(3)
     before = state_of(model)
     with pytest.raises(error, match=message):
-        fit(model, inputs(), **given)
+        fit(model, inputs(), **asked)
     assert is_unchanged(model, before)
 
 
@@ -439,3 +443,228 @@ def test_convolutions_share_tensors_and_the_budget_holds_all_the_same():
     done = fit(model, batches, budget={"params": 0.5, "macs": 0.6}, shares=SHARES, evaluations=6, finals=1)
     assert parameters(model) <= 0.5 * dense
     assert done.got["macs"] <= 0.6 * done.dense["macs"]
+
+
+# ---- no budget is exceeded by what is counted -----------------------------------------------------------------------
+
+BLOCKS, ROWS = inputs(width=8), {"unstructured": 1, "rows": 1, "2:4": 4}
+
+
+@pytest.fixture(scope="module")
+def levels_of():
+    found = {}
+    for pattern, round_to in ROWS.items():
+        found[pattern] = making.make_levels(
+            blocks(2, 8, 20),
+            BLOCKS,
+            over=("shrink", "oneshot"),
+            shares=(0.2, 0.45, 0.7),
+            pattern=pattern,
+            round_to=round_to,
+            verify=False,
+        )
+    return found
+
+
+def least_of(levels, over, word):
+    """The share that is left at the last level of each group."""
+    kinds = {kind for each in ([over] if isinstance(over, str) else over) for kind in KINDS[each]}
+    last = {name: len(levels[name]) - 1 for name in levels if levels.kind[name] in kinds}
+    return levels.cost(last, word) / levels.cost({}, word)
+
+
+@settings(max_examples=24, deadline=None)
+@given(
+    pattern=st.sampled_from([*ROWS]),
+    over=st.sampled_from(["shrink", "oneshot", ("shrink", "oneshot")]),
+    word=st.sampled_from(["params", "bytes", "macs"]),
+    share=st.floats(0.3, 0.95),
+)
+def test_a_budget_is_never_exceeded_counted_on_the_result(levels_of, pattern, over, word, share):
+    model, levels = blocks(2, 8, 20), levels_of[pattern]
+    before = state_of(model)
+    asked = {"levels": levels, "over": over, "evaluations": 2, "finals": 1, "verify": False}
+    if share < least_of(levels, over, word):
+        with pytest.raises(ValueError, match="cannot come to"):
+            fit(model, BLOCKS, budget={word: share}, **asked)
+        assert is_unchanged(model, before)
+        return
+    done = fit(model, BLOCKS, budget={word: share}, **asked)
+    left = {
+        "params": sum(int(each.count_nonzero()) for each in model.parameters()),
+        "macs": sum(2 * int(each.count_nonzero()) for each in model.parameters() if each.dim() > 1),  # two rows
+        "bytes": sum(
+            min(4 * each.numel(), 4 * int(each.count_nonzero()) + each.numel() / 8) for each in model.parameters()
+        ),
+    }
+    assert done.got == pytest.approx(left)
+    assert left[word] <= share * done.dense[word] * (1 + 1e-9)
+    assert done.got[word] <= done.predicted[word] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("word", ["params", "bytes"])
+def test_entries_of_narrowed_rows_are_no_more_than_was_predicted(word):
+    """Shares of matrices are rounded on the rows that are left."""
+    model = blocks(2, 7, 19)
+    how = {"over": ("shrink", "oneshot"), "pattern": "rows", "shares": (0.2, 0.4, 0.7), "round_to": 1}
+    limit = {"params": 204, "bytes": 840}[word]
+    done = fit(model, inputs(width=7), budget={word: limit}, evaluations=4, finals=1, **how)
+    assert done.got["params"] == parameters(model) - zeros(model)
+    assert done.shrunk is not None
+    assert done.pruned is not None
+    assert done.got[word] <= done.predicted[word] <= limit
+
+
+def test_other_units_that_leave_than_were_chosen_are_an_error_that_changes_nothing(monkeypatch):
+    """Though as many leave."""
+    real = fitting.shrink
+
+    def swapped(*args, **given):
+        (name, count), *rest = given["allocate"].counts.items()
+        assert not rest
+        other = "1.up.weight" if name == "0.up.weight" else "0.up.weight"
+        return real(*args, **given | {"allocate": Units({other: count})})
+
+    model = blocks(2)
+    before = state_of(model)
+    monkeypatch.setattr(fitting, "shrink", swapped)
+    with pytest.raises(ValueError, match=r"up.weight: 20 of its 20 units were chosen to stay, and \d+ would"):
+        fit(model, inputs(), budget={"params": 0.95}, shares=(0.2,), round_to=1, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+
+
+def test_more_that_is_left_than_may_be_is_an_error_that_changes_nothing(monkeypatch):
+    model = blocks(3)
+    before = state_of(model)
+    monkeypatch.setattr(fitting, "told_of", lambda *_: fitting.Told(entries={"0.up.weight": 0.1}))
+    with pytest.raises(ValueError, match=r"of the params are left, where .* were asked for and .* chosen"):
+        fit(model, inputs(), budget={"params": 0.5}, over="oneshot", shares=SHARES, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+
+
+def test_tiles_at_an_edge_count_as_whole_ones():
+    """Three rows in tiles of two: which of them stay is not known before."""
+    scores = {"a": torch.ones(3, 5)}
+    for share in (0.2, 0.5, 0.8):
+        count = Entries({"a": share})(scores, share, Block(2, 1))["a"]
+        assert 2 * min(count, 5) + max(0, count - 5) <= (1 - share) * 15 < 2 * min(count + 1, 5) + max(0, count - 4)
+
+
+# ---- what was there before ------------------------------------------------------------------------------------------
+
+
+def half_empty():
+    model = blocks(3)
+    oneshot(model, inputs(), sparsity=0.5)
+    return model, parameters(model) - zeros(model)
+
+
+def test_a_model_with_zeros_that_is_within_the_budget_stays():
+    model, there = half_empty()
+    before = state_of(model)
+    with pytest.warns(UserWarning, match="the model costs no more than the budget as it is: nothing leaves"):
+        done = fit(model, inputs(), budget={"params": there}, shares=SHARES, evaluations=4, finals=1)
+    assert is_unchanged(model, before)
+    assert done.got["params"] == done.predicted["params"] == there
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_of_a_model_with_zeros_what_is_left_is_counted(over):
+    model, there = half_empty()
+    done = fit(model, inputs(), budget={"params": there - 20}, over=over, shares=SHARES, evaluations=4, finals=1)
+    assert done.got["params"] == parameters(model) - zeros(model) <= there - 20
+
+
+# ---- levels that are given ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+@pytest.mark.parametrize("scope", [{"exclude": "0.*"}, {"include": ["1.*", "2.*"]}])
+def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over, scope):
+    model, dense = blocks(3), blocks(3)
+    made = making.make_levels(model, inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
+    done = fit(model, inputs(), budget={"params": 0.8}, over=over, levels=made, evaluations=4, finals=2, **scope)
+    assert done.choice
+    assert not [name for name in done.choice if name.startswith("0.")]
+    assert all(map(torch.equal, model[0].parameters(), dense[0].parameters()))
+    assert done.got["params"] <= 0.8 * done.dense["params"]
+    assert "stay whole, such as 0." in str(done)
+
+
+def test_globs_of_matrices_are_of_their_own_names():
+    """And not of all that the units of their rows go with."""
+    made = making.make_levels(blocks(3), inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
+    asked = {"over": "oneshot", "levels": made, "evaluations": 4, "finals": 1}
+    done = fit(blocks(3), inputs(), budget={"params": 0.9}, exclude="*.down.weight", **asked)
+    assert {name for name in done.levels if ".up." in name and name.endswith(":layer")}.isdisjoint(done.stays)
+    assert {*done.stays} == {name for name in made if name.endswith("down.weight:layer")}
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"over": ("shrink", "oneshot")}, "levels= were made over 'shrink': make them over 'oneshot', too"),
+        ({"over": "oneshot"}, "levels= were made over 'shrink': make them over 'oneshot', too"),
+        ({"over": "experts"}, r"nothing that has levels can leave. There are no levels over 'experts'"),
+        (
+            {"exclude": "*"},
+            r"nothing that has levels can leave. 0.up.weight and 2 others: include and exclude",
+        ),
+        ({"exclude": "nothing*"}, "matches 'nothing"),
+    ],
+)
+def test_levels_that_are_given_are_of_what_is_asked_for(asked, message):
+    made = making.make_levels(blocks(3), inputs(), shares=SHARES, verify=False)
+    with pytest.raises(ValueError, match=message):
+        fit(blocks(3), inputs(), budget={"params": 0.8}, levels=made, **asked)
+
+
+@pytest.mark.parametrize("asked", [{"solver": "sparsegpt"}, {"pattern": "rows"}])
+def test_levels_of_entries_are_of_one_solver_and_pattern(asked):
+    made = making.make_levels(blocks(3), inputs(), over="oneshot", shares=SHARES, verify=False)
+    with pytest.raises(ValueError, match=f"levels= are of the {next(iter(asked))}"):
+        fit(blocks(3), inputs(), budget={"params": 0.8}, over="oneshot", levels=made, **asked)
+
+
+# ---- what a configuration says --------------------------------------------------------------------------------------
+
+
+def test_of_what_a_configuration_says_at_once_all_or_nothing_leaves(tmp_path):
+    """Of one layer's units alone no configuration says that they left."""
+    model = make("llama").eval()
+    scope = {"include": ["model.layers.0.mlp.*", "model.layers.*.self_attn.*"]}
+    asked = {"uniform": True, "shares": (0.5,), "evaluations": 4, "finals": 1, **scope}
+    done = fit(model, family_batches("llama"), budget={"params": 0.95}, **asked)
+    assert not [name for name in done.choice if ".mlp." in name]
+    assert "of it and of model.layers.1.mlp" in done.stays["model.layers.0.mlp.gate_proj.weight"]
+    counts = {name: int(mask.sum()) for name, mask in done.levels.kept(done.choice).items()}
+    kept = {group.name: done.shrunk.kept.get(group.axis) for group in done.shrunk.coupling.groups}
+    assert counts == {name: int(mask.sum()) for name, mask in kept.items() if mask is not None and not mask.all()}
+    alone = make("llama").eval()
+    before = state_of(alone)
+    with pytest.raises(ValueError, match=r"nothing that has levels can leave. .*: one number says"):
+        fit(alone, family_batches("llama"), budget={"params": 0.95}, **asked | {"include": "model.layers.0.mlp.*"})
+    assert is_unchanged(alone, before)
+
+
+@pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
+def test_what_is_left_in_a_directory_is_counted(over, tmp_path):
+    model = make("llama").eval()
+    model.save_pretrained(tmp_path / "dense")
+    batches = family_batches("llama", padding=False)
+    asked = {"shares": (0.3, 0.5), "evaluations": 2, "finals": 1, "over": over, "round_to": 1}
+    done = fit_checkpoint(tmp_path / "dense", tmp_path / "out", batches, model=model, budget={"params": 0.7}, **asked)
+    loaded = type(model).from_pretrained(tmp_path / "out")
+    assert done.got["params"] == pytest.approx(parameters(loaded) - zeros(loaded), abs=1e-6)
+    assert done.got["params"] <= done.predicted["params"] <= 0.7 * parameters(model)
+
+
+def test_a_directory_is_fitted_by_what_it_can_lose(tmp_path):
+    model = make("llama").eval()
+    model.save_pretrained(tmp_path / "dense")
+    batches = family_batches("llama", padding=False)
+    asked = {"shares": (0.5,), "evaluations": 2, "finals": 1}
+    done = fit_checkpoint(tmp_path / "dense", tmp_path / "out", batches, model=model, budget={"params": 0.8}, **asked)
+    loaded = type(model).from_pretrained(tmp_path / "out")
+    assert done.got["params"] == parameters(loaded) <= 0.8 * parameters(model)
+    assert "stay whole, such as model.layers.0.self_attn.q_proj.weight:2: a comparison in the code" in str(done)

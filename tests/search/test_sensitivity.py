@@ -1,7 +1,9 @@
 """Laws of sensitivity: each cell is what the model loses, measured; the model stays; a killed run goes on."""
 
+import functools
 import json
 import sys
+import types
 
 import pytest
 import torch
@@ -71,6 +73,37 @@ def test_a_function_of_ones_own_is_measured_for_every_cell():
             assert value == pytest.approx(said.dense - sharp(model))
 
 
+def test_a_function_is_run_in_evaluation_mode_without_gradients():
+    model, seen = stack().train(), set()
+
+    def score(each):
+        seen.add((each.training, torch.is_grad_enabled()))
+        return float(each(data()[0]).std())
+
+    sensitivity(model, data(), score=score, shares=(0.5,))
+    assert seen == {(False, False)}
+    assert model.training
+
+
+@pytest.mark.parametrize("wrong", [None, "much", torch.ones(2)])
+@pytest.mark.parametrize("verb", [sensitivity, secateur.fit])
+def test_a_score_that_is_no_number_is_named(verb, wrong):
+    budget = {"budget": {"params": 0.8}} if verb is secateur.fit else {}
+    with pytest.raises(TypeError, match=rf"the score is a {type(wrong).__name__}; return one number, higher is better"):
+        verb(stack(), data(), score=lambda _: wrong, shares=(0.5,), **budget)
+
+
+@pytest.mark.parametrize("verb", [sensitivity, secateur.fit])
+@pytest.mark.parametrize("over", ["shrink", "oneshot"])
+def test_a_weight_that_is_not_finite_is_named(verb, over):
+    model = stack()
+    with torch.no_grad():
+        model.head.weight[0, 0] = float("nan")
+    budget = {"budget": {"params": 0.8}} if verb is secateur.fit else {}
+    with pytest.raises(ValueError, match=r"head\.weight: the weight of shape .* has entries that are NaN or infinite"):
+        verb(model, data(), over=over, shares=(0.5,), **budget)
+
+
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 
@@ -120,6 +153,66 @@ def test_another_score_is_measured_anew(tmp_path):
     assert Sensitivity.load(tmp_path).scores == other.scores
 
 
+def as_size(model):
+    return float(sum(int(each.count_nonzero()) for each in model.parameters()))
+
+
+def constant(_):
+    return 1000.0
+
+
+def as_constant(model):
+    return 1000.0 + as_size(model) - as_size(stack())
+
+
+def renamed(function, name):
+    """The same code under another name, or other code under the same."""
+    made = types.FunctionType(function.__code__, function.__globals__, name)
+    made.__qualname__ = name
+    return made
+
+
+class Scored:
+    def __init__(self, times):
+        self.times = times
+
+    def score(self, model):
+        return 1000.0 + self.times * (as_size(model) - as_size(stack()))
+
+    __call__ = score
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda _: 1000.0, lambda model: 1000.0 + as_size(model) - as_size(stack())),
+        (functools.partial(Scored.score, Scored(0)), functools.partial(Scored.score, Scored(1))),
+        (Scored(0).score, Scored(1).score),
+        (Scored(0), Scored(1)),
+    ],
+)  # fmt: skip
+def test_of_a_function_without_a_name_of_its_own_no_scores_are_taken(one, other, tmp_path):
+    first = sensitivity(stack(), data(), score=one, shares=(0.5,), store=tmp_path)
+    again = sensitivity(stack(), data(), score=other, shares=(0.5,), store=tmp_path)
+    assert first.dense == again.dense
+    assert {*first.scores.values()} == {(0.0, 0.0)}
+    assert all(lost > 0 for _, lost in again.scores.values())
+    assert Sensitivity.load(tmp_path).scores == again.scores
+
+
+def test_a_function_of_the_same_name_and_other_code_is_another(tmp_path):
+    first = sensitivity(stack(), data(), score=renamed(constant, "score"), shares=(0.5,), store=tmp_path)
+    again = sensitivity(stack(), data(), score=renamed(as_constant, "score"), shares=(0.5,), store=tmp_path)
+    assert first.dense == again.dense
+    assert first.scores != again.scores
+
+
+def test_the_same_function_takes_what_is_there(tmp_path, monkeypatch):
+    first = sensitivity(stack(), data(), score=as_size, shares=(0.5,), store=tmp_path)
+    monkeypatch.setattr(MODULE, "Replayed", None)
+    assert sensitivity(stack(), data(), score=as_size, shares=(0.5,), store=tmp_path).scores == first.scores
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -132,6 +225,8 @@ def test_another_score_is_measured_anew(tmp_path):
         lambda said: said["scores"].update({"blocks.0.up.weight": [0.0]}),
         lambda said: said["scores"].update({"blocks.0.up.weight": [0.0, "much", 1.0]}),
         lambda said: said["scores"].update({next(iter(said["scores"])): [0.0, True, 1.0]}),
+        lambda said: said["scores"].update({name: [-1.0] * len(each) for name, each in said["scores"].items()}),
+        lambda said: said.update(function=3),
         lambda said: said["scores"].update({next(iter(said["scores"])): [0.0, 10**400, 1.0]}),
         lambda said: said.pop("passes"),
     ],

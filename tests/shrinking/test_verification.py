@@ -7,8 +7,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from secateur.checkpoints import CheckpointError, verify_checkpoint
-from secateur.shrinking import is_shrunken, shrink_checkpoint, verify_shrunken_checkpoint
+from secateur.blockwise import oneshot
+from secateur.checkpoints import CheckpointError, sparsify_checkpoint, verify_checkpoint
+from secateur.shrinking import (
+    is_shrunken,
+    shrink_checkpoint,
+    verify_pruned_later,
+    verify_shrunken_checkpoint,
+    was_pruned_later,
+)
 from support.commands import run
 from support.damaged import changed, tensor
 from support.families import batches, make
@@ -157,3 +164,87 @@ def test_a_plan_that_is_none_is_refused(made, tmp_path):
     (tmp_path / "small/plan.json").write_text("{}")
     with pytest.raises(CheckpointError, match="is not the one plan of a shrunken directory"):
         verify_shrunken_checkpoint(tmp_path / "small")
+
+
+# ---- zeros in what was shrunk ---------------------------------------------------------------------------------------
+
+EMBEDDING = "model.embed_tokens.weight"
+NORM = "model.layers.1.post_attention_layernorm.weight"
+
+
+@pytest.fixture(scope="module")
+def twice(made):
+    """What `fit` does with both verbs: pruned with data what was shrunk with data."""
+    given = batches("llama")
+    oneshot(made / "small", given, 0.5, out=made / "sparse", include="*mlp.down_proj.weight")
+    return made / "sparse"
+
+
+def test_what_was_shrunk_and_then_pruned_is_verified_by_either_source(made, twice, tmp_path):
+    assert was_pruned_later(twice, made / "dense")
+    assert not was_pruned_later(twice, made / "small")
+    assert not was_pruned_later(twice, None)
+    assert not was_pruned_later(made / "small", made / "dense")
+    assert not was_pruned_later(made / "dense", made / "dense")
+    found = verify_pruned_later(twice, made / "dense")
+    assert found.ok, found.problems
+    assert found.target_sparsity == verify_checkpoint(twice).target_sparsity == 0.5
+    each = {tensor.name: tensor for tensor in found.tensors}
+    assert each[UP].unchanged
+    assert each[EMBEDDING].unchanged
+    assert (each[DOWN].unchanged, each[DOWN].claimed) == (None, each[DOWN].zeros)
+    assert found.files == len(list(twice.iterdir())) - 4  # config, plan, record, weights
+    (unchecked,) = found.unchecked
+    assert unchecked.endswith("tensors were repaired or pruned: whether what they keep are the best values")
+    for source in ((), ("--source", made / "dense"), ("--source", made / "small")):
+        ended = run("verify", twice, *source)
+        assert ended.exit_code == 0, ended.output
+        assert "sparse: what secateur.json claims holds, pattern unstructured" in ended.stdout
+
+
+def test_a_mask_of_what_was_shrunk_is_verified_too(made, tmp_path):
+    sparsify_checkpoint(made / "plain", tmp_path / "sparse", 0.5)
+    assert verify_pruned_later(tmp_path / "sparse", made / "dense").ok
+
+
+def test_neither_source_is_one_line(made, twice):
+    ended = run("verify", twice, "--source", made / "plain")
+    assert ended.exit_code == 2
+    assert ended.stderr.count("\n") == 1
+    assert "was shrunk, and then pruned, and" in ended.stderr
+    assert "is neither what was shrunk nor what was pruned" in ended.stderr
+
+
+def of_the_first(**fields):
+    def change(folder):
+        record = json.loads((folder / "secateur.json").read_text())
+        record["previous"] |= fields
+        (folder / "secateur.json").write_text(json.dumps(record))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (tensor(UP, lambda each: each + 1), f"{UP}: is not what the plan leaves"),
+        (tensor(EMBEDDING, lambda each: each.flip(0)), f"{EMBEDDING}: is not what the plan leaves"),
+        (tensor("model.layers.1.self_attn.o_proj.weight", lambda each: each * 2), "its bytes are not those that were"),
+        (tensor(DOWN, lambda each: each * 0), f"{DOWN}: 80 of 80 values are zero"),
+        (tensor(DOWN, lambda each: each[:, 1:]), f"{DOWN}: F32 of shape"),
+        (tensor("more", lambda _: torch.zeros(1)), "more: in the checkpoint, but not in secateur.json"),
+        (of_the_first(parameters={"from": 1, "to": 1}), "claims 1"),
+        (of_the_first(sha256={"fc": "0"}), "fc: was written, secateur.json says; it is not here"),
+        (of_the_first(calibration={"repair": False, "errors": {}}), "o_proj.weight: is not what the plan leaves"),
+        (configured, "config.json: intermediate_size is 24, not"),
+        (planned, f"{UP}: is not what the plan leaves"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{ }"), "tokenizer.json: its bytes are not"),
+        (lambda folder: (folder / "more.txt").write_text(""), "more.txt: not in the source"),
+    ],
+)
+def test_what_does_not_hold_of_either_record_is_named(made, twice, tmp_path, change, problem):
+    shutil.copytree(twice, tmp_path / "sparse")
+    change(tmp_path / "sparse")
+    found = verify_pruned_later(tmp_path / "sparse", made / "dense")
+    assert any(problem in each for each in found.problems), found.problems
+    assert run("verify", tmp_path / "sparse", "--source", made / "dense").exit_code == 1

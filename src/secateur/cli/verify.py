@@ -29,9 +29,10 @@ def verify(
     """Count on the stored bytes what DIR's secateur.json says: sparsity, pattern, and what was left alone.
 
     Of a directory that shrink wrote: whether each tensor is what its plan leaves of the source's, and has the bytes
-    that were written; where blocks left, whether each is the source's that its blocks.json names. Of one that experts
-    wrote: whether each is the source's that its experts.json names, byte for byte. Of one that
-    vocabulary wrote: whether each has the rows of the tokens that stayed, and texts of these are read as by the source.
+    that were written, also where zeros were made in it later, as fit does; where blocks left, whether each is the
+    source's that its blocks.json names. Of one that experts wrote: whether each is the source's that its experts.json
+    names, byte for byte. Of one that vocabulary wrote: whether each has the rows of the tokens that stayed, and texts
+    of these are read as by the source.
 
     Exit code 0: all that was checked holds. 1: something does not, and is named. 2: there is nothing to check.
     """
@@ -44,7 +45,9 @@ def verify(
             is_shrunken,
             verify_depth_checkpoint,
             verify_experts_checkpoint,
+            verify_pruned_later,
             verify_shrunken_checkpoint,
+            was_pruned_later,
         )
         from secateur.vocabulary import is_shrunken_vocabulary, verify_vocabulary_checkpoint
 
@@ -55,6 +58,8 @@ def verify(
             found = verify_experts_checkpoint(directory, source)
         elif has_fewer_blocks(directory):
             found = verify_depth_checkpoint(directory, source)
+        elif source is not None and was_pruned_later(directory, source):
+            found = verify_pruned_later(directory, source)
         else:
             found = (verify_shrunken_checkpoint if is_shrunken(directory) else verify_checkpoint)(directory, source)
         if as_json:

@@ -89,7 +89,9 @@ def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, 
     if keep is not None:
         _number("keep", keep)
         if not 0 < keep <= 1:
-            raise ValueError(f"keep is the share of the dense model's score that has to stay, in (0, 1], not {keep}.")
+            raise ValueError(
+                f"keep is the share of the dense model's score that has to stay, in (0, 1], not {keep}: 0.99 is 99 %."
+            )
         return Budget({}, float(keep), target)
     if not isinstance(budget, Mapping):
         raise TypeError(f'a budget is a mapping such as {{"latency": 0.6}}, not a {type(budget).__name__}.')
@@ -98,7 +100,7 @@ def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, 
     for word, limit in budget.items():
         _number(word, limit)
         if limit <= 0:
-            raise ValueError(f"{word}: a limit is a share in (0, 1] or an amount above 1, not {limit}.")
+            raise ValueError(f"{word}: a limit is a share in (0, 1] or an amount above 1, not {limit}: 0.6 is 60 %.")
     return Budget({word: float(limit) for word, limit in budget.items()}, None, target)
 
 

@@ -8,9 +8,10 @@ same levels and budget does, on the batches held back; finished, no more than an
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,9 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 from torch import nn
 
-from secateur.coupling import Axis, Coupling, find_coupling
-from secateur.search.budgets import Budget
+from secateur.coupling import Axis, Coupling, Group, find_coupling
+from secateur.search.budgets import Budget, holds
 from secateur.search.candidates import candidates
+from secateur.search.costs import nonzeros
 from secateur.search.evolution import Choice, Evolved, evolved
 from secateur.search.fitted import KINDS, Chosen, Point, cost_text, knee_of
 from secateur.search.given import Given, curves_of
@@ -28,9 +30,20 @@ from secateur.search.held_back import HeldBack
 from secateur.search.judging import Judged, taken_of
 from secateur.search.latency import Times, milliseconds_of, saved_by
 from secateur.search.levels import Levels
-from secateur.search.space import Predicted, Space, classes_of
+from secateur.search.space import Class, Predicted, Space, classes_of
 from secateur.search.weighing import looked_at, measured_curve, weighed, weights_of
-from secateur.shrinking import Configured, carry_out, has_configuration, plan_of, tie_roles
+from secateur.shrinking import (
+    Configured,
+    carry_out,
+    check_globs,
+    example_for,
+    has_configuration,
+    may_leave,
+    names_of,
+    plan_of,
+    shorter,
+    tie_roles,
+)
 from secateur.support import Forward, track, unwrapped
 
 __all__ = ["ByItself", "Choosing", "Finishing", "WHOLE", "kept_by"]
@@ -91,9 +104,59 @@ class Finishing(Protocol):
         budget."""
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """A coupling that shrink would find: what it would object to, before anything is chosen.
+
+    Attributes:
+        coupling: with what a configuration cannot say frozen, and the rest tied, where that is asked for.
+        configured: what says whether there is such a model; None where nothing does.
+    """
+
+    coupling: Coupling
+    configured: Configured | None = None
+
+    @functools.cached_property
+    def groups(self) -> dict[str, Group]:
+        return {group.name: group for group in self.coupling.groups}
+
+    def tied_to(self, names: Iterable[str]) -> set[str]:
+        """All groups of the ties that these are in."""
+        numbers = {self.groups[name].tied for name in names if name in self.groups}
+        return {name for name, group in self.groups.items() if group.tied in numbers}
+
+    def objection(self, kept: Mapping[str, Any], example: Any = None) -> str | None:
+        """Why these groups cannot keep these units; None where they can. With an example what a configuration builds is
+        compared with the smaller model, too."""
+        groups = self.groups
+        masks = {groups[name].axis: np.asarray(mask) for name, mask in kept.items() if name in groups}
+        counts = {axis: int(mask.sum()) for axis, mask in masks.items()}
+        if self.coupling.contradicted(counts):
+            return "a comparison in the code would come out otherwise"
+        if self.configured is None or not counts:
+            return None
+        if not self.configured.is_possible(counts):
+            return "the configuration cannot say such a count of it"
+        if example is not None:
+            its = [groups[name] for name in kept if name in groups]
+            try:
+                wrong = self.configured.unsaid(None, self.coupling, its, masks, [example])
+            except ValueError:  # of all of them
+                wrong = its
+            if wrong:
+                return "a model built from the configuration is not the smaller one"
+        return None
+
+
 @dataclass(eq=False)
 class Choosing:
-    """What is asked, and what is known of the model so far; the parameters are those of `secateur.fit`."""
+    """What is asked, and what is known of the model so far; the parameters are those of `secateur.fit`.
+
+    Attributes:
+        scope: ``{"include": globs or None, "exclude": globs or None}``: what may leave of all that has levels.
+        in_directory: that `shrink_checkpoint` carries it out, which watches the model on the meta device.
+        stays: ``{group: why}`` of what has levels and stays whole all the same.
+    """
 
     model: nn.Module
     asked: Budget
@@ -114,53 +177,142 @@ class Choosing:
     starts: dict[str, Choice] = field(default_factory=dict)  # that the last search began with
     default: ByItself | None = None
     known: Given | None = None  # that was measured before
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    in_directory: bool = False
+    stays: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.inner = unwrapped(self.model)
         self.coupling = find_coupling(self.inner, self.example)
         self.axes: dict[str, Axis] = {group.name: group.axis for group in self.coupling.groups}
-        possible: Callable[[Mapping[str, int]], bool] | None = (
-            self._one_branch_stays if "branches" in self.over else None
-        )
         self.kinds = {kind for word in self.over for kind in KINDS[word]}
-        free = [name for name in self.levels if self.levels.kind[name] in self.kinds]
+        free = self._in_scope([name for name in self.levels if self.levels.kind[name] in self.kinds])
+        self._seen_alone = _Seen(self.coupling)
+        self._seen = [(self._seen_alone, None)]
         tied: Iterable[Iterable[str]] = self._mixtures_alike([[name] for name in free])
         if self.uniform:
-            tied, possible = self._uniform()
-        self.space = Space(self.levels, classes_of(self.levels, tied), possible=possible)
+            tied = self._uniform(free)
+        classes = [self._allowed(each) for each in classes_of(self.levels, tied)]
+        self.space = Space(self.levels, [each for each in classes if len(each.levels) > 1], possible=self._is_possible)
         if not self.space.classes:
-            raise ValueError("nothing that has levels can leave: no configuration says that any of it left.")
+            raise ValueError(f"nothing that has levels can leave.{self._why()}")
         if "latency" in self.asked.words:
             self.space.predicted = self._predicted()
 
     # ---- what can be chosen ---------------------------------------------------------------------------------------
 
-    def _uniform(self) -> tuple[list[list[str]], Callable[[Mapping[str, int]], bool] | None]:
-        """Which groups go to a level together, so that a configuration can say it, and which choices it can say."""
-        coupling: Coupling = find_coupling(self.inner, self.example)  # one that may be tied
-        axes = {group.name: group.axis for group in coupling.groups}
-        configured = None
-        if has_configuration(self.inner):
-            configured = Configured(self.inner, coupling)
-        else:
-            tie_roles(coupling)
-        number = {group.axis: group.tied for group in coupling.groups}
-        tied: dict[Any, list[str]] = {}
-        for name in self.levels:
+    def _in_scope(self, names: Sequence[str]) -> list[str]:
+        """Those that the globs say may leave."""
+        include, exclude = self.scope.get("include"), self.scope.get("exclude") or ()
+        modules = {name for name, _ in self.inner.named_modules()}
+        known = names_of(self.coupling) | modules | {name for name, _ in self.inner.named_parameters()}
+        check_globs(known, (*(include or ()), *exclude))
+        members = {group.name: {name for name, _ in group.members} for group in self.coupling.groups}
+        members |= {each.name: {*each.modules, *each.parameters} for each in self.coupling.branches}
+
+        def may(name: str) -> bool:
+            groups = self.levels.groups[name]
             if self.levels.kind[name] == "layer":
-                tied[name] = [name]
-            elif self.levels.kind[name] in self.kinds:
-                numbers = {number.get(axes[each]) if each in axes else None for each in self.levels.groups[name]}
-                if None not in numbers and len(numbers) == 1:
-                    tied.setdefault(numbers.pop(), []).append(name)
-        if configured is None:
-            return [*tied.values()], None
-        said = configured
+                return may_leave({*groups}, include, exclude)
+            return all(may_leave({group} | members.get(group, set()), include, exclude) for group in groups)
 
-        def possible(choice: Mapping[str, int]) -> bool:
-            return said.is_possible({axes[name]: int(mask.sum()) for name, mask in self.levels.kept(choice).items()})
+        free = [name for name in names if may(name)]
+        self.stays |= {name: "include and exclude leave it whole" for name in names if name not in free}
+        return free
 
-        return [*tied.values()], possible
+    def _uniform(self, free: Sequence[str]) -> list[list[str]]:
+        """Which groups go to a level together, so that a configuration can say it."""
+        layers = [name for name in free if self.levels.kind[name] == "layer"]
+        units = [name for name in free if name not in layers]
+        if not units:
+            return [[name] for name in layers]
+        self._seen = [self._said_of(self.inner, self.example)]
+        if self.in_directory:
+            meta = self._seen[0][0].configured
+            if meta is not None:
+                built = meta.build({})
+                self._seen.append(self._said_of(built, example_for(built)))
+        tied: dict[Any, list[str]] = {}
+        for name in units:
+            roles = tuple(self._tie_of(name, seen) for seen, _ in self._seen)
+            if None in roles:
+                self.stays[name] = self._frozen(name)
+            else:
+                tied.setdefault(roles, []).append(name)
+        found = []
+        for names in tied.values():
+            there = {group for name in names for group in self.levels.groups[name]}
+            others = sorted(set[str]().union(*(seen.tied_to(there) for seen, _ in self._seen)) - there)
+            if not others:
+                found.append(names)
+            else:
+                why = (
+                    f"one number says how much stays of it and of {others[0]}, which has no levels or is to stay whole"
+                )
+                self.stays |= dict.fromkeys(names, why)
+        return [*([name] for name in layers), *found]
+
+    def _said_of(self, model: nn.Module, example: Any) -> tuple[_Seen, Any]:
+        """A coupling of one's own, which is tied, and what it is asked with."""
+        coupling: Coupling = find_coupling(model, example)
+        if has_configuration(model):
+            return _Seen(coupling, Configured(model, coupling)), shorter(example)
+        tie_roles(coupling)
+        return _Seen(coupling), None
+
+    def _tie_of(self, name: str, seen: _Seen) -> int | None:
+        """Which tie the groups of an entry are in; None where one of them is in none, or in another. Groups of the same
+        tensors have numbers in their names, which depend on what was watched."""
+        mine, groups = self._seen_alone.groups, seen.groups
+        numbers = {
+            groups[each].tied
+            if each in groups and each in mine and {*groups[each].members} == {*mine[each].members}
+            else None
+            for each in self.levels.groups[name]
+        }
+        return numbers.pop() if len(numbers) == 1 else None
+
+    def _frozen(self, name: str) -> str:
+        """Why shrink leaves it whole."""
+        for group in self.levels.groups[name]:
+            for place in self._seen_alone.groups[group].members if group in self._seen_alone.groups else ():
+                for seen, _ in self._seen:
+                    if place in seen.coupling.frozen:
+                        return seen.coupling.frozen[place]
+        return "no configuration says that some of it left"
+
+    def _allowed(self, each: Class) -> Class:
+        """With the levels that nothing objects to."""
+        levels, why = [each.levels[0]], ""
+        for its in each.levels[1:]:
+            kept = self.levels.kept(dict(zip(each.names, its, strict=True)))
+            said = next((said for seen, example in self._seen if (said := seen.objection(kept, example))), None)
+            if said is None:
+                levels.append(its)
+            why = said or why
+        if len(levels) == 1:
+            self.stays |= dict.fromkeys(each.names, why or "its groups have no level in common")
+        return replace(each, levels=tuple(levels))
+
+    def _is_possible(self, choice: Mapping[str, int]) -> bool:
+        """Whether shrink would take such a choice."""
+        if "branches" in self.over and not self._one_branch_stays(choice):
+            return False
+        kept = self.levels.kept(choice)
+        return all(seen.objection(kept) is None for seen, _ in self._seen)
+
+    def _why(self) -> str:
+        """What stays whole, and why: of each reason one."""
+        if not self.stays:
+            return f" There are no levels over {', '.join(map(repr, self.over))}."
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.stays.items():
+            by_reason.setdefault(why, []).append(name)
+        said = [
+            f"{names[0]}{f' and {len(names) - 1} others' if len(names) > 1 else ''}: {why}"
+            for why, names in [*by_reason.items()][:10]
+        ]
+        return f" {'; '.join(said)}."
 
     def _one_branch_stays(self, choice: Mapping[str, int]) -> bool:
         branches = {each.name: {*each.parameters} for each in self.coupling.branches}
@@ -248,10 +400,20 @@ class Choosing:
         costs = self.space.costs(self.space.last, limits)
         word = max(limits, key=lambda word: costs[word] / limits[word])
         whole = self.space.cost(self.space.dense, word)
+        asked = f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, whole)}: "
+        if holds(limits, costs):
+            kept = self.levels.kept(self.space.named(self.space.last))
+            why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no branch would be left")
+            return ValueError(
+                f"{asked}what would is refused, as the last level of each group: {why}. Ask for more, pass other "
+                "shares=, or exclude= some of it."
+            )
+        amount = self.asked.limits.get(word, 0.0)
+        hint = f" {amount:g} is above 1, and so an amount: 60 % is 0.6." if amount > 1 else ""
+        stays = next((f" {len(self.stays)} stay whole, such as {one}: {why}." for one, why in self.stays.items()), "")
         return ValueError(
-            f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, whole)}: at the last level "
-            f"of each group it is {cost_text(word, costs[word])}. Ask for more, pass shares= with larger ones, or more "
-            "of over=."
+            f"{asked}at the last level of each group it is {cost_text(word, costs[word])}. Ask for more, pass shares= "
+            f"with larger ones, or more of over=.{hint}{stays}"
         )
 
     def _loss(self, choice: Choice, some: Sequence[int]) -> float:
@@ -364,8 +526,10 @@ class Choosing:
         """
         dense, word = self.dense, self.asked.words[0]
         limits = self.asked.of(dense)
-        if self.space.fits(self.space.dense, limits):
-            return self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
+        counted = {**dense, "params": float(nonzeros(self.inner))}
+        if self.space.fits(self.space.dense, limits) or holds(limits, counted):
+            as_it_is = self._chosen(limits, Evolved(self.space.dense, 0.0, {}, 0.0, 0), [])
+            return replace(as_it_is, predicted={**as_it_is.predicted, "params": counted["params"]})
         self._least(limits)  # what cannot be met is said before the long part begins
         self._weigh_alone()
         curve = self._curve(word)
@@ -556,9 +720,10 @@ class Choosing:
         assert self.asked.keep is not None
         score = self.measured.dense_score
         whole = "of the dense model's outputs" if score is None else f"of the score of {score:.5g}"
+        hint = " keep is a share: 0.99 is 99 %." if self.asked.keep == 1 else ""
         return ValueError(
             f"no model was found that is smaller and keeps {self.asked.keep:.1%} {whole}: at {share:.1%} of the "
-            f"{self.asked.target} it is less. Ask for less of the score, or pass shares= with smaller ones."
+            f"{self.asked.target} it is less. Ask for less of the score, or pass shares= with smaller ones.{hint}"
         )
 
     def _chosen(self, limits: Mapping[str, float], found: Evolved, curve: Sequence[Point]) -> Chosen:
@@ -580,4 +745,5 @@ class Choosing:
             generations=found.generations,
             compared=self.measured.word,
             over=self.over,
+            stays=dict(self.stays),
         )

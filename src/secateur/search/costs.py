@@ -17,7 +17,7 @@ from secateur.coupling import Axis, Branch, Coupling, Expression, Group, Product
 from secateur.shrinking import Amount, Tied
 from secateur.support import Fields, tensors_of
 
-__all__ = ["Bill", "TARGETS", "Variable", "bill_in", "bill_of", "stored"]
+__all__ = ["Bill", "TARGETS", "Variable", "bill_in", "bill_of", "nonzeros", "stored"]
 
 TARGETS = ("params", "macs", "bytes")
 
@@ -193,3 +193,12 @@ def stored(density: float, itemsize: int) -> float:
     (0.53125, 1.0)
     """
     return min(1.0, density + 1 / (8 * itemsize))
+
+
+def nonzeros(model: nn.Module) -> int:
+    """The entries of parameters that are not zero.
+
+    >>> nonzeros(nn.LayerNorm(4))
+    4
+    """
+    return sum(int(each.detach().count_nonzero()) for each in model.parameters())

@@ -9,20 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from secateur import solvers
-from secateur.blockwise import OneShot, Solve, blaming_config, oneshot
-from secateur.checkpoints import check_new
+from secateur import patterns, solvers
+from secateur.blockwise import OneShot, Solve, blaming_config, digest, oneshot
+from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, files_below
 from secateur.patterns import Pattern
-from secateur.search.budgets import parse_budget
+from secateur.search.budgets import Budget, parse_budget
 from secateur.search.choosing import Choosing, kept_by
 from secateur.search.fitted import Chosen, Fitted, Point, cost_text
 from secateur.search.fitting import (
@@ -32,6 +34,7 @@ from secateur.search.fitting import (
     check_all_pruned,
     check_asked,
     check_unmade,
+    counted,
     pattern_of,
     rounding_for,
     shares_for,
@@ -42,11 +45,13 @@ from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
 from secateur.search.making import OVER, make_levels, refuse_several
+from secateur.search.place import Place, check_outside, working
 from secateur.search.scoring import SCORES, Score
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
 from secateur.solvers import admm
-from secateur.support import Fields, check_batches, device_of, unwrapped, write_whole
+from secateur.support import Fields, check_batches, described, device_of, printable, track, unwrapped, write_whole
+from secateur.version import __version__
 
 __all__ = ["fit_checkpoint"]
 
@@ -89,9 +94,9 @@ def fit_checkpoint(
 
     Args:
         source: a Hugging Face directory.
-        out: the one to write, which must not exist. Beside it are ``<out>.levels`` (unless ``store`` names another
-            folder) with the levels and what was chosen, and, where both verbs have work, ``<out>.shrunk-..`` after the
-            first; they are deleted in the end.
+        out: the one to write, which must not exist. Beside it is ``<out>.unfinished`` until it does, with the levels
+            and what was chosen (unless ``store`` names a folder for these), and with what verbs write on the way. One
+            process at a time is in it; nothing in it is anybody else's.
         model: the module that the directory holds, in memory; it stays as it is.
         arguments: what ``secateur.json`` shall say of how this was called.
 
@@ -101,9 +106,10 @@ def fit_checkpoint(
     What is written is loaded and judged once more.
 
     Raises:
-        CheckpointError: an ``out`` that exists, a directory that cannot be read.
+        CheckpointError: an ``out`` that exists, a directory that cannot be read; another process, or what no fit of
+            this request has put there, in ``<out>.unfinished``.
         ValueError: the budget cannot be met, or the score not be kept; what is in the store is of something else, or
-            there are several processes.
+            there are several processes. Levels stay then, and the message says where.
     """
     started = time.monotonic()
     source, out = Path(source), Path(out)
@@ -118,136 +124,112 @@ def fit_checkpoint(
     solver = solvers.parse(solver)
     check_batches(batches)
     check_new(out)
+    check_places(source, out)
+    named = Path(levels) if isinstance(levels, str | os.PathLike) else None
+    check_outside(out, source=source, store=None if store is None else Path(store), levels=named)
     every = list(batches)
     rest, back = split(every, held_back)
     include, exclude = _listed(include), _listed(exclude)
-    folder = out.with_name(f"{out.name}.levels") if store is None else Path(store)
+    scope: dict[str, Any] = {"include": include, "exclude": exclude}
     known = None if levels is None else given(levels, model)
     if known is not None:
-        check_unmade(shares, round_to)
-        made = known.levels
-        folder.mkdir(parents=True, exist_ok=True)
-    else:
-        made = make_levels(
-            model,
-            rest,
-            over=kinds,
-            shares=shares_for(shares, kinds),
-            include=include,
-            exclude=exclude,
-            solver=solver,
-            pattern=pattern,
-            round_to=rounding_for(model, example_of(model, every[0]), round_to),
-            store=folder,
-        )
-    its = pattern_of(made, pattern)
-    said = {
-        "levels": made.made.digest,
-        "measured": "" if known is None else known.word,
-        "budget": dict(asked.limits),
-        "keep": asked.keep,
-        "target": asked.target,
-        "score": score if isinstance(score, str) else None,
-        "held_back": len(back),
-        "evaluations": float(evaluations),
-        "finals": finals,
-        "seed": seed,
+        check_unmade(shares, round_to, known.levels, kinds, solver)
+    made_of = {
+        "source": _digest_of_files(source),
+        "batches": [digest(every), len(back)],
+        "levels": None if known is None else known.levels.made.digest,
+        "over": sorted(kinds),
+        "shares": None if shares is None else sorted(map(float, shares)),
+        "include": include,
+        "exclude": exclude,
+        "solver": described(solver) if "oneshot" in kinds else None,
+        "pattern": None if pattern is None else patterns.word_of(patterns.parse(pattern)),
+        "round_to": round_to,
     }
-    measured = None
-    chosen = None if callable(score) else _chosen_before(folder / FILE, said, made, asked.words)
-    if chosen is None or asked.keep is not None:
-        measured = HeldBack(model, back, score=score)
-    if chosen is None:
-        assert measured is not None
-        choosing = Choosing(
-            model=model,
-            asked=asked,
-            levels=made,
-            rest=rest,
-            measured=measured,
-            example=example_of(model, every[0]),
-            timed_on=example_of(model, every[0], None),
-            uniform=True,
-            over=kinds,
-            seed=seed,
-            passes=float(evaluations),
-            folder=folder,
-            known=known,
-        )
-        carrying = Carrying(
-            choosing, every, solver, {"include": include, "exclude": exclude}, uniform=True, verify=False, pattern=its
-        )
-        chosen = (
-            choosing.within(finals, carrying) if asked.keep is None else _kept(choosing, carrying, asked.keep, finals)
-        )
-        write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
-    told = told_of(made, chosen.choice)
-    units, entries = told.units if chosen.units is None else chosen.units, told.entries
-    shrunk: CheckpointShrinking | None = None
-    pruned: OneShot | None = None
-    scope: dict[str, Any] = {"include": include, "exclude": exclude}
-    if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
-        raise ValueError(f"{source}: costs no more than the budget as it is; nothing was written.")
-    where = source
-    if units:
-        first = out.with_name(f"{out.name}.shrunk-{_digest(units)}") if entries else out
-        if not (entries and first.exists()):
-            shrunk = shrink_checkpoint(
-                source,
-                first,
-                0.5,  # the allocation says how many
-                target="units",
-                allocate=Units(units),
-                round_to=1,
-                batches=every,
-                arguments=arguments,
-                **scope,
+    with working(out, made_of) as place:
+        folder = place.levels if store is None else Path(store)
+        if known is not None:
+            made = known.levels
+            folder.mkdir(parents=True, exist_ok=True)
+        else:
+            made = make_levels(
+                model,
+                rest,
+                over=kinds,
+                shares=shares_for(shares, kinds),
+                include=include,
+                exclude=exclude,
+                solver=solver,
+                pattern=pattern,
+                round_to=rounding_for(model, example_of(model, every[0]), round_to),
+                store=folder,
             )
-        where = first
-    if entries:
-        pruned = oneshot(
-            where,
-            every,
-            solver=solver,
-            out=out,
-            arguments=arguments,
-            **told_entries(entries, its, scope),
-        )
-        if where != source:
-            shutil.rmtree(where)
+        its = pattern_of(made, pattern)
+        said = {
+            "made_of": made_of,
+            "versions": _versions(),
+            "levels": made.made.digest,
+            "measured": None if known is None else [known.word, _sha256(known.scores)],
+            "pattern": patterns.word_of(its),
+            "budget": dict(asked.limits),
+            "keep": asked.keep,
+            "target": asked.target,
+            "score": described(score) if callable(score) else score,
+            "evaluations": float(evaluations),
+            "finals": finals,
+            "seed": seed,
+        }
+        said = json.loads(json.dumps(said))
+        measured = None
+        chosen = None if callable(score) else _chosen_before(folder / FILE, said, made, asked.words)
+        if chosen is None or asked.keep is not None:
+            measured = HeldBack(model, back, score=score)
+        if chosen is None:
+            assert measured is not None
+            choosing = Choosing(
+                model=model,
+                asked=asked,
+                levels=made,
+                rest=rest,
+                measured=measured,
+                example=example_of(model, every[0]),
+                timed_on=example_of(model, every[0], None),
+                uniform=True,
+                over=kinds,
+                seed=seed,
+                passes=float(evaluations),
+                folder=folder,
+                known=known,
+                scope=scope,
+                in_directory=True,
+            )
+            carrying = Carrying(choosing, every, solver, scope, uniform=True, verify=False, pattern=its)
+            chosen = (
+                choosing.within(finals, carrying)
+                if asked.keep is None
+                else _kept(choosing, carrying, asked.keep, finals)
+            )
+            write_whole(folder / FILE, json.dumps(_to_json(chosen, said), indent=1))
+        task = _Task(source, every, solver, include, exclude, its, made, chosen, arguments)
         try:
-            check_all_pruned(pruned, entries, its)
+            done = task.written(place, _sha256([said, chosen.choice, chosen.units]))
+            got = _got(asked, chosen, done, made)
+            finished: tuple[float, float | None] = (math.nan, None)
+            if measured is not None and asked.keep is not None:
+                finished = measured.finished_by(_loaded(model, done.folder))
+                if not kept_by(measured.lost(finished), measured.most(asked.keep)):
+                    raise ValueError(
+                        f"what was written keeps less than {asked.keep:.1%}, other than its copy in memory, and was "
+                        "deleted: ask for a little more, so that rounding does not count."
+                    )
+        except CheckpointError:
+            raise  # such as a full disk: the same choice is carried on with
         except ValueError:
-            shutil.rmtree(out)
+            (folder / FILE).unlink(missing_ok=True)  # the same would fail again
+            place.clear()
             raise
-    got = dict(chosen.predicted)
-    if shrunk is not None and pruned is None:
-        for word, (before, after) in (("params", shrunk.parameters), ("bytes", shrunk.nbytes)):
-            got[word] = chosen.dense[word] - before + after
-    if over_limit := [
-        word
-        for word, limit in chosen.limits.items()
-        if asked.keep is None and word != "latency" and got[word] > limit * _EXACT
-    ]:
-        shutil.rmtree(out)
-        raise ValueError(
-            f"{cost_text(over_limit[0], got[over_limit[0]])} of the {over_limit[0]} would be left, and "
-            f"{cost_text(over_limit[0], chosen.limits[over_limit[0]])} were asked for: some of it had to stay. Nothing "
-            "was written."
-        )
-    if chosen.measured is not None:
-        got["latency"] = chosen.measured
-    finished: tuple[float, float | None] = (math.nan, None)
-    if measured is not None and asked.keep is not None:
-        finished = measured.finished_by(_loaded(model, out))
-        if not kept_by(measured.lost(finished), measured.most(asked.keep)):
-            shutil.rmtree(out)
-            raise ValueError(
-                f"what was written keeps less than {asked.keep:.1%}, other than its copy in memory, and was deleted: "
-                "ask for a little more, so that rounding does not count."
-            )
-    if store is None:
-        shutil.rmtree(folder)
+        place.publish(done.folder)
+    last = done.pruned is None
     return Fitted(
         asked=asked,
         chosen=chosen,
@@ -258,10 +240,114 @@ def fit_checkpoint(
         finished_score=finished[1],
         seconds=time.monotonic() - started,
         out=out,
-        shrunk=shrunk,
-        pruned=pruned,
+        shrunk=None if done.shrunk is None else replace(done.shrunk, out=out if last else None),
+        pruned=None if done.pruned is None else replace(done.pruned, out=out),
         apart=known is None,
     )
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What the verbs wrote, and what they said."""
+
+    folder: Path
+    shrunk: CheckpointShrinking | None = None
+    pruned: OneShot | None = None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A choice that the verbs are to carry out on a directory."""
+
+    source: Path
+    batches: Sequence[Any]
+    solver: Solve
+    include: list[str] | None
+    exclude: list[str] | None
+    pattern: Pattern
+    levels: Levels
+    chosen: Chosen
+    arguments: Mapping[str, Any] | None
+
+    def written(self, place: Place, made_of: str) -> _Done:
+        """The result, not yet under its name.
+
+        Raises:
+            ValueError: nothing has to leave, or other than was chosen did.
+        """
+        told = told_of(self.levels, self.chosen.choice)
+        units, entries = told.units if self.chosen.units is None else self.chosen.units, told.entries
+        if not units and not entries:  # of a budget alone: what keeps a score is smaller, or an error
+            raise ValueError(f"{self.source}: costs no more than the budget as it is; nothing was written.")
+        scope: dict[str, Any] = {"include": self.include, "exclude": self.exclude}
+        where, result = self.source, place.stage("result", made_of)
+        if result.exists():  # of a run that was stopped before it was seen that it holds
+            shutil.rmtree(result)
+        shrunk: CheckpointShrinking | None = None
+        if units:
+            where = place.stage("shrunk", made_of) if entries else result
+            if not where.exists():
+                shrunk = shrink_checkpoint(
+                    self.source,
+                    where,
+                    0.5,  # the allocation says how many
+                    target="units",
+                    allocate=Units(units),
+                    round_to=1,
+                    batches=self.batches,
+                    arguments=self.arguments,
+                    **scope,
+                )
+            sizes = {name: mask.size for name, mask in self.levels.kept(self.chosen.choice).items()}
+            _check_counts(where, {name: count for name, count in units.items() if count != sizes.get(name)})
+        if not entries:
+            return _Done(where, shrunk)
+        pruned = oneshot(
+            where,
+            self.batches,
+            solver=self.solver,
+            out=result,
+            arguments=self.arguments,
+            **told_entries(entries, self.pattern, scope),
+        )
+        check_all_pruned(pruned, entries, self.pattern)
+        return _Done(result, shrunk, pruned)
+
+
+def _check_counts(folder: Path, units: Mapping[str, int]) -> None:
+    """ValueError where what was written keeps other units than were chosen: their sum alone may come out equal."""
+    kept = {name: each.take("to", int, least=0) for name, each in claims_of(folder).inners_named("groups")}
+    for name in sorted({*units, *kept}):
+        if units.get(name) != kept.get(name):
+            asked, found = (each.get(name, "all") for each in (units, kept))
+            raise ValueError(
+                f"{printable(name)}: {asked} of its units were chosen to stay, and {found} would: not all that was "
+                "chosen can be carried out together. Nothing was written; --exclude this group, or ask for another "
+                "budget."
+            )
+
+
+def _got(asked: Budget, chosen: Chosen, done: _Done, levels: Levels) -> dict[str, float]:
+    """What the result costs; ValueError where that is more than it may."""
+    got = dict(chosen.predicted)
+    if done.pruned is not None:
+        got |= counted(levels, chosen.choice, done.pruned)
+    if done.shrunk is not None and done.pruned is None:
+        for word, (before, after) in (("params", done.shrunk.parameters), ("bytes", done.shrunk.nbytes)):
+            got[word] = chosen.dense[word] - before + after
+    if over_limit := [
+        word
+        for word, limit in chosen.limits.items()
+        if asked.keep is None and word != "latency" and got[word] > limit * _EXACT
+    ]:
+        raise ValueError(
+            f"{cost_text(over_limit[0], got[over_limit[0]])} of the {over_limit[0]} would be left, and "
+            f"{cost_text(over_limit[0], chosen.limits[over_limit[0]])} were asked for: some of it had to stay. Nothing "
+            "was written."
+        )
+    if chosen.measured is not None:
+        got["latency"] = chosen.measured
+    return got
 
 
 def _kept(choosing: Choosing, carrying: Carrying, keep: float, finals: int) -> Chosen:
@@ -287,8 +373,26 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
     return None if globs is None else [globs] if isinstance(globs, str) else list(globs)
 
 
-def _digest(units: Mapping[str, int]) -> str:
-    return hashlib.sha256(json.dumps(units, sort_keys=True).encode()).hexdigest()[:12]
+def _digest_of_files(source: Path) -> str:
+    """The SHA-256 of all files of a directory, and of their names."""
+    total = hashlib.sha256()
+    for path in track(sorted(files_below(source)), "reading the files"):
+        with open(source / path, "rb") as file:
+            total.update(hashlib.file_digest(file, "sha256").digest())
+        total.update(hashlib.sha256(os.fsencode(path)).digest())
+    return total.hexdigest()
+
+
+def _sha256(values: Any) -> str:
+    """The SHA-256 of what can be written as JSON."""
+    text = json.dumps(dict(values) if isinstance(values, Mapping) else values, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    import transformers
+
+    return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _to_json(chosen: Chosen, said: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,6 +461,7 @@ def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: S
         taken=taken,
         units=units,
         over=tuple(its.each("over", str)),
+        stays=its.each_named("stays", str) if "stays" in its.values else {},
     )
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from secateur.blockwise import OneShot
 from secateur.report import Reported, Sheet
 from secateur.search.budgets import Budget, words_of_budget
-from secateur.search.levels import Levels
+from secateur.search.levels import Levels, shown_name
 from secateur.search.scoring import share_left
 from secateur.shrinking import CheckpointShrinking, Shrunk
 from secateur.support import Part, Rows, bytes_text, percent, printable
@@ -78,6 +78,7 @@ class Chosen:
         units: ``{group of the coupling: units that stay}``, where what `secateur.shrink` does by itself lost least and
             was taken; ``choice`` is then what is nearest to it. Else None.
         over: the words of what could leave.
+        stays: ``{group: why}`` of what has levels and could not leave all the same.
     """
 
     limits: Mapping[str, float]
@@ -98,6 +99,7 @@ class Chosen:
     taken: str | None = None
     units: Mapping[str, int] | None = None
     over: tuple[str, ...] = ("shrink", "oneshot")
+    stays: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +110,7 @@ class Fitted(Reported):
         asked: the budget.
         chosen: the choice: what it costs and loses, what others do, and the curve; its fields are this one's, too, such
             as ``.loss`` or ``.choice``.
-        got: ``{word: cost}`` of the finished model: of latency what was measured.
+        got: ``{word: cost}`` of the finished model, counted: of latency what was measured.
         levels: all that could be chosen.
         batches: how many there were.
         finished: the loss of the finished model, which was repaired in order, on all batches; None of a directory.
@@ -242,6 +244,9 @@ class Fitted(Reported):
             f"Searched on {where}, in {self.passes:.1f} passes over them and {self.generations} generations; "
             f"{self.seconds:.0f} s in all."
         )
+        if self.stays:
+            name, why = next(iter(self.stays.items()))
+            yield printable(f"{len(self.stays)} stay whole, such as {shown_name(name)}: {why}.", 1000)
         if self.out is not None:
             yield printable(f"In {self.out}.", 1000)
         if self.knee is not None:

@@ -26,6 +26,7 @@ from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.candidates import LAYER
 from secateur.search.choosing import ByItself, Choosing, kept_by
+from secateur.search.costs import TARGETS, nonzeros
 from secateur.search.fitted import KINDS, Chosen, Fitted, cost_text
 from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
@@ -33,11 +34,11 @@ from secateur.search.judging import Judged
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
 from secateur.search.making import OVER, UNSTRUCTURED, make_levels, refuse_several
-from secateur.search.scoring import Score
+from secateur.search.scoring import Score, check_word
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
 from secateur.solvers import admm
-from secateur.support import Forward, Undo, check_batches, unwrapped
+from secateur.support import Forward, Undo, check_batches, described, unwrapped
 
 __all__ = [
     "Carrying",
@@ -48,6 +49,7 @@ __all__ = [
     "check_all_pruned",
     "check_asked",
     "check_unmade",
+    "counted",
     "fit",
     "levels_for",
     "pattern_of",
@@ -147,7 +149,8 @@ def fit(
         store: a folder for levels and latencies: they are made once, and a run that was killed goes on.
         levels: that are made already: what `sensitivity` gave, or the folder that it wrote. None are made then, and
             what was measured by the same score is not measured again. They may be of all batches, so that nothing is
-            held back from them.
+            held back from them. Of these ``include`` and ``exclude`` say what may leave; ``over``, ``solver`` and
+            ``pattern`` have to be those that they were made with.
         verify: prove that nothing else changes, on random weights in float64.
 
     Returns:
@@ -185,8 +188,8 @@ def fit(
     scope = {"include": _globs(include), "exclude": _globs(exclude)}
     known = None if levels is None else given(levels, model)
     if known is not None:
-        check_unmade(shares, round_to)
         made = known.levels
+        check_unmade(shares, round_to, made, kinds, solver)
     else:
         made = make_levels(
             model,
@@ -217,6 +220,7 @@ def fit(
         passes=float(evaluations),
         folder=None if store is None else Path(store),
         known=known,
+        scope=scope,
     )
     carrying = Carrying(
         choosing, every, solver, scope, uniform=uniform, verify=verify, pattern=pattern_of(made, pattern)
@@ -224,11 +228,11 @@ def fit(
     if asked.keep is None:
         chosen = choosing.within(finals, carrying)
         within_as_it_is(chosen)
-        shrunk, pruned, finished = carrying(chosen, None)
+        shrunk, pruned, finished, got = carrying(chosen, None)
     else:
         for chosen in choosing.kept(finals, carrying):
             try:
-                shrunk, pruned, finished = carrying(chosen, choosing.measured.most(asked.keep))
+                shrunk, pruned, finished, got = carrying(chosen, choosing.measured.most(asked.keep))
             except _MissedError:
                 continue
             break
@@ -237,7 +241,7 @@ def fit(
     return Fitted(
         asked=asked,
         chosen=chosen,
-        got=carrying.costs(chosen, shrunk, pruned),
+        got=carrying.timed(chosen, got),
         levels=made,
         batches=len(every),
         finished=finished[0],
@@ -268,13 +272,34 @@ def check_asked(
         raise ValueError(f"finals is how many choices are finished, the one that is taken among them; not {finals}.")
     if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
+    if isinstance(score, str):
+        check_word(score)
     return kinds
 
 
-def check_unmade(shares: Sequence[float] | None, round_to: int | None) -> None:
+def check_unmade(
+    shares: Sequence[float] | None,
+    round_to: int | None,
+    levels: Levels | None = None,
+    kinds: Sequence[str] = (),
+    solver: Solve | None = None,
+) -> None:
     """ValueError where levels are given, and are to be others."""
     if shares is not None or round_to is not None:
         raise ValueError("levels= are made already, with shares= and round_to= of their own; leave these out.")
+    if levels is None:
+        return
+    asked = levels.made.asked
+    if missing := [word for word in levels_for(kinds) if word not in asked["over"]]:
+        raise ValueError(
+            f"over= says {', '.join(map(repr, kinds))}, and levels= were made over "
+            f"{', '.join(map(repr, asked['over']))}: make them over {missing[0]!r}, too, or leave it out."
+        )
+    if solver is not None and "oneshot" in kinds and described(solver) != asked.get("solver"):
+        raise ValueError(
+            f"levels= are of the solver {asked.get('solver')}, and solver= says {described(solver)}: pass the one that "
+            "they were made with, or make them anew."
+        )
 
 
 def levels_for(kinds: Sequence[str]) -> tuple[str, ...]:
@@ -383,7 +408,8 @@ def told_of(levels: Levels, choice: Mapping[str, int], branches: Mapping[str, Co
     units = {name: int(mask.sum()) for name, mask in levels.kept(counted).items()}
     mixtures = {name: at for name, at in chosen.items() if levels.kind[name] == "experts"}
     experts = {int((~mask).sum()) for mask in levels.kept(mixtures).values()}
-    entries = {name.removesuffix(LAYER): levels[name][at].share for name, at in chosen.items() if name.endswith(LAYER)}
+    layers = {name: levels[name][at] for name, at in chosen.items() if levels.kind[name] == "layer"}
+    entries = {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()}
     return Told(
         {name: count for name, count in units.items() if name.partition(":")[0] not in gone},
         leave,
@@ -408,30 +434,33 @@ class Carrying:
 
     def __call__(
         self, chosen: Chosen, most: float | None
-    ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None]]:
-        """What the verbs did, and the loss and score of the model that came of it.
+    ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None], dict[str, float]]:
+        """What the verbs did, the loss and score of the model that came of it, and what it costs, but for latency.
 
         Raises:
+            ValueError: it costs more than it may.
             _MissedError: it loses more than ``most``.
         """
         task = self.choosing
         told = self._told(chosen.choice)
         if chosen.units is not None:
             told = Told(chosen.units)
-        result: list[tuple[OneShot | None, tuple[float, float | None]]] = []
+        result: list[tuple[OneShot | None, tuple[float, float | None], dict[str, float]]] = []
 
         def then(shrunk: Shrunk | None) -> None:
-            if shrunk is not None and not told.entries:
-                _check_costs(chosen, shrunk)
+            if shrunk is not None:
+                _check_counts(told, shrunk)
             with Undo() as undo:
                 pruned = None
                 if told.entries:
                     undo.values(*{id(each): each for each in task.inner.parameters()}.values())
                     pruned = self._pruned(task.model, told.entries, self.every)
+                got = self._costs(chosen, shrunk, pruned)
+                _check_costs(chosen, got)
                 finished = task.measured.finished()
                 if most is not None and not kept_by(task.measured.lost(finished), most):
                     raise _MissedError
-            result.append((pruned, finished))
+            result.append((pruned, finished, got))
 
         shrunk = None
         if told.shrinks:
@@ -553,16 +582,28 @@ class Carrying:
         check_all_pruned(done, entries, self.pattern)
         return done
 
-    def costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
-        """What the finished model costs."""
-        task = self.choosing
+    def _costs(self, chosen: Chosen, shrunk: Shrunk | None, pruned: OneShot | None) -> dict[str, float]:
+        """What the finished model costs, counted."""
         got = dict(chosen.predicted)
-        if shrunk is not None and pruned is None:
+        if shrunk is not None:
             got |= _costs_of(shrunk)
-        if "latency" in got and task.whole is not None:
-            before, after = milliseconds_of(task.whole, task.inner, task.timed_on)
-            got["latency"] = after / before * chosen.dense["latency"]
-        return got
+        if pruned is not None:
+            got |= counted(self.choosing.levels, chosen.choice, pruned)
+        return got | {"params": float(nonzeros(self.choosing.inner))}
+
+    def timed(self, chosen: Chosen, got: Mapping[str, float]) -> dict[str, float]:
+        """With the latency, where one is asked for."""
+        task = self.choosing
+        if "latency" not in got or task.whole is None:
+            return dict(got)
+        before, after = milliseconds_of(task.whole, task.inner, task.timed_on)
+        return {**got, "latency": after / before * chosen.dense["latency"]}
+
+
+def counted(levels: Levels, choice: Mapping[str, int], pruned: OneShot) -> dict[str, float]:
+    """What a choice costs by the entries that are left of its matrices."""
+    densities = {each.name: 1 - each.sparsity for each in pruned.layers if f"{each.name}{LAYER}" in levels}
+    return {word: levels.cost(choice, word, densities) for word in TARGETS}
 
 
 def _costs_of(shrunk: Shrunk) -> dict[str, float]:
@@ -573,11 +614,25 @@ def _costs_of(shrunk: Shrunk) -> dict[str, float]:
     }
 
 
-def _check_costs(chosen: Chosen, shrunk: Shrunk) -> None:
+def _check_counts(told: Told, shrunk: Shrunk) -> None:
+    """Raises ValueError where other units left than were chosen: their sum alone may come out equal."""
+    counts = {
+        group.name: int(shrunk.kept[group.axis].sum()) for group in shrunk.coupling.groups if group.axis in shrunk.kept
+    }
+    sizes = {group.name: group.size for group in shrunk.coupling.groups if not group.chosen}
+    for name, size in sizes.items():
+        asked, left = told.units.get(name, size), counts.get(name, size)
+        if asked != left:
+            raise ValueError(
+                f"{name}: {asked} of its {size} units were chosen to stay, and {left} would: not all that was chosen "
+                "can be carried out together. Nothing was changed; exclude= this group, or ask for another budget."
+            )
+
+
+def _check_costs(chosen: Chosen, got: Mapping[str, float]) -> None:
     """Raises ValueError where less left than was chosen, and the budget does not hold."""
-    got = _costs_of(shrunk)
     for word, limit in chosen.limits.items():
-        if got.get(word, 0.0) > limit * (1 + 1e-9):
+        if word != "latency" and got.get(word, 0.0) > limit * (1 + 1e-9):
             raise ValueError(
                 f"{cost_text(word, got[word])} of the {word} are left, where {cost_text(word, limit)} were asked for "
                 f"and {cost_text(word, chosen.predicted[word])} chosen: some of it had to stay. Nothing was changed."
@@ -596,13 +651,33 @@ class Units:
 
 @dataclass(frozen=True)
 class Entries:
-    """The allocation that removes these shares of matrices, and nothing of others."""
+    """The allocation that removes these shares of matrices, and nothing of others: as many units stay as have no more
+    entries than that, whichever they are."""
 
     shares: Mapping[str, float]
 
     def __call__(self, scores: Mapping[str, torch.Tensor], _sparsity: float, pattern: Pattern) -> dict[str, Any]:
         found = {}
         for name, each in scores.items():
-            units = pattern.pool(torch.empty(tuple(each.shape), device="meta")).shape[1]  # in each group
-            found[name] = units - round(self.shares.get(name, 0.0) * units)
+            shape = torch.Size(each.shape)
+            groups, units = pattern.pool(torch.empty(shape, device="meta")).shape
+            found[name] = units
+            if share := self.shares.get(name, 0.0):
+                room = (1 - share) * shape.numel() * (1 + 1e-12) + 1e-6  # a share is no exact number
+                found[name] = _units_within(room, pattern, shape, groups, units)
         return found
+
+
+def _units_within(room: float, pattern: Pattern, shape: torch.Size, groups: int, units: int) -> int:
+    """How many units of each group have no more entries than there is room for, if they are the largest.
+
+    >>> tiles = patterns.Block(2, 1)  # of three rows: two tiles a column, of two entries and of one
+    >>> _units_within(4.0, tiles, torch.Size([3, 2]), 1, 4), _units_within(5.0, tiles, torch.Size([3, 2]), 1, 4)
+    (2, 3)
+    """
+    if groups * units == shape.numel():
+        return int(room // groups)
+    which = pattern.spread(torch.arange(groups * units).reshape(groups, units), shape)
+    sizes = which.flatten().bincount(minlength=groups * units).reshape(groups, units)
+    most = sizes.sort(dim=1, descending=True).values.cumsum(1).sum(0)  # of so many units of each group
+    return int((most <= room).sum())

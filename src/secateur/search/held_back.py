@@ -15,8 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise import Tokens
-from secateur.search.scoring import BY_ROW, COMPARISONS, SCORES, Score, compared, lost_at, real_tensors, word_for
-from secateur.shrinking import running
+from secateur.search.scoring import (
+    BY_ROW,
+    COMPARISONS,
+    Score,
+    check_word,
+    compared,
+    lost_at,
+    real_tensors,
+    scored,
+    word_for,
+)
+from secateur.shrinking import check_finite, running
 from secateur.support import Forward, device_of, moved, run_batch, unwrapped
 
 __all__ = ["HeldBack", "split"]
@@ -74,8 +84,8 @@ class HeldBack:
     def __init__(
         self, model: nn.Module, batches: Sequence[Any], forward: Forward | None = None, score: Score | None = None
     ) -> None:
-        if isinstance(score, str) and score not in SCORES:
-            raise ValueError(f"score must be one of {', '.join(map(repr, SCORES))}, or a function, not {score!r}.")
+        if isinstance(score, str):
+            check_word(score)
         self.model, self.forward = unwrapped(model), forward
         self.score: Callable[[nn.Module], float] | None = score if callable(score) else None
         self.batches = [moved(each, device_of(model)) for each in batches]
@@ -84,6 +94,7 @@ class HeldBack:
             self._dense = [self._compared(each) for each in self.batches]
         for at, held in enumerate(self._dense):
             if not all(bool(each.isfinite().all()) for each in real_tensors(held)):
+                check_finite(self.model)
                 raise ValueError(f"the dense model's outputs for held-back batch {at} hold NaN or infinity.")
         self.dense_score: float | None = None
         if self.score is not None:
@@ -153,12 +164,7 @@ class HeldBack:
     def scored(self) -> float:
         """The score of one's own of the model as it is now."""
         assert self.score is not None
-        with running(self.model):
-            found = self.score(self.model)
-        try:
-            return float(found)
-        except (TypeError, ValueError):
-            raise TypeError(f"the score is a {type(found).__name__}; return one number, higher is better.") from None
+        return scored(self.score, self.model)
 
     def by_outputs(self, some: Sequence[int]) -> float:
         """How far the outputs are, whatever the score is."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.blockwise import digest
-from secateur.search.costs import TARGETS, Bill, bill_in
+from secateur.search.costs import TARGETS, Bill, bill_in, stored
 from secateur.search.files import Stored, lies_in, read_entry, write_entry
 from secateur.shrinking import Plan, carry_out
 from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
@@ -137,16 +137,21 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
 
     # ---- what a choice costs --------------------------------------------------------------------------------------
 
-    def cost(self, choice: Mapping[str, int], target: str) -> float:
+    def cost(self, choice: Mapping[str, int], target: str, densities: Mapping[str, float] | None = None) -> float:
         """What the model costs at a choice: "params" (entries that are not zero), "macs" (multiply-adds of the example,
         those with zeros left out) or "bytes" (of parameters and buffers; of sparse layers what is kept and a bit an
-        entry, or dense if that is less). Of branches it is no sum over groups, nor of what shares a tensor."""
+        entry, or dense if that is less). Of branches it is no sum over groups, nor of what shares a tensor. With
+        ``densities``, of matrices by their names, these are counted instead of what their levels say."""
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
         left = {
             self._numbers[name]: self._entries[name].levels[at - 1].left[target]
             for name, at in self._chosen(choice).items()
         }
+        for name, density in (densities or {}).items():
+            entry = self._entries[f"{name}:layer"]
+            itemsize = entry.value(1, name).element_size() if target == "bytes" else 0
+            left[self._numbers[entry.name]] = stored(density, itemsize) if itemsize else density
         return self._bill.of(target, left)
 
     # ---- what a choice is -----------------------------------------------------------------------------------------

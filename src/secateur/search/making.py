@@ -149,6 +149,7 @@ def make_levels(
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)
     _check_values(inner)
+    check_finite(inner)
     asked = {
         "over": sorted(kinds),
         "shares": list(shares),
@@ -407,7 +408,7 @@ class _Making:
         for at, (share, values, _, _) in enumerate(new, 1):
             tensors[f"value.{at}.{name}"] = values
             kept = int(values.count_nonzero())
-            density = kept / whole
+            density = kept / whole if self.pattern.density is None else max(kept / whole, self.pattern.density)
             left = {"params": density, "macs": density, "bytes": stored(density, itemsize)}
             levels.append(Kept(share, kept, errors[at - 1], losses[at - 1] if known else None, left, (name,)))
         self._add(Stored(f"{name}:layer", "layer", whole, (name,), (whole,), (), tuple(levels), tensors))

@@ -5,7 +5,9 @@ Law: what is lost is 0 for the dense model, and more is worse, whatever the scor
 
 from __future__ import annotations
 
+import hashlib
 import math
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,9 +26,12 @@ __all__ = [
     "SCORES",
     "Score",
     "Scorer",
+    "check_word",
     "compared",
+    "known_by",
     "lost_at",
     "real_tensors",
+    "scored",
     "scorer",
     "share_left",
     "word_for",
@@ -34,7 +39,14 @@ __all__ = [
 
 ROWS = 1024  # tokens, or examples, that outputs are compared on
 SCORES = ("kl", "cosine", "change")
+_PLAIN = (int, float, str, bytes, type(None))
 Score = Literal["kl", "cosine", "change"] | Callable[[nn.Module], float]
+
+
+def check_word(score: str) -> None:
+    """ValueError where no score is called so."""
+    if score not in SCORES:
+        raise ValueError(f"score must be one of {', '.join(map(repr, SCORES))}, or a function, not {score!r}.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +61,7 @@ class Scorer:
         dense: the dense model's own score, where it is a function's.
         rows: tokens or examples that it is measured on; 0 for a function's.
         share: of the batches' entries.
+        function: what tells a function from others, see `known_by`; "" of none, None of one that nothing tells apart.
     """
 
     name: str
@@ -56,6 +69,7 @@ class Scorer:
     dense: float = 0.0
     rows: int = 0
     share: float = 0.0
+    function: str | None = ""
 
     def __call__(self, model: nn.Module) -> float:
         """What it lost; infinite where that is no number."""
@@ -94,13 +108,12 @@ def scorer(
     True
     """
     if callable(score):
-        own = float(score(model))
-        if not abs(own) < float("inf"):
+        own, told = scored(score, model), score
+        if not math.isfinite(own):
             raise ValueError(f"{name_of(score)} is {own} of the dense model; a score is a finite number.")
-        told = score
-        return Scorer(name_of(score), lambda other: own - float(told(other)), own)
-    if score is not None and score not in SCORES:
-        raise ValueError(f"score must be one of {', '.join(map(repr, SCORES))}, or a function, not {score!r}.")
+        return Scorer(name_of(score), lambda other: own - scored(told, other), own, function=known_by(score))
+    if score is not None:
+        check_word(score)
     held: list[tuple[Any, Any, Tensor | None]] = []
     count, share, word = 0, 0.0, score
     inner = unwrapped(model)
@@ -133,6 +146,50 @@ def scorer(
         return total / seen if seen and not total < 0 else 0.0  # no number stays none
 
     return Scorer(word or "change", measure, 0.0, count, share / (sum(sizes) or 1.0))
+
+
+def scored(score: Callable[[nn.Module], float], model: nn.Module) -> float:
+    """A score of one's own of a model, which it is given in evaluation mode, without gradients.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    with running(unwrapped(model)):
+        found = score(model)
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"the score is a {type(found).__name__}; return one number, higher is better.") from None
+
+
+def known_by(score: Callable[..., Any]) -> str | None:
+    """What tells a function from others: SHA-256 of its name, its code and its defaults. None of a lambda, a partial, a
+    method, and what is made within another function: what these know is not in their code.
+
+    >>> known_by(lambda model: 0.0) is None, known_by(known_by) == known_by(known_by)
+    (True, True)
+    """
+    name = getattr(score, "__qualname__", "<")
+    if not isinstance(score, types.FunctionType) or "<" in name or score.__closure__:
+        return None
+    given = (score.__defaults__ or (), score.__kwdefaults__ or {})
+    if not all(isinstance(each, _PLAIN) for each in (*given[0], *given[1].values())):
+        return None
+    text = repr((score.__module__, name, *given, _told_by(score.__code__)))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _told_by(code: types.CodeType) -> tuple[Any, ...]:
+    """Of code what it does, and not where it stands; sets have no order."""
+    constants = [
+        _told_by(each)
+        if isinstance(each, types.CodeType)
+        else sorted(map(repr, each))
+        if isinstance(each, frozenset)
+        else each
+        for each in code.co_consts
+    ]
+    return (code.co_code, code.co_names, code.co_varnames, code.co_freevars, constants)
 
 
 def word_for(outputs: Any) -> Literal["kl", "cosine", "change"]:

@@ -20,7 +20,7 @@ from secateur.report import Reported, Sheet
 from secateur.search.levels import Levels, shown_name, told, told_share
 from secateur.search.making import SHARES, make_levels, refuse_several
 from secateur.search.replaying import Replayed
-from secateur.search.scoring import ROWS, Score, Scorer, scorer
+from secateur.search.scoring import ROWS, SCORES, Score, Scorer, scorer
 from secateur.solvers import admm
 from secateur.support import Fields, Forward, Part, Rows, percent, track, unwrapped, write_whole
 
@@ -172,10 +172,12 @@ def sensitivity(
     Args:
         score: what the model loses by it: "kl", "cosine" or "change", or ``model -> float``, higher = better; see
             `secateur.search.scorer`. A function is run for every cell, on whatever it likes: where that is the same
-            inputs each time, what is before the changed block is not computed again.
+            inputs each time, what is before the changed block is not computed again. The model is in evaluation mode
+            then, without gradients.
         rows: tokens or examples that scores are measured on.
         store: a folder, which `secateur.search.Levels.load` and `Sensitivity.load` read, and in which a run that was
-            killed goes on.
+            killed goes on. Scores of a lambda, a partial, a method, or a function within another are measured anew:
+            nothing says that they are of the same.
         model, batches, over, shares, include, exclude, solver, pattern, round_to, verify, example_inputs, forward: as
             for `make_levels`.
 
@@ -215,6 +217,7 @@ def sensitivity(
         "dense": lost.dense,
         "rows": lost.rows,
         "share": lost.share,
+        "function": lost.function,
     }
     folder = None if store is None else Path(store)
     scores, before = _already(folder, levels, made)
@@ -247,8 +250,8 @@ def _measured(
 def _already(
     folder: Path | None, levels: Levels, made: Mapping[str, Any]
 ) -> tuple[dict[str, tuple[float, ...]], float]:
-    """What an earlier run measured, by the same score."""
-    if folder is None or not (folder / FILE).exists():
+    """What an earlier run measured, by the same score; of a function that nothing tells from others it is not known."""
+    if folder is None or not (folder / FILE).exists() or made["function"] is None:
         return {}, 0.0
     found, scores, passes = _read(folder / FILE, levels)
     return (scores, passes) if found == dict(made) else ({}, 0.0)
@@ -267,17 +270,19 @@ def _write(folder: Path, made: Mapping[str, Any], scores: Mapping[str, Sequence[
 
 def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[float, ...]], float]:
     read = Fields.read(path, hint=_HINT)
-    read.only("format", "version", "of_levels", "score", "dense", "rows", "share", "passes", "scores")
+    read.only("format", "version", "of_levels", "score", "dense", "rows", "share", "function", "passes", "scores")
     if read.take("format", str) != _FORMAT or read.take("version", int) != _VERSION:
         raise read.wrong("format", f"is not {_FORMAT!r} of version {_VERSION}")
     if read.take("of_levels", str) != levels.made.digest:
         raise read.wrong("of_levels", "is of other levels than those beside it")
+    word = read.take("score", str)
     made = {
         "of_levels": read.take("of_levels", str),
-        "score": read.take("score", str),
+        "score": word,
         "dense": float(read.take("dense", float)),
         "rows": read.take("rows", int, least=0),
         "share": float(read.take("share", float, least=0)),
+        "function": read.optional("function", str) or ("" if word in SCORES else None),
     }
     named = read.inner("scores")
     scores: dict[str, tuple[float, ...]] = {}
@@ -288,6 +293,7 @@ def _read(path: Path, levels: Levels) -> tuple[dict[str, Any], dict[str, tuple[f
         if len(values) != len(levels[name]):
             raise named.wrong(name, f"is of {len(values)} levels, and there are {len(levels[name])}")
         its = Fields({str(at): each for at, each in enumerate(values)}, path, hint=_HINT, place=f"scores.{name}")
-        found = [its.maybe(at, float) for at in its.values]
+        least = 0 if word in SCORES else None  # of a function it may get better
+        found = [its.maybe(at, float, least=least) for at in its.values]
         scores[name] = tuple(float("inf") if each is None else float(each) for each in found)
     return made, scores, float(read.take("passes", float, least=0))

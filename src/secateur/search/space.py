@@ -149,8 +149,10 @@ class Space:
 
     def fits(self, choice: Choice, limits: Mapping[str, float]) -> bool:
         """Whether it costs no more than it may, and there is such a model."""
-        if not holds(limits, self.costs(choice, limits)):
-            return False
+        return holds(limits, self.costs(choice, limits)) and self._is_there(choice)
+
+    def _is_there(self, choice: Choice) -> bool:
+        """Whether there is such a model."""
         if self.possible is None:
             return True
         if choice not in self._possible:
@@ -195,8 +197,28 @@ class Space:
             if max(over.values()) <= 0:  # there is no such model: a little less may be one
                 room = {word: limit * 0.995 - (limits[word] - limit) for word, limit in room.items()}
         if best is None and given is None:
-            best = self.last if self.fits(self.last, limits) else None
+            best = self.last if self.fits(self.last, limits) else self._climbed(limits)
         return None if best is None else self.filled(best, limits, errors)
+
+    def _climbed(self, limits: Mapping[str, float]) -> Choice | None:
+        """What loses least for what it saves comes next, as far as there is such a model, until it fits; None where it
+        never does."""
+        if not holds(limits, self.costs(self.last, limits)):
+            return None
+        errors, spent, choice = self.errors(), self._spent(limits), self.dense
+        while not self.fits(choice, limits):
+            steps = [
+                ((errors[at][up] - errors[at][level]) / (spent[at][level] - spent[at][up]), at, up)
+                for at, level in enumerate(choice)
+                for up in range(level + 1, self.sizes[at])
+                if spent[at][up] < spent[at][level]
+            ]
+            others = ((*choice[:at], up, *choice[at + 1 :]) for _, at, up in sorted(steps))
+            found = next((each for each in others if self._is_there(each)), None)
+            if found is None:
+                return None
+            choice = found
+        return choice
 
     def by_slopes(self, limits: Mapping[str, float]) -> Choice | None:
         """What loses least for what it saves comes next, by the lower convex hull of each class' curve as levels say

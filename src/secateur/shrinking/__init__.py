@@ -6,7 +6,7 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
 from secateur.shrinking.depth_verification import has_fewer_blocks, verify_depth_checkpoint
 from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
-from secateur.shrinking.examples import example_of, shorter
+from secateur.shrinking.examples import example_for, example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
 from secateur.shrinking.expert_verification import has_fewer_experts, verify_experts_checkpoint
@@ -30,7 +30,12 @@ from secateur.shrinking.sheets import blocks_sheets, directory_sheets, experts_s
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
 from secateur.shrinking.ties import Tied, by_tie
-from secateur.shrinking.verification import is_shrunken, verify_shrunken_checkpoint
+from secateur.shrinking.verification import (
+    is_shrunken,
+    verify_pruned_later,
+    verify_shrunken_checkpoint,
+    was_pruned_later,
+)
 from secateur.shrinking.without_data import WithoutDataWarning
 
 __all__ = [
@@ -61,6 +66,7 @@ __all__ = [
     "counts_at",
     "depth_parts",
     "directory_sheets",
+    "example_for",
     "example_of",
     "experts_parts",
     "experts_sheets",
@@ -99,6 +105,8 @@ __all__ = [
     "ties_around",
     "verify_depth_checkpoint",
     "verify_experts_checkpoint",
+    "verify_pruned_later",
     "verify_shrunken",
     "verify_shrunken_checkpoint",
+    "was_pruned_later",
 ]

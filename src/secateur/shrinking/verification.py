@@ -2,16 +2,17 @@
 
 Law: every tensor is what the plan leaves of the source's, byte for byte, but for those that the record says were
 repaired: of these the shape is, they hold numbers, and like all others they have the bytes that were written. That
-these are the best values is nothing that bytes could show, and is said to be unchecked.
+these are the best values is nothing that bytes could show, and is said to be unchecked. The same where another verb
+pruned it later: of the tensors with zeros their shape is, and the zeros are counted.
 """
 
 from __future__ import annotations
 
 import filecmp
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from torch import nn
 
@@ -31,9 +32,11 @@ from secateur.checkpoints import (
     files_below,
     meta_model_of,
     open_checkpoint,
+    previous_record,
     rows_of,
     sha256_of,
     shape_of_cut,
+    verify_checkpoint,
 )
 from secateur.shrinking.directory import tensor_names, write_cut
 from secateur.shrinking.files import read_plans
@@ -42,17 +45,91 @@ from secateur.shrinking.plan import Factors, Plan, factors_of, fits
 from secateur.shrinking.scores import rows_at_once
 from secateur.support import Fields, printable, track
 
-__all__ = ["about_bytes", "about_files", "digests_in", "is_shrunken", "verify_origins", "verify_shrunken_checkpoint"]
+__all__ = [
+    "about_bytes",
+    "about_files",
+    "digests_in",
+    "is_shrunken",
+    "verify_origins",
+    "verify_pruned_later",
+    "verify_shrunken_checkpoint",
+    "was_pruned_later",
+]
 
 PLAN = "plan.json"
+_ALONE = "no source was given"
 
 
 def is_shrunken(directory: Path | str) -> bool:
     """Whether there is a record that `shrink_checkpoint` wrote; any other is for `verify_checkpoint`."""
     if not (Path(directory) / RECORD).is_file():
         return False
-    values = claims_of(Path(directory)).values
+    return _is_of_shrink(claims_of(Path(directory)).values)
+
+
+def _is_of_shrink(values: Mapping[str, Any]) -> bool:
     return "groups" in values and "pruned" not in values
+
+
+def was_pruned_later(directory: Path | str, source: Path | str | None) -> bool:
+    """Whether zeros were made in what `shrink_checkpoint` wrote, and the source is not that, but what lies before it:
+    then it is for `verify_pruned_later`."""
+    directory = Path(directory)
+    if source is None or not (directory / RECORD).is_file():
+        return False
+    values = claims_of(directory).values
+    before = values.get("previous")
+    if "pruned" not in values or not isinstance(before, dict) or not _is_of_shrink(before):
+        return False
+    return previous_record(Path(source)) != before
+
+
+def verify_pruned_later(directory: Path | str, source: Path | str) -> Verification:
+    """Whether a directory is what both its records say: zeros, in what a plan left of the source.
+
+    Zeros and their pattern are counted as by `verify_checkpoint`. Each tensor has the dtype and the shape that the plan
+    leaves of the source's. One that was not pruned has the SHA-256 that shrinking wrote, and, if that did not repair
+    it, is what the plan leaves, byte for byte. The configuration, the number of parameters and other files are held to
+    the record of shrinking and to the source.
+
+    Args:
+        directory: what `shrink_checkpoint` wrote and another verb pruned, as `fit` does with both.
+        source: what was shrunk.
+
+    Raises:
+        CheckpointError: a damaged or missing directory, record or plan; or the source is not what was shrunk, as the
+            records say.
+    """
+    directory = Path(directory)
+    counted = verify_checkpoint(directory)
+    checkpoint, claims = open_checkpoint(directory), claims_of(directory)
+    read, pruned = claims.inner("previous"), {*claims.each_named("pruned", float)}
+    if previous_record(Path(source)) != read.values.get("previous"):
+        raise CheckpointError(
+            f"{directory}: was shrunk, and then pruned, and {source} is neither what was shrunk nor what was pruned: "
+            f"their {RECORD} say otherwise. Name one of these two."
+        )
+    dense, plan, repaired = open_checkpoint(source), _plan(directory / PLAN), _repaired(read)
+    problems, unchecked = [*counted.problems], [each for each in counted.unchecked if not each.startswith(_ALONE)]
+    problems += _about_sizes(checkpoint, read, unchecked)
+    stored = {
+        name: problem
+        for name, problem in about_bytes(checkpoint, digests_in(read), repaired - pruned)
+        if name not in pruned or name not in checkpoint
+    }
+    same: dict[str, bool | None] = {}
+    for tensor, problem in _about_tensors(checkpoint, dense, plan, repaired | pruned):
+        problems += [problem] if problem else []
+        if tensor is not None:
+            same[tensor.name] = tensor.unchanged
+            if problem:
+                stored.pop(tensor.name, None)  # it is told already
+    files, others = about_files(checkpoint, dense, {Path(RECORD), Path(PLAN), Path("config.json")})
+    if moved := (repaired | pruned) & {*checkpoint}:
+        unchecked.append(f"{len(moved)} tensors were repaired or pruned: whether what they keep are the best values")
+    tensors = tuple(replace(each, unchanged=same.get(each.name)) for each in counted.tensors)
+    found = (*problems, *stored.values(), *others)
+    return Verification(directory, dense.root, counted.pattern, tensors, files, found, tuple(unchecked))
 
 
 def verify_shrunken_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
