@@ -250,16 +250,26 @@ def write_texts(folder: Path) -> None:
 def speeds(
     directories: tuple[Path, Path], data: Path, length: int, size: int, rounds: int, backend: str = "inductor"
 ) -> list[dict[str, Any]]:
-    """Seconds of the processor for a step by the outputs, in float32, in bfloat16, and in that compiled, in turns: the
-    second and third step of three, since the first one makes room, and compiles."""
+    """Seconds of the processor for a step by the outputs, in float32, in bfloat16, with attention that is written out,
+    and compiled, in turns: the second and third step of three, since the first one makes room, and compiles."""
     import transformers
 
-    plain = [transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32) for each in directories]
-    compiled = copy.deepcopy(plain)
+    plain, eager, compiled = (
+        [
+            transformers.AutoModelForCausalLM.from_pretrained(each, dtype=torch.float32, attn_implementation=attention)
+            for each in directories
+        ]
+        for attention in ("sdpa", "eager", "eager")
+    )
     _compile(*compiled, also=True, backend=backend)
     train = _rows(transformers.AutoTokenizer.from_pretrained(directories[1]), data, length)
     batches = [{"input_ids": each} for each in train[: 3 * size].split(size)]
-    ways = {"float32": (plain, None), "bfloat16": (plain, "bfloat16"), "bfloat16, compiled": (compiled, "bfloat16")}
+    ways = {
+        "float32": (plain, None),
+        "bfloat16": (plain, "bfloat16"),
+        "bfloat16, eager attention": (eager, "bfloat16"),
+        "bfloat16, eager attention, compiled": (compiled, "bfloat16"),
+    }
     found: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way, (models, autocast) in ways.items():

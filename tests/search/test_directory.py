@@ -13,7 +13,7 @@ from secateur.search import Levels, directory, fit_checkpoint, sensitivity
 from secateur.search.directory import FILE
 from secateur.search.fitting import Units
 from secateur.search.held_back import HeldBack, split
-from support.families import make
+from support.families import batches, make
 from support.stacks import contents
 
 
@@ -392,3 +392,13 @@ def test_a_result_that_nobody_looked_at_yet_is_made_anew(dense, tmp_path, monkey
     fitted(dense, tmp_path / "out")
     assert model_of(tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_model_that_cannot_be_watched_without_weights_is_an_error_of_its_own(tmp_path):
+    model = make("mamba")
+    model.save_pretrained(tmp_path / "mamba")
+    with pytest.raises(ValueError, match="MambaForCausalLM cannot be watched on the meta device"):
+        fit_checkpoint(
+            tmp_path / "mamba", tmp_path / "out", batches("mamba"), model=model, budget={"params": 0.9}, shares=(0.5,),
+            evaluations=2, finals=1,
+        )  # fmt: skip

@@ -11,7 +11,7 @@ import copy
 import functools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +36,7 @@ from secateur.shrinking import (
     Configured,
     carry_out,
     check_globs,
+    coupling_on_meta,
     example_for,
     has_configuration,
     may_leave,
@@ -226,12 +227,12 @@ class Choosing:
         units = [name for name in free if name not in layers]
         if not units:
             return [[name] for name in layers]
-        self._seen = [self._said_of(self.inner, self.example)]
+        self._seen = [self._said_of(self.inner, self.example, find_coupling)]
         if self.in_directory:
             meta = self._seen[0][0].configured
             if meta is not None:
                 built = meta.build({})
-                self._seen.append(self._said_of(built, example_for(built)))
+                self._seen.append(self._said_of(built, example_for(built), coupling_on_meta))
         tied: dict[Any, list[str]] = {}
         for name in units:
             roles = tuple(self._tie_of(name, seen) for seen, _ in self._seen)
@@ -252,9 +253,9 @@ class Choosing:
                 self.stays |= dict.fromkeys(names, why)
         return [*([name] for name in layers), *found]
 
-    def _said_of(self, model: nn.Module, example: Any) -> tuple[_Seen, Any]:
+    def _said_of(self, model: nn.Module, example: Any, find: Callable[[nn.Module, Any], Coupling]) -> tuple[_Seen, Any]:
         """A coupling of one's own, which is tied, and what it is asked with."""
-        coupling: Coupling = find_coupling(model, example)
+        coupling = find(model, example)
         if has_configuration(model):
             return _Seen(coupling, Configured(model, coupling)), shorter(example)
         tie_roles(coupling)

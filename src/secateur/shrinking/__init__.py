@@ -5,7 +5,7 @@ from secateur.shrinking.branches import KEPT
 from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.depth_directory import ShrunkDepth, shrink_depth_checkpoint
 from secateur.shrinking.depth_verification import has_fewer_blocks, verify_depth_checkpoint
-from secateur.shrinking.directory import CheckpointShrinking, shrink_checkpoint
+from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta, shrink_checkpoint
 from secateur.shrinking.examples import example_for, example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
@@ -64,6 +64,7 @@ __all__ = [
     "check_globs",
     "checkpoint_parts",
     "counts_at",
+    "coupling_on_meta",
     "depth_parts",
     "directory_sheets",
     "example_for",

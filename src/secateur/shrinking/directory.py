@@ -75,6 +75,7 @@ __all__ = [
     "CheckpointShrinking",
     "PROVED",
     "config_text",
+    "coupling_on_meta",
     "shrink_checkpoint",
     "tensor_names",
     "write_cut",
@@ -312,7 +313,7 @@ class _Dense:
 def _dense(checkpoint: Checkpoint, model: nn.Module, example_inputs: Any, *, verify: bool) -> _Dense:
     files = tensor_names(model, checkpoint)
     parameters = _Weights(checkpoint, {mine: file for file, mine in reversed(files.items())})
-    coupling = _coupling_of(model, example_inputs)
+    coupling = coupling_on_meta(model, example_inputs)
     configured = Configured(model, coupling)
     real, proof = _proof(model, coupling, configured, example_inputs, verify=verify)
     subject = Subject(model, coupling, [example_inputs], parameters, parameters.blocks, configured, real)
@@ -376,7 +377,8 @@ def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, re
     }
 
 
-def _coupling_of(model: nn.Module, example_inputs: Any) -> Coupling:
+def coupling_on_meta(model: nn.Module, example_inputs: Any) -> Coupling:
+    """The coupling of a model that was built without weights; ValueError where it cannot be run so."""
     try:
         return find_coupling(model, example_inputs)
     except Exception as error:  # whatever the model raises
