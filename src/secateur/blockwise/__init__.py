@@ -7,7 +7,7 @@ from secateur.blockwise.finding import find_blocks, parts_of
 from secateur.blockwise.in_directory import DirectoryWalk
 from secateur.blockwise.in_memory import InMemory, refuse_repeated, walk_model
 from secateur.blockwise.jobs import Job, Layer, Pruned, Solved
-from secateur.blockwise.journal import LOCK, Unfinished, locked, unfinished, unfinished_copy, unfinished_folder
+from secateur.blockwise.journal import LOCK, Unfinished, locked, publish, unfinished, unfinished_copy, unfinished_folder
 from secateur.blockwise.observation import find_next, in_place, prepared, store
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.pairs import Meeting, Pairs, is_turned
@@ -80,6 +80,7 @@ __all__ = [
     "parts_of",
     "prepared",
     "pruned_blocks_sheets",
+    "publish",
     "rank_and_world",
     "read_calibration",
     "refuse_repeated",

@@ -27,7 +27,7 @@ from typing import Any
 from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, files_below
 from secateur.support import FULL, Fields, naming, printable, track, write_whole
 
-__all__ = ["LOCK", "Unfinished", "locked", "unfinished", "unfinished_copy", "unfinished_folder"]
+__all__ = ["LOCK", "Unfinished", "locked", "publish", "unfinished", "unfinished_copy", "unfinished_folder"]
 
 FORMAT = 2
 RESULT = "result"
@@ -203,11 +203,7 @@ class Unfinished:
             for name in files:
                 with open(Path(directory) / name, "rb") as file:
                     os.fsync(file.fileno())
-        if os.path.lexists(self.out):
-            raise CheckpointError(
-                f"{self.out}: was created by somebody else in the meantime; move it, and run the same command again."
-            )
-        folder.rename(self.out)
+        publish(folder, self.out)
         self.remove()
 
     @property
@@ -374,6 +370,19 @@ def unfinished(
         finally:
             if not run.copied and run.place.exists():
                 run.remove()
+
+
+def publish(folder: Path, out: Path) -> None:
+    """Gives a directory that is complete its final name.
+
+    Raises:
+        CheckpointError: the name was taken meanwhile.
+    """
+    if os.path.lexists(out):
+        raise CheckpointError(
+            f"{out}: was created by somebody else in the meantime; move it, and run the same command again."
+        )
+    folder.rename(out)
 
 
 @contextlib.contextmanager

@@ -8,25 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-
 from secateur.blockwise.directory import BlockFiles
 from secateur.blockwise.journal import Unfinished
 from secateur.blockwise.outcome import OneShot
 from secateur.blockwise.request import Request, digest
-from secateur.checkpoints import RECORD, inspect_checkpoint, record_text
+from secateur.checkpoints import RECORD, inspect_checkpoint, library_versions, record_text
 from secateur.patterns import NM, Rows, Unstructured
-from secateur.version import __version__
 
 __all__ = ["said_of", "write_record"]
 
 
 def said_of(request: Request, batches: Iterable[Any]) -> dict[str, Any]:
     """As JSON: what the bytes of a pruned directory depend on, but for the source's files."""
-    import transformers
-
-    versions = {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {"data": digest(batches), **request.described(), "versions": versions}
+    return {"data": digest(batches), **request.described(), "versions": library_versions()}
 
 
 def write_record(

@@ -18,7 +18,16 @@ from secateur.checkpoints.headers import CheckpointError
 from secateur.support import printable, records
 from secateur.version import __version__
 
-__all__ = ["RECORD", "check_arguments", "check_new", "check_places", "places", "previous_record", "record_text"]
+__all__ = [
+    "RECORD",
+    "check_arguments",
+    "check_new",
+    "check_places",
+    "library_versions",
+    "places",
+    "previous_record",
+    "record_text",
+]
 
 RECORD = "secateur.json"
 
@@ -56,6 +65,17 @@ def record_text(
     if previous is not None:
         record["previous"] = previous
     return json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def library_versions() -> dict[str, str]:
+    """Of the libraries that the bytes of a directory of transformers' depend on: a run that goes on has the same.
+
+    >>> [*library_versions()]
+    ['secateur', 'torch', 'transformers']
+    """
+    import transformers
+
+    return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def check_arguments(arguments: Mapping[str, Any] | None) -> dict[str, Any]:

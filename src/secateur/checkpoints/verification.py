@@ -148,10 +148,9 @@ def verify_checkpoint(directory: Path | str, source: Path | str | None = None) -
     """Counts on the stored bytes what ``secateur.json`` claims; compares with ``source`` where that is given.
 
     Of each tensor that the record calls pruned, or says the zeros of: as many as it says, to the unit; of pruned ones
-    its mask's entries among them;
-    and the pattern, along the inputs as they are stored. With the source: the same tensors, dtypes, shapes and files;
-    the bytes of every tensor that is not pruned, and of every other file; and of pruned tensors whose kept weights are
-    claimed to be unchanged, that whatever differs from the source is +0.
+    its mask's entries among them, and the pattern, along the inputs as they are stored. With the source: the same
+    tensors, dtypes, shapes and files; the bytes of every tensor that is not pruned, and of every other file; and of
+    pruned tensors whose kept weights are claimed to be unchanged, that whatever differs from the source is +0.
 
     Args:
         directory: what was pruned.

@@ -40,6 +40,7 @@ from secateur.checkpoints import (
     check_places,
     copy_tree,
     inspect_checkpoint,
+    library_versions,
     open_checkpoint,
     previous_record,
     record_text,
@@ -57,7 +58,6 @@ from secateur.recovery.state import load_state, save_state
 from secateur.recovery.zeros import removed_of
 from secateur.support import Forward, printable, track, unchanged, write_whole
 from secateur.targets import find_targets
-from secateur.version import __version__
 
 __all__ = ["recover_checkpoint"]
 
@@ -270,15 +270,12 @@ def _touchable(model: nn.Module) -> set[str]:
 
 def _said_of(request: Request, batches: Iterable[Any] | Sampled, teacher: Checkpoint) -> dict[str, Any]:
     """As JSON: what the bytes of the result depend on, but for the source's files."""
-    import transformers
-
     hashes = {}
     for path in track([*teacher.files, teacher.root / "config.json"], "reading the teacher"):
         with open(path, "rb") as file:
             hashes[str(path.relative_to(teacher.root))] = hashlib.file_digest(file, "sha256").hexdigest()
-    versions = {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     data = {"sampled": asdict(batches)} if isinstance(batches, Sampled) else digest(batches)
-    return {"verb": "recover", "data": data, "teacher": hashes, **request.described(), "versions": versions}
+    return {"verb": "recover", "data": data, "teacher": hashes, **request.described(), "versions": library_versions()}
 
 
 def _text(place: _Place, begun: Unfinished, asked: Sampled, seed: int) -> list[dict[str, Tensor]]:

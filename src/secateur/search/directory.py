@@ -17,12 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from secateur import patterns, solvers
 from secateur.blockwise import OneShot, Solve, blaming_config, digest, oneshot
-from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, files_below
+from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, files_below, library_versions
 from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.choosing import Choosing, kept_by
@@ -33,6 +32,7 @@ from secateur.search.fitting import (
     Units,
     check_all_pruned,
     check_asked,
+    check_counts,
     check_unmade,
     counted,
     pattern_of,
@@ -50,8 +50,7 @@ from secateur.search.scoring import SCORES, Score
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
 from secateur.solvers import admm
-from secateur.support import Fields, check_batches, described, device_of, printable, track, unwrapped, write_whole
-from secateur.version import __version__
+from secateur.support import Fields, check_batches, described, device_of, track, unwrapped, write_whole
 
 __all__ = ["fit_checkpoint"]
 
@@ -167,7 +166,7 @@ def fit_checkpoint(
         its = pattern_of(made, pattern)
         said = {
             "made_of": made_of,
-            "versions": _versions(),
+            "versions": library_versions(),
             "levels": made.made.digest,
             "measured": None if known is None else [known.word, _sha256(known.scores)],
             "pattern": patterns.word_of(its),
@@ -315,16 +314,9 @@ class _Task:
 
 
 def _check_counts(folder: Path, units: Mapping[str, int]) -> None:
-    """ValueError where what was written keeps other units than were chosen: their sum alone may come out equal."""
+    """ValueError where what was written keeps other units than were chosen."""
     kept = {name: each.take("to", int, least=0) for name, each in claims_of(folder).inners_named("groups")}
-    for name in sorted({*units, *kept}):
-        if units.get(name) != kept.get(name):
-            asked, found = (each.get(name, "all") for each in (units, kept))
-            raise ValueError(
-                f"{printable(name)}: {asked} of its units were chosen to stay, and {found} would: not all that was "
-                "chosen can be carried out together. Nothing was written; --exclude this group, or ask for another "
-                "budget."
-            )
+    check_counts(units, kept, "Nothing was written; --exclude this group, or ask for another budget.")
 
 
 def _got(asked: Budget, chosen: Chosen, done: _Done, levels: Levels) -> dict[str, float]:
@@ -387,12 +379,6 @@ def _sha256(values: Any) -> str:
     """The SHA-256 of what can be written as JSON."""
     text = json.dumps(dict(values) if isinstance(values, Mapping) else values, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _versions() -> dict[str, str]:
-    import transformers
-
-    return {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _to_json(chosen: Chosen, said: Mapping[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from secateur.search.scoring import Score, check_word
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
 from secateur.solvers import admm
-from secateur.support import Forward, Undo, check_batches, described, unwrapped
+from secateur.support import Forward, Undo, check_batches, described, printable, unwrapped
 
 __all__ = [
     "Carrying",
@@ -48,6 +48,7 @@ __all__ = [
     "Units",
     "check_all_pruned",
     "check_asked",
+    "check_counts",
     "check_unmade",
     "counted",
     "fit",
@@ -615,17 +616,32 @@ def _costs_of(shrunk: Shrunk) -> dict[str, float]:
 
 
 def _check_counts(told: Told, shrunk: Shrunk) -> None:
-    """Raises ValueError where other units left than were chosen: their sum alone may come out equal."""
-    counts = {
+    """Raises ValueError where other units left than were chosen."""
+    kept = {
         group.name: int(shrunk.kept[group.axis].sum()) for group in shrunk.coupling.groups if group.axis in shrunk.kept
     }
     sizes = {group.name: group.size for group in shrunk.coupling.groups if not group.chosen}
-    for name, size in sizes.items():
-        asked, left = told.units.get(name, size), counts.get(name, size)
-        if asked != left:
+    asked, left = ({name: each.get(name, size) for name, size in sizes.items()} for each in (told.units, kept))
+    check_counts(asked, left, "Nothing was changed; exclude= this group, or ask for another budget.", sizes)
+
+
+def check_counts(
+    asked: Mapping[str, int], left: Mapping[str, int], advice: str, sizes: Mapping[str, int] | None = None
+) -> None:
+    """ValueError where a group keeps another count than was chosen: their sum alone may come out equal.
+
+    Args:
+        asked, left: the counts of the groups that lose something; of others nothing, or the whole.
+        advice: what to do about it.
+        sizes: of the groups, where they are known.
+    """
+    for name in sorted({*asked, *left}):
+        if asked.get(name) != left.get(name):
+            chosen, found = (each.get(name, "all") for each in (asked, left))
+            size = f"{sizes[name]} " if sizes else ""
             raise ValueError(
-                f"{name}: {asked} of its {size} units were chosen to stay, and {left} would: not all that was chosen "
-                "can be carried out together. Nothing was changed; exclude= this group, or ask for another budget."
+                f"{printable(name)}: {chosen} of its {size}units were chosen to stay, and {found} would: not all that "
+                f"was chosen can be carried out together. {advice}"
             )
 
 

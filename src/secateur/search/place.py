@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from secateur.blockwise import LOCK, locked, unfinished_folder
+from secateur.blockwise import LOCK, locked, publish, unfinished_folder
 from secateur.checkpoints import CheckpointError
 from secateur.support import Fields, printable, write_whole
 
@@ -59,11 +59,7 @@ class Place:
         Raises:
             CheckpointError: the name was taken meanwhile.
         """
-        if os.path.lexists(self.out):
-            raise CheckpointError(
-                f"{self.out}: was created by somebody else in the meantime; move it, and run the same command again."
-            )
-        result.rename(self.out)
+        publish(result, self.out)
         self.remove()
 
     @property

@@ -37,6 +37,7 @@ from secateur.checkpoints import (
     TensorEntry,
     copy_others,
     index_text,
+    library_versions,
     meta_model_of,
     nbytes_of_cut,
     new_directory,
@@ -69,7 +70,6 @@ from secateur.shrinking.streamed import Streamed, chosen_in_directory
 from secateur.shrinking.subject import Subject, subject_of
 from secateur.shrinking.tables import checkpoint_parts, proof_words
 from secateur.support import Forward, LazyTensors, Part, described, printable, tensors_of, track
-from secateur.version import __version__
 
 __all__ = [
     "CheckpointShrinking",
@@ -357,8 +357,6 @@ def _calibrated(planned: CheckpointShrinking, dense: _Dense, found: Streamed) ->
 
 def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, repair: bool) -> dict[str, Any]:
     """As JSON: what the bytes of a shrunken directory depend on, but for the source's files."""
-    import transformers
-
     return {
         "method": "shrink",
         "data": data,
@@ -373,7 +371,7 @@ def _said_of(asked: Request, data: Mapping[str, str], example_inputs: Any, *, re
         "verify": asked.verify,
         "repair": repair,
         "processes": rank_and_world()[1],
-        "versions": {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": library_versions(),
     }
 
 

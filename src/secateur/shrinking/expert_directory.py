@@ -36,6 +36,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     copy_others,
+    library_versions,
     nbytes_of_cut,
     open_checkpoint,
     other_weights,
@@ -60,7 +61,6 @@ from secateur.shrinking.profiles import Profile, Text, profile_in, profile_value
 from secateur.shrinking.request import Request, request
 from secateur.shrinking.tables import experts_parts
 from secateur.support import Forward, Part, track
-from secateur.version import __version__
 
 __all__ = ["EXPERTS", "FORMAT", "ShrunkExperts", "shrink_experts_checkpoint"]
 
@@ -429,8 +429,6 @@ def _tokens(batches: Sequence[Any]) -> int:
 
 def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repair: bool) -> dict[str, Any]:
     """As JSON: what the bytes of a directory of fewer experts depend on, but for the source's files."""
-    import transformers
-
     return {
         "method": "experts",
         "data": None if run is None else {"sha256": digest(run.every)},
@@ -445,7 +443,7 @@ def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repai
         "verify": asked.verify,
         "repair": repair,
         "processes": rank_and_world()[1],
-        "versions": {"secateur": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": library_versions(),
     }
 
 
