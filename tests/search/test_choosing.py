@@ -193,7 +193,7 @@ def test_what_shrink_would_refuse_is_not_searched():
     each = of_llama(batches, over=("shrink",), uniform=True, in_directory=True)
     assert any(name in its.names for its in there.space.classes)
     assert not any(name in its.names for its in each.space.classes)
-    assert each.stays[name] == "a comparison in the code would come out otherwise"
+    assert each.stays[name] == "a comparison in the code would change its result"
     found = each.within()
     assert found.stays == each.stays
     assert not [one for one in found.choice if one.endswith(":2")]

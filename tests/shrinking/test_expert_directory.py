@@ -102,7 +102,7 @@ def test_what_stays_is_repaired_as_in_memory(without_repair, tmp_path):
     done = shrink_experts_checkpoint(dense, tmp_path / "small", 0.25, batches=batches(), verify=False)
     assert plain.kept == done.kept
     assert (plain.mended, plain.repaired) == ({}, ())
-    assert "make up for" in str(done)
+    assert "recover" in str(done)
     assert set(done.mended) == set(done.counts)
     before, after = (open_checkpoint(each.out) for each in (plain, done))
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -275,8 +275,8 @@ def test_without_data_magnitude_says_it_if_that_is_asked(dense, tmp_path):
     [
         ({"rank": "reap"}, "needs data"),
         ({"rank": "luck", "batches": batches()}, "rank_experts must be one of"),
-        ({"batches": batches(), "plan": "p.json"}, "pass batches, or plan"),
-        ({"profile": "p.json"}, "a profile is of batches"),
+        ({"batches": batches(), "plan": "p.json"}, "pass either batches= or plan="),
+        ({"profile": "p.json"}, "profile= is written from batches"),
         ({"remove": 0, "batches": batches()}, "remove is 0"),
         ({"remove": 7, "batches": batches()}, "at most 75.00% of the experts can leave"),
         ({"plan": "gone.json"}, "no such file"),

@@ -139,7 +139,7 @@ def test_a_router_that_is_not_seen_is_told(monkeypatch):
     [
         ({"how_experts": "melt", "batches": batches()}, "how_experts must be one of 'remove', 'merge', not 'melt'"),
         ({"how_experts": "merge"}, "runs the model on real inputs"),
-        ({"how_experts": "merge", "rank_experts": "criterion", "batches": batches()}, "averages by what data says"),
+        ({"how_experts": "merge", "rank_experts": "criterion", "batches": batches()}, "ranks experts by data"),
     ],
 )
 def test_what_cannot_be_merged(how, message):

@@ -90,7 +90,7 @@ def test_experts_stay_unless_they_are_asked_for():
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, float("nan")])
 def test_what_cannot_be_a_number_of_experts(wrong):
-    with pytest.raises(ValueError, match="experts is a fraction"):
+    with pytest.raises(ValueError, match="experts must be a fraction"):
         request(experts=wrong)
 
 

@@ -53,7 +53,7 @@ def test_what_is_linear_in_what_the_patch_sees_leaves_without_error():
     assert error(plain, model, held) > 0.01
     assert error(patched, model, batches(seed=7)) < 1e-5
     assert done.patched["1.first.down.weight"] == pytest.approx(1, abs=1e-6)
-    assert re.search(r"lacks behind them is made up for by .*1\.first\.down\.weight", str(done))
+    assert re.search(r"residual behind them that are recovered: .*1\.first\.down\.weight", str(done))
 
 
 @pytest.mark.parametrize("make", [Block, PostNorm, Parallel])

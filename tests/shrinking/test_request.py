@@ -62,7 +62,7 @@ def test_every_target_can_be_asked_for(target):
             ValueError,
             "rank_branches must be one of 'outputs', 'influence', 'criterion', not 'size'",
         ),
-        ({"uniform": True, "branches": 0.5}, ValueError, "no configuration says which branches left"),
+        ({"uniform": True, "branches": 0.5}, ValueError, "no configuration describes removed branches"),
         ({"criterion": "magnitud"}, ValueError, "magnitud"),
         ({"allocate": "evrywhere"}, ValueError, "evrywhere"),
         ({"keep": "a"}, TypeError, "keep"),

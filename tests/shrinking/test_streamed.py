@@ -327,7 +327,7 @@ GATE = "model.layers.0.mlp.gate_proj.weight"
         (lambda j: j["facts"]["measured"]["groups"][GATE].update(scores=[1.0]), "is not what is measured of 24 units"),
         (lambda j: j["facts"]["measured"]["groups"][GATE]["counts"].reverse(), "is not what is measured of 24 units"),
         (lambda j: j["facts"].update(tokens=0), "tokens must be a whole number of at least 1"),
-        (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen is of other counts"),
+        (lambda j: j["facts"]["chosen"].update({GATE: 1}), "chosen has other counts"),
         (lambda j: j["facts"].update(more=1), "more is not known"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Units that physically leave: what to take, the plan, carrying it out, and the proof; `shrink`."""
+"""`shrink`: channels, heads, experts, blocks and hidden units are removed from a model, and the removal is proved."""
 
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.branches import KEPT

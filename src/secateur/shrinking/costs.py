@@ -1,6 +1,6 @@
-"""What a model costs when so many units stay: parameters, multiply-adds, bytes, or time measured beside its own.
+"""The cost of a model when so many units stay: parameters, multiply-adds, bytes, or time relative to the whole model's.
 
-Law: the model is left as it is, and a cost is told of counts alone: nothing is cut to find it, but for the time.
+Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
 
 
 def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
-    """What a unit of each group costs, when all others are there; of tied groups, which leave together, in the mean."""
+    """The cost of one unit of each group while all others are there; the mean over tied groups, which leave together."""
     found: dict[Axis, float] = {}
     whole = [each.parts for each in tied]
     for at, each in enumerate(tied):
@@ -57,7 +57,7 @@ def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
 
 
 def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[Tied]) -> Amount:
-    """What the target is when ties keep so many of their parts.
+    """The value of the target when ties keep so many of their parts.
 
     Of "latency", which has to be measured, what stands for it: multiply-adds, or parameters where there are none.
     """
@@ -73,7 +73,7 @@ def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[
 def cost_of(
     model: nn.Module, coupling: Coupling, example_inputs: Any, target: str
 ) -> Callable[[Mapping[Axis, int]], float]:
-    """What the target is when so many stay of each axis."""
+    """The value of the target when so many units stay of each axis."""
     if target == "params":
         names = [name for name, _ in model.named_parameters()]
         return lambda counts: sum(coupling.size(name, counts) for name in names)

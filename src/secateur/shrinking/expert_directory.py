@@ -1,4 +1,5 @@
-"""Experts leave a directory: which, by what a text or a profile says; then its files are sliced, a tensor at a time.
+"""Removes experts from a directory: ranked by calibration text or a profile, then the files are sliced tensor by
+tensor.
 
 Law: every tensor that is written is one of the source's, or rows of one, byte for byte, but for those that were
 repaired; the output appears under its name complete or not at all, and a run that was killed goes on to the same bytes.
@@ -71,11 +72,11 @@ _HELD_OUT = 4  # every fourth batch of a profile's text ranks nothing: on it is 
 
 @dataclass(frozen=True)
 class ShrunkExperts(Reported):
-    """What `shrink_experts_checkpoint` did.
+    """The result of `shrink_experts_checkpoint`; prints as a table.
 
     Attributes:
         out: the directory that was written, if one was.
-        rank: by what experts were ranked.
+        rank: the measure by which experts were ranked.
         counts: ``{router: (experts before, after)}``; empty where none were to leave.
         kept: ``{router: experts that stay}``.
         unreached: ``{router: experts}`` that no token reached.
@@ -84,8 +85,8 @@ class ShrunkExperts(Reported):
         parameters, nbytes: ``(before, after)``, of the tensors in the files.
         proof: on which model it was proved that nothing else changes, in words.
         unreached_first: whether those were to leave before others.
-        mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
-            squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
+        mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
+            recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
         repaired: the tensors in the files whose values are new.
         left_out: files of the source that hold the weights in other forms, and were not copied.
@@ -202,18 +203,18 @@ def shrink_experts_checkpoint(
     )
     by_data = rank != "criterion"
     if batches is not None and plan is not None:
-        raise ValueError("a plan says what a text said: pass batches, or plan.")
+        raise ValueError("pass either batches= or plan=, not both.")
     if batches is None and plan is None and rank not in (None, "criterion"):
-        raise ValueError(f"rank={rank!r} needs data: pass batches, or plan.")
+        raise ValueError(f"rank={rank!r} needs data: pass batches= or plan=.")
     if rank == "exhaustive" and (plan is not None or profile is not None):
-        raise ValueError('rank="exhaustive" tries sets of so many on a text: no profile says that; leave out the file.')
+        raise ValueError('rank="exhaustive" runs sets of experts: leave out profile= and plan=.')
     if how == "merge" and batches is None:
-        raise ValueError('how="merge" runs the model on a text: pass batches.')
+        raise ValueError('how="merge" runs the model on a text: pass batches=.')
     if profile is not None and batches is None:
-        raise ValueError("a profile is of batches; pass them.")
+        raise ValueError("profile= is written from batches: pass batches= as well.")
     root, out, said = places(source, out, arguments)
     if out is not None and not remove:
-        raise ValueError("say how many experts leave: remove is 0.")
+        raise ValueError("remove is 0, so no expert leaves: pass a fraction in (0, 1), or a number of experts.")
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
     before = None if profile is None or not Path(profile).exists() else read_profile(Path(profile))
@@ -274,7 +275,7 @@ def _planned(
     started: float,
     losses: Callable[[Mapping[Axis, int]], Losses] | None,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
-    """What leaves, what each tensor that is written is made of, and what there is to say of it."""
+    """What leaves, the origin of each tensor that is written, and the facts for the result."""
     checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.axis: known.routed[group.name] for group in mixtures.groups}
     fewer = choose_experts(mixtures.subject, asked, (), routed, losses) if asked.experts else None
@@ -316,7 +317,7 @@ def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """A text, and how it is run.
+    """A calibration text, and how it is run.
 
     Attributes:
         mixtures: of the directory.
@@ -366,7 +367,9 @@ def _run_of(
 
 
 def _losses(begun: Unfinished | None, run: _Run, counts: Mapping[Axis, int]) -> Losses:
-    """What mixtures lose without each set of so many; what an earlier run found out is known."""
+    """The loss of each mixture without each set of so many experts; taken from the journal where an earlier run
+    measured it.
+    """
     groups = {group.name: group for group in run.mixtures.groups}
     facts = None if begun is None else begun.found().inner("facts")
     if facts is not None and "losses" in facts.values:
@@ -461,7 +464,7 @@ def _begun(out: Path, said: Mapping[str, Any], checkpoint: Checkpoint) -> Iterat
 
 @contextlib.contextmanager
 def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
-    """What cannot be asked for is no run to go on with."""
+    """Removes the unfinished directory when a request is refused, since it is no run to continue."""
     try:
         yield
     except CheckpointError:
@@ -473,7 +476,7 @@ def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
 
 
 def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
-    """What a text says of the experts: what an earlier run learned, or what is learned now."""
+    """The statistics of the experts on a text: from an earlier run's journal, or measured now."""
     facts = begun.found().inner("facts")
     facts.only("profile", "losses", "files", "sha256", "writing")
     if "profile" in facts.values:

@@ -1,4 +1,4 @@
-"""Two models run beside each other, block after block: the dense one, and one of fewer experts whose mixtures change.
+"""Runs the dense model and the one with fewer experts beside each other, block by block.
 
 Law: a block of the smaller model is given what its own changed blocks before it gave; of both models together one
 block's weights are there at a time, and what blocks pass on.
@@ -48,13 +48,13 @@ class Side:
 
 
 class Pass(NamedTuple):
-    """One batch as a mixture saw it.
+    """The inputs and the residual of a mixture in one batch.
 
     Attributes:
         path: the module that adds up what experts give: the mixture, or a part of it.
         given: its arguments, ``(args, kwargs)``.
         own: which tokens are no padding; None for all.
-        lack: (tokens, width), what it would have to give more for those.
+        lack: (tokens, width), the residual: dense outputs minus these, for those tokens.
     """
 
     path: str
@@ -158,7 +158,7 @@ class Beside:
             self._wanted.clear()
 
     def passes(self, name: str, group: Group) -> Iterator[Pass]:
-        """The batches through a block of the smaller model as it is now, and what its mixture lacks."""
+        """The batches through a block of the smaller model as it is now, with its mixture's residual."""
         path = self._paths[group.name]
         for number, batch in enumerate(track(self.small.batches, f"watching {name or 'the model'}")):
             given, output, whole = _through(self.small, number, batch, name, path)

@@ -1,4 +1,4 @@
-"""What a mixture's outputs lose without some of its experts, for all sets of so many: the choice of the least of all.
+"""The exhaustive choice of experts: the loss of a mixture's outputs without each set of so many experts.
 
 Law: of all sets of experts that may leave together the one is found whose loss moves the mixture's outputs least on the
 batches, everything else being as it was (Lu et al. 2024, arXiv:2402.14800); all else of the model stays dense.
@@ -112,7 +112,7 @@ def everywhere(losses: Losses) -> Losses:
 
 
 def scores_of_the_least(losses: Mapping[Units, float], given: npt.NDArray[np.float64]) -> Tensor:
-    """Higher = keep: those of the set of the least loss are below all others, which are as ``given``.
+    """Scores, higher = keep: the set of least loss is below all other experts, whose order is that of ``given``.
 
     >>> scores_of_the_least({(0, 1): 5.0, (1, 2): 3.0}, np.array([7.0, 9.0, 8.0])).tolist()
     [3.0, 2.0, 1.0]
@@ -132,7 +132,9 @@ def losses_in_memory(
     batches: Iterable[Any],
     forward: Forward | None,
 ) -> Losses:
-    """What each mixture loses without each set of so many, from one run of the batches through a model in memory."""
+    """The loss of each mixture without each set of so many experts, from one run of the batches through a model in
+    memory.
+    """
     plans = subset_plans(model, coupling, counts, groups)
     watching, found = watching_losses(Watching(model, coupling, groups), plans)
     run = watching.forward(forward)

@@ -1,4 +1,4 @@
-"""Experts that leave: of each set of units that are chosen between as many, those of the least score.
+"""The choice of experts to remove: those of least score, equally many of each mixture.
 
 Law: all sets of one size keep the same number, and at least as many as are chosen at a time.
 """
@@ -51,7 +51,7 @@ def mixtures_in_scope(subject: Subject, asked: Request) -> list[Group]:
 def ranked(
     subject: Subject, groups: Sequence[Group], asked: Request, routed: Mapping[Axis, Routed] | None
 ) -> dict[Axis, Tensor]:
-    """The scores of experts; the weights are only read where data does not settle the order."""
+    """The scores of experts, higher = keep; weights are read only where the data leaves ties."""
     rank = asked.rank_experts or ("criterion" if routed is None else "reap")
     if routed is None or rank == "criterion":
         return scores_of(subject, groups, asked)

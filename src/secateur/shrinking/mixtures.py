@@ -1,4 +1,4 @@
-"""A directory seen as mixtures of experts: which tensors in its files are which experts, and what data says of them.
+"""A directory of a mixture-of-experts model: which tensors hold which experts, and the experts' statistics on data.
 
 Law: the weights stay in the files; of them one block is in memory while a text is run, and none while a plan is made.
 Whether a file holds experts each by itself or all in one tensor makes no difference.
@@ -56,8 +56,8 @@ _SHARES = (1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4)  # of the experts, whose lo
 
 @dataclass(eq=False)
 class Curve:
-    """What a mixture's outputs lose when so many experts leave it, those of the least score first: squared differences
-    to the outputs of all, and the squares of these."""
+    """The loss of a mixture's outputs when so many experts leave it, least scores first: the squared differences from
+    the outputs with all experts, and the squares of those."""
 
     lost: dict[int, float] = field(default_factory=dict)
     whole: float = 0.0
@@ -74,9 +74,9 @@ class Curve:
 
 @dataclass(eq=False)
 class Beyond:
-    """What is behind the mixtures when a share of the experts leaves all of them: how far the model's outputs are from
-    the dense ones, as `secateur.blockwise.divergence` has it, over so many tokens; and behind the block of each mixture
-    the squared differences of the stream and its squares."""
+    """The loss of the whole model when a share of the experts leaves every mixture: the summed divergence of its
+    outputs from the dense ones (`secateur.blockwise.divergence`) and the number of tokens; and behind the block of each
+    mixture the squared differences of the stream, and its squares."""
 
     lost: float = 0.0
     tokens: int = 0
@@ -106,7 +106,7 @@ class Beyond:
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """A directory, what leaves it together, and which of its tensors that is.
+    """A directory of a mixture-of-experts model, the groups of its experts, and the tensors that hold them.
 
     Attributes:
         checkpoint: of it.
@@ -181,7 +181,7 @@ class Mixtures:
     # ---- data -----------------------------------------------------------------------------------------------------
 
     def routed(self, batches: Sequence[Any], walk: DirectoryWalk) -> dict[Axis, Routed]:
-        """What a text says of the experts, from one walk.
+        """The statistics of the experts on a text, from one walk.
 
         Raises:
             ValueError: of no expert of a mixture were outputs seen.
@@ -195,7 +195,7 @@ class Mixtures:
         return routed
 
     def curves(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[Axis, Curve]:
-        """What the outputs of each mixture lose on a text when experts leave it alone, those of the least score."""
+        """The loss of each mixture's outputs on a text when experts leave this mixture alone, least scores first."""
         found = {group.axis: Curve() for group in self.groups}
         plans = {group.axis: self._plans(group, scores[group.axis]) for group in self.groups}
 
@@ -214,8 +214,8 @@ class Mixtures:
         return {axis: each.everywhere() for axis, each in found.items()}
 
     def beyond(self, batches: Sequence[Any], walk: DirectoryWalk, scores: Mapping[Axis, Tensor]) -> dict[float, Beyond]:
-        """What the model's outputs lose on a text when a share of the experts leaves all mixtures, those of the least
-        score: from a walk for each share, the dense model beside."""
+        """The loss of the model's outputs on a text when a share of the experts leaves every mixture, least scores
+        first: one walk for each share, beside the dense model."""
         found = {}
         for share in TOGETHER:
             plans = {}
@@ -278,7 +278,7 @@ class Mixtures:
         return found
 
     def losses(self, batches: Sequence[Any], walk: DirectoryWalk, counts: Mapping[Axis, int]) -> Losses:
-        """What each mixture loses without each set of so many of its experts."""
+        """The loss of each mixture without each set of so many of its experts."""
         plans = subset_plans(self.subject.model, self.subject.coupling, counts, self.groups)
         watching, found = watching_losses(self._watching(walk), plans)
         self._run(walk, watching, batches)

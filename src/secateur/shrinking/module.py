@@ -51,7 +51,7 @@ __all__ = ["Shrunk", "shrink"]
 
 @dataclass(frozen=True, eq=False)
 class Shrunk(Reported):
-    """What a call of `shrink` did; as a string, a table.
+    """The result of `shrink`; prints as a table.
 
     Attributes:
         model: the module that became smaller, the same object as before.
@@ -60,12 +60,12 @@ class Shrunk(Reported):
         beside: the two that are nearest to what was asked and exist, less first; ``got`` is one of them.
         branches: the residual branches that the model had.
         stayed: ``{name: why}`` of branches that were not to leave, or could not.
-        patched: ``{name: share}`` of weights that take over what branches behind them added: how much of the squares of
-            what the stream lacks they make up for, on the calibration.
+        patched: ``{name: share}`` of weights that were repaired: the share that each recovers of the squared residual,
+            which is what the removed branches behind it added to the stream, on the calibration.
         experts: ``{router: (experts before, after)}`` of the mixtures of which experts left.
         unreached: ``{router: experts}`` that no token of the batches was sent to.
-        mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
-            squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
+        mended: ``{router: share}``: the share of the squared residual behind a mixture that its repaired experts
+            recover on held-out tokens; ``{router: why}`` in ``unmended`` of those that stay as they were.
         merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
         coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
             also by the proof.
@@ -137,9 +137,9 @@ def shrink(
     Which slices live and die together is found by watching a forward pass (`find_coupling`); the outputs of the model
     keep their shapes.
 
-    With ``batches``, data says what leaves: the units whose loss costs the outputs of the layers behind them least when
-    these make up for it (optimal brain surgery on the Gram matrix of their inputs, as in ZipLM, arXiv:2302.04089, and
-    SlimGPT, arXiv:2412.18110), and of each group as many as that comes to beside all others. Then what stays is
+    With ``batches``, data decides what leaves: the units whose removal costs the outputs of the layers behind them
+    least after these are repaired (optimal brain surgery on the Gram matrix of their inputs, as in ZipLM,
+    arXiv:2302.04089, and SlimGPT, arXiv:2412.18110), with groups competing by the same loss. Then what stays is
     repaired: block by block, least squares moves the columns that are left. Without, each unit's score is the sum of
     the criterion's scores over all entries that would leave with it, divided by its group's mean; biases and
     normalizations count only where a group has no matrices.
@@ -284,7 +284,7 @@ def shrink(
     )
     coupling = before = watched()
     dense, work = _totals(model), coupling.multiply_adds({})
-    dense_outputs = None  # beside which batch normalizations are made anew
+    dense_outputs = None  # compared with the dense outputs when batch normalizations are re-estimated
     if held is None:
         warn_without_data(model, before, asked)
     else:
@@ -412,8 +412,8 @@ def _losses(
 def _reestimate(
     model: nn.Module, batches: Sequence[Any], costs: OutputCosts, forward: Forward | None, undo: Undo
 ) -> None:
-    """Makes batch normalizations anew where the outputs come nearer to the dense model's. After a good repair inputs
-    are what they were, and statistics of a whole training say more than those of a few batches."""
+    """Re-estimates batch normalizations where that brings the outputs nearer to the dense model's. After a good repair
+    the inputs are nearly what they were, and the statistics of the training are better than those of a few batches."""
     now, buffers = costs.now(), [*model.buffers()]
     before = undo.values(*buffers)
     reestimate_batchnorm(model, batches, forward=forward)
@@ -435,12 +435,12 @@ def _check_values(model: nn.Module) -> None:
 def _held(batches: Iterable[Any]) -> list[Any]:
     check_batches(batches)
     if not (held := list(batches)):
-        raise ValueError("there are no batches: what should leave is learned from running the model.")
+        raise ValueError("there are no batches: pass at least one, or leave batches out to rank by the criterion.")
     return held
 
 
 def _example_in(model: nn.Module, batches: Sequence[Any] | None, forward: Forward | None, target: str) -> Any:
-    """What the model is called with, as a batch says it."""
+    """The example inputs that the first batch gives."""
     if batches is None or forward is not None:
         raise ValueError(
             "give example_inputs, what the model is called with; or batches= without forward=, of which the first says "
@@ -485,7 +485,7 @@ def _branches_to_leave(
 
 
 def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target: str) -> Callable[[Coupling], float]:
-    """How much of the target is left of what the model has now, told later, when branches have left it."""
+    """A function that says, once branches have left, which share of the model's present target is left."""
     if target == "units":
         return lambda _: 1.0  # a branch has none: the fraction is of those that stay
     if target == "latency":

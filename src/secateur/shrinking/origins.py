@@ -1,7 +1,7 @@
-"""Which tensor of a source each tensor of a directory is, or which rows of one: written, written down, and read again.
+"""Origins: from which tensor of the source each tensor of a directory was copied, and which rows; written and read.
 
-Law: what is written has the source's bytes; what is written down names every tensor that has another name or fewer
-entries, and those of the source that left.
+Law: tensors have the source's bytes; the record names every tensor that has another name or fewer entries, and those of
+the source that left.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def origins_text(checkpoint: Checkpoint, written: Mapping[str, Origin], kind: st
 
 
 def origins_in(path: Path, kind: str, what: str) -> tuple[Mapping[str, Origin], set[str]]:
-    """What each tensor was that is another now, and which of the source's are nowhere."""
+    """The origin of each tensor that was renamed or sliced, and the source's tensors that left."""
     try:
         read = Fields.read(path, error=CheckpointError, hint=HINT)
     except FileNotFoundError:

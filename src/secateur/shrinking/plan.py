@@ -1,4 +1,4 @@
-"""What leaves a model, written down: a `Plan` is a value, made of a choice and read from plain values.
+"""`Plan`: what leaves a model, as a value that is made from a choice, or read from JSON.
 
 Law: a plan says shapes and numbers before and after, so that whoever carries it out can see that it fits; of plain
 values it is what they were made of.
@@ -121,12 +121,12 @@ def _place(number: Fields) -> tuple[str | int, ...]:
 
 
 def plans_of(model: nn.Module) -> list[Plan]:
-    """What left a model until now, in order."""
+    """The plans that were carried out on a model, in order."""
     return list(getattr(model, ATTRIBUTE, ()))
 
 
 def plan_of(model: nn.Module, coupling: Coupling, kept: Kept, names: Collection[str] | None = None) -> Plan:
-    """What leaves when this is kept of the axes; of tensors of these ``names`` alone, if they are given."""
+    """The plan that keeps these units of the axes; for the tensors in ``names`` alone, if they are given."""
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]] = {}
     for name, tensor in tensors_of(model).items():
         if names is not None and name not in names:
@@ -141,7 +141,7 @@ def plan_of(model: nn.Module, coupling: Coupling, kept: Kept, names: Collection[
 
 
 def plan_without(branches: Iterable[Branch]) -> Plan:
-    """What leaves with residual branches; of modules within others that leave, only the outer."""
+    """The plan that removes residual branches; of nested modules that leave, it names only the outer."""
     modules = {path: form for branch in branches for path, form in branch.modules.items()}
     outer = {path: form for path, form in modules.items() if not any(path.startswith(f"{other}.") for other in modules)}
     return Plan({}, [], modules=outer)

@@ -1,6 +1,6 @@
-"""What is asked of `shrink` and of `shrink_checkpoint`: the same, so it is read and checked once.
+"""The arguments that `shrink` and the verbs for directories share, checked once.
 
-Law: a request holds values, no words; what cannot be asked for is refused before the model runs.
+Law: a request holds values, not words; arguments that are not allowed are refused before the model runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RANKS = ("outputs", "influence", "criterion")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to leave, and how it is chosen; the attributes are the arguments of `secateur.shrink`.
+    """The checked arguments of `secateur.shrink`: how much leaves, and how it is chosen.
 
     Attributes:
         sparsity: the fraction of ``target`` that leaves; None: what is zero.
@@ -108,13 +108,13 @@ def request(
     if made.how_experts not in HOWS:
         raise ValueError(f"how_experts must be one of {', '.join(map(repr, HOWS))}, not {made.how_experts!r}.")
     if made.how_experts == "merge" and made.rank_experts == "criterion":
-        raise ValueError('how_experts="merge" averages by what data says of experts; leave out rank_experts.')
+        raise ValueError('how_experts="merge" ranks experts by data: leave out rank_experts, or how_experts.')
     if not isinstance(made.branches, tuple):
         check_sparsity(made.branches)
     if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):
-        raise ValueError(f"experts is a fraction in [0, 1), or how many of each mixture leave, not {made.experts}.")
+        raise ValueError(f"experts must be a fraction in [0, 1), or a number of experts, not {made.experts}.")
     if made.branches and made.uniform:
-        raise ValueError("no configuration says which branches left; leave out uniform, or branches.")
+        raise ValueError("no configuration describes removed branches: leave out uniform, or branches.")
     return made
 
 

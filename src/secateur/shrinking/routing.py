@@ -1,12 +1,12 @@
-"""What data says of units that are chosen between, such as experts: how often they work, and how much that gives.
+"""Statistics of experts on data: how many tokens each receives, and how large its outputs are.
 
-Law: nothing changes, and what a model is called does not matter. What an expert adds for a token is its outputs times
-the weight that the model itself gives them, renormalized where the model does that; tokens that are padding, and those
-that an expert adds nothing for, do not count.
+Law: nothing changes, and names of classes do not matter. An expert's contribution for a token is its outputs times the
+model's own weight for them, renormalized where the model does that; padding, and tokens with a contribution of zero, do
+not count.
 
-The weight is the slope of the mixture's output along the expert's: the mixture is run once more on what it was given,
-its outputs are moved one way for all tokens, and the gradient at an expert's outputs is that way times the weight. So
-it is the same for experts in turn, all at once, of one tensor each, with the weight on their outputs or inputs.
+The weight is the derivative of the mixture's output by the expert's: the mixture is run once more on its inputs, one
+output gradient is used for all tokens, and the gradient at an expert's outputs is that gradient times the weight. So it
+is the same for experts that run in turn or all at once, with the weight on their outputs or inputs.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ class Routed:
 
 
 def scores_by(rank: str, routed: Routed, by_criterion: Array, *, unreached_first: bool) -> Tensor:
-    """The scores of units by what data says of them; equal ones are in the order of the criterion.
+    """Scores of experts by their statistics on data, higher = keep; the criterion orders equal ones.
 
-    Of one that no token was sent to data says nothing: it is where the criterion has it among all, unless it is to
-    leave first.
+    An expert that no token reached has no statistics: the criterion places it among all, unless it is to leave first.
 
     >>> routed = Routed(np.array([1.0, 0.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0, 3.0]), np.ones(4))
     >>> scores_by("reap", routed, np.array([1.0, 9.0, 2.0, 3.0]), unreached_first=False).argsort().tolist()
@@ -250,7 +249,7 @@ def signs(width: int) -> Tensor:
 def routed_in_memory(
     model: nn.Module, coupling: Coupling, groups: Sequence[Group], batches: Iterable[Any], forward: Forward | None
 ) -> dict[Axis, Routed]:
-    """What data says of the units of these groups, from one run of the batches through a model in memory.
+    """The statistics of the experts of these groups, from one run of the batches through a model in memory.
 
     Raises:
         ValueError: of no expert of a mixture were outputs seen.
@@ -270,7 +269,7 @@ def routed_in_memory(
 
 
 def check_seen(groups: Sequence[Group], routed: Mapping[Axis, Routed]) -> None:
-    """Raises ValueError for a mixture of which nothing was seen, or what is not finite."""
+    """Raises ValueError for a mixture whose outputs were not seen, or are not finite."""
     for group in groups:
         found = routed[group.axis]
         if not found.tokens.any():
@@ -279,4 +278,4 @@ def check_seen(groups: Sequence[Group], routed: Mapping[Axis, Routed]) -> None:
                 'data cannot rank them; say rank_experts="criterion".'
             )
         if not np.isfinite(found.weighted).all():
-            raise ValueError(f"{group.name}: the outputs of its experts hold NaN or infinity; mend the weights first.")
+            raise ValueError(f"{group.name}: the outputs of its experts hold NaN or infinity; correct the weights.")

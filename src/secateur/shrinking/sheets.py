@@ -1,4 +1,4 @@
-"""What shrink says on a page: groups, blocks and experts, what left and what stays whole, and why.
+"""The tables of `shrink` on a page: groups, blocks and experts, what left, and what stays whole and why.
 
 Law: what leaves and what stays is named as the library names it.
 """
@@ -67,9 +67,9 @@ def _groups(counts: Mapping[str, tuple[int, int]], members: list[str] | None = N
 def _errors(errors: Mapping[str, float]) -> Sheet:
     """What repaired matrices lost: a row each."""
     names, lost = [printable(name, 1000) for name in errors], list(errors.values())
-    told = "What the outputs of each repaired weight lost: the share of the variance of what they become part of."
+    told = "The squared error of each repaired weight's outputs, as a share of the variance of what they are added to."
     share = max(lost, default=0) <= 1  # more than all is lost where a repair went wrong
-    chart = Chart("What repaired weights lost", told, names, lost, "lost" if share else "share lost", share=share)
+    chart = Chart("Errors of repaired weights", told, names, lost, "lost" if share else "share lost", share=share)
     cells = [Cells("weight", names), Cells("lost", lost, [f"{each:.3%}" for each in lost])]
     return Sheet("What was repaired", cells, [chart])
 
@@ -85,7 +85,7 @@ def _whole(frozen: Mapping[tuple[str, int], str]) -> list[Sheet]:
 
 
 def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
-    """Of what is known of them, with those that stay."""
+    """The experts' statistics and the mixtures' losses, with the experts that stay."""
     return [] if done.profile is None else profile_sheets(done.profile, done.kept)
 
 

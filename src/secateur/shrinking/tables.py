@@ -1,4 +1,4 @@
-"""What left a model or a directory, in tables: for `print`, and for the command.
+"""Tables of what left a model or a directory, for `print` and for the command line.
 
 Law: a table holds text that is fit to be printed; groups that differ only in the numbers of layers share a row.
 """
@@ -83,7 +83,7 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
 def unreached_parts(
     unreached: Mapping[str, Sequence[int]], experts: Mapping[str, tuple[int, int]], *, first: bool
 ) -> Iterator[Part]:
-    """Of which experts data says nothing."""
+    """Lines on the experts that no token reached."""
     if unreached:
         count, every = sum(map(len, unreached.values())), sum(size for size, _ in experts.values())
         how = "these leave first, as asked" if first else "the criterion says when these leave"
@@ -108,12 +108,12 @@ def merged_parts(merged: Mapping[str, tuple[tuple[int, ...], ...]], unmerged: Ma
 
 
 def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
-    """What experts that stay make up for."""
+    """Lines on the repair of the experts that stay."""
     if mended:
         worst = min(mended, key=lambda name: mended[name])
         yield (
-            f"Experts that stay make up for {percent(sum(mended.values()) / len(mended))} of what the stream lacks "
-            f"behind their mixtures, in the mean, on held-out tokens; {percent(mended[worst])} at {printable(worst)}."
+            f"Repair: experts that stay recover {percent(sum(mended.values()) / len(mended))} of the squared residual "
+            f"behind their mixtures on held-out tokens, on average; {percent(mended[worst])} at {printable(worst)}."
         )
     yield from _left_so("repaired", unmended)
 
@@ -145,7 +145,7 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
     if done.tokens is not None:
         yield f"Chosen by what {done.tokens:,} tokens show.{_repaired(done.errors)}"
         widest = max((size for size, _ in done.counts.values()), default=0)
-        if done.tokens < widest:  # there are as many unknowns, so that nearly all of them can be met
+        if done.tokens < widest:  # there are as many unknowns as tokens, so that they can be fitted nearly exactly
             yield f"That is less than the {widest:,} units of a group: other text will lose more. Give a longer one."
 
 
@@ -170,7 +170,7 @@ def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
 
 
 def proof_words(done: CheckpointShrinking | ShrunkDepth | ShrunkExperts) -> str:
-    """On which model it was proved, as the beginning of a sentence."""
+    """The model on which the removal was proved, as the beginning of a sentence."""
     return done.proof[0].upper() + done.proof[1:] if done.proof.startswith("not") else f"Proved {done.proof}"
 
 
@@ -189,7 +189,7 @@ def _repaired(errors: Mapping[str, float]) -> str:
     worst = max(errors, key=lambda name: errors[name])
     return (
         f" Of {len(errors)} weights, repaired, the outputs lose {sum(errors.values()) / len(errors):.2%} of their "
-        f"variance in the mean, and {errors[worst]:.2%} at most, of {printable(worst)}."
+        f"variance on average, and {errors[worst]:.2%} at most, of {printable(worst)}."
     )
 
 
@@ -251,7 +251,7 @@ def _branch_parts(done: Shrunk) -> Iterator[Part]:
 def _made_up_for(patched: Mapping[str, float]) -> str:
     best = sorted(patched.items(), key=lambda each: -each[1])[:_SHOWN]
     said = ", ".join(f"{printable(name)} {percent(share)}" for name, share in best)
-    return f"What the stream lacks behind them is made up for by {said}."
+    return f"Repair: shares of the squared residual behind them that are recovered: {said}."
 
 
 def _first_of(reason: str) -> str:
