@@ -343,7 +343,7 @@ def test_a_damaged_journal_is_refused_in_one_line(source, tmp_path, damage, mess
         make(source, tmp_path / "out")
     assert "\n" not in str(caught.value)
     assert "emove" in str(caught.value)
-    assert "to begin anew" in str(caught.value)
+    assert "to start over" in str(caught.value)
     assert contents(place) == before
 
 

@@ -197,7 +197,7 @@ def test_aiming_brings_the_outputs_nearer_to_the_dense_models():
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [
-        ({"aim": 1.5}, ValueError, "from 0 to 1; got 1.5"),
+        ({"aim": 1.5}, ValueError, "that is fitted; got 1.5"),
         ({"aim": 0.5, "solver": WANDA}, TypeError, r"from_criterion\(wanda\) does not name the Gram matrix"),
     ],
 )

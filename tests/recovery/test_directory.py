@@ -181,7 +181,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_a_state_that_is_whole(dire
     (dense / "config.json").write_text(config)
     state = directories / "out.unfinished" / "state.safetensors"
     state.write_bytes(state.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to begin anew"):
+    with pytest.raises(CheckpointError, match=r"damaged .* Remove .*out.unfinished to start over"):
         recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
     shutil.rmtree(directories / "out.unfinished")
     recover_checkpoint(sparse, dense, out, batches("llama"), steps=5, **FAST)
@@ -277,7 +277,7 @@ def test_a_run_that_can_not_be_leaves_nothing_or_says_what(directories):
     with pytest.raises(ValueError, match=r"not finite|is nan|grew beyond"):
         recover_checkpoint(*paths, batches("llama"), steps=3, local=0, rate=1e30)
     assert not (directories / "out.unfinished").exists()
-    with pytest.raises(ValueError, match=r"lower rate=\. Remove .*out\.unfinished to begin anew\."):
+    with pytest.raises(ValueError, match=r"lower rate=\. Remove .*out\.unfinished to start over\."):
         recover_checkpoint(*paths, batches("llama"), steps=3, local=1, rate=1e30)
     assert (directories / "out.unfinished").exists()
     shutil.rmtree(directories / "out.unfinished")

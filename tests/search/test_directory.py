@@ -277,7 +277,7 @@ def test_what_one_verb_made_of_other_weights_is_not_gone_on_with(dense, tmp_path
     model.save_pretrained(source)
     with pytest.raises(ValueError, match="a fit of another source was stopped here") as raised:
         fitted(source, tmp_path / "out", **BOTH)
-    assert "Give its command again to finish it, or remove the folder to begin anew" in str(raised.value)
+    assert "Give its command again to finish it, or remove the folder to start over" in str(raised.value)
     shutil.rmtree(tmp_path / "out.unfinished")
     fitted(source, tmp_path / "out", **BOTH)
     name = "model.layers.0.input_layernorm.weight"

@@ -337,7 +337,7 @@ def test_a_journal_of_what_the_model_has_not_is_refused(stopped, known, tmp_path
     damage(found)
     found["sha256"] = resumable._digest(found)
     journal.write_text(json.dumps(found))
-    with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to begin anew"):
+    with pytest.raises(CheckpointError, match=rf"journal\.json: damaged: .*{message}.* Remove .* to start over"):
         UNPROVED(known, tmp_path / "out", 0.3, batches=batches("llama"))
     assert not (tmp_path / "out").exists()
 

@@ -169,7 +169,7 @@ class _Text:
 def _packed(
     pieces: Iterable[Tokens], text: _Text, samples: int, generator: np.random.Generator, where: str
 ) -> list[Tokens]:
-    """Sequences that do not overlap, out of the tokens one after the other; as many as there are, or a shorter one."""
+    """Consecutive sequences that do not overlap, until the tokens end; of too few tokens one shorter sequence."""
     needed = samples * text.body
     held: list[Tokens] = []
     count = 0

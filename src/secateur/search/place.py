@@ -119,7 +119,7 @@ class Place:
         for path in self.folder.iterdir():
             if _TEMPORARY.fullmatch(path.name):
                 path.unlink()
-        path, hint = self.folder / NOTE, f" Remove {self.folder} to begin anew."
+        path, hint = self.folder / NOTE, f" Remove {self.folder} to start over."
         asked = json.loads(json.dumps(request))
         try:
             read = Fields.read(path, error=CheckpointError, hint=hint)
@@ -134,7 +134,7 @@ class Place:
         if other := [name for name in {**before, **asked} if before.get(name) != asked.get(name)]:
             raise CheckpointError(
                 f"{self.folder}: a fit of another {', another '.join(map(printable, other))} was stopped here. Give "
-                "its command again to finish it, or remove the folder to begin anew."
+                "its command again to finish it, or remove the folder to start over."
             )
 
 
