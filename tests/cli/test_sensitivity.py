@@ -59,7 +59,7 @@ def test_layers_as_json(folder):
     ("words", "message"),
     [
         (("--over", "both"), "over says which kinds of levels"),
-        (("--share", "1.5"), "shares are how much leaves"),
+        (("--share", "1.5"), "shares must be fractions"),
         (("--score", "accuracy"), "--score must be one of kl, cosine, change, not accuracy"),
         (("--include", "nothing*"), "no tensor or group matches"),
         (("--solver", "nothing"), "nothing"),

@@ -110,7 +110,7 @@ def test_what_keeps_too_little_is_not_there(dense, tmp_path, monkeypatch):
             fitted(dense, tmp_path / "out", **KEEP)
         patch.setattr(directory.Carrying, "lost_of", lambda *_: 0.0)
         patch.setattr(directory.HeldBack, "finished_by", lambda *_: (1.0, None))
-        with pytest.raises(ValueError, match=r"what was written keeps less than 90\.0%.* and was deleted"):
+        with pytest.raises(ValueError, match=r"the written model keeps less than 90\.0%.* and was deleted"):
             fitted(dense, tmp_path / "out", **KEEP)
     assert not (tmp_path / "out").exists()
 
@@ -143,7 +143,7 @@ def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
     said = json.loads((store / FILE).read_text())
     change(said)
     (store / FILE).write_text(json.dumps(said))
-    with pytest.raises(ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: it is chosen anew"):
+    with pytest.raises(ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: the choice is then made again"):
         fitted(dense, tmp_path / "two", store=store)
     assert not (tmp_path / "two").exists()
 
@@ -313,13 +313,13 @@ def test_what_keeps_other_units_than_were_chosen_is_not_there(dense, tmp_path, m
     with monkeypatch.context() as patch:
         unlike_the_choice(patch)
         with pytest.raises(
-            ValueError, match=r"gate_proj.* of its units were chosen to stay, and .* would: .*Nothing was"
+            ValueError, match=r"gate_proj.* the search chose .* but shrink can keep only .*.*Nothing was"
         ):
             fitted(dense, tmp_path / "out", **given)
         assert [path.name for path in (tmp_path / "out.unfinished").iterdir() if path.is_dir()] == ["levels"]
         assert not (tmp_path / "out.unfinished" / "levels" / FILE).exists()
         shutil.rmtree(tmp_path / "out.unfinished")
-        with pytest.raises(ValueError, match="were chosen to stay"):
+        with pytest.raises(ValueError, match="the search chose"):
             fitted(dense, tmp_path / "out", **given, store=tmp_path / "store")
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
     assert (tmp_path / "store" / "levels.json").exists()
@@ -334,7 +334,7 @@ def test_a_choice_that_failed_is_not_kept_where_a_run_goes_on(dense, tmp_path, m
     levels = tmp_path / "out.unfinished" / "levels"
     with monkeypatch.context() as patch:
         unlike_the_choice(patch)
-        with pytest.raises(ValueError, match="were chosen to stay"):
+        with pytest.raises(ValueError, match="the search chose"):
             fitted(dense, tmp_path / "out", **given)
     assert (levels / "levels.json").exists()
     assert not (levels / FILE).exists()

@@ -223,7 +223,7 @@ def test_one_branch_stays_at_least():
 
 @pytest.mark.parametrize("word", ["branches", "experts"])
 def test_no_configuration_says_what_left_whole(word):
-    with pytest.raises(ValueError, match="uniform=True keeps branches and experts"):
+    with pytest.raises(ValueError, match="uniform=True cannot go with branches or experts"):
         fit(blocks(2), inputs(), budget={"params": 0.5}, over=("shrink", word), uniform=True)
 
 
@@ -371,15 +371,15 @@ def test_every_dtype_is_fitted(dtype):
         ({"budget": {"params": 0.5}, "over": ()}, ValueError, "over says which kinds of levels"),
         ({"budget": {"params": 0.5}, "over": "sparsify"}, ValueError, "over says which kinds of levels"),
         ({"budget": {"latency": 0.5}, "over": "oneshot"}, ValueError, "zeros make nothing faster by themselves"),
-        ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations is how many passes"),
-        ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals is how many choices are finished"),
+        ({"budget": {"params": 0.5}, "evaluations": 0}, ValueError, "evaluations must be more than 0"),
+        ({"budget": {"params": 0.5}, "finals": 0}, ValueError, "finals must be at least 1"),
         ({"budget": {"params": 0.5}, "score": 3}, TypeError, r"score is a function \(model\) -> float"),
         ({"keep": 1.1}, ValueError, "keep is the share of the dense model's score"),
         ({"budget": {"params": 0.5}, "held_back": 4}, ValueError, "held_back is how many of the 4 batches"),
         ({"budget": {"params": 0.5}, "forward": lambda m, b: m(b)}, ValueError, "pass example_inputs="),
         ({"budget": {"params": 0.01}, "shares": SHARES}, ValueError, "the params cannot come to"),
         ({"budget": {"params": 0.5}, "include": "nothing.*"}, ValueError, "nothing"),
-        ({"budget": {"params": 0.5}, "shares": (1.5,)}, ValueError, "shares are how much leaves"),
+        ({"budget": {"params": 0.5}, "shares": (1.5,)}, ValueError, "shares must be fractions"),
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_and_changes_nothing(asked, error, message):
@@ -528,7 +528,7 @@ def test_other_units_that_leave_than_were_chosen_are_an_error_that_changes_nothi
     model = blocks(2)
     before = state_of(model)
     monkeypatch.setattr(fitting, "shrink", swapped)
-    with pytest.raises(ValueError, match=r"up.weight: 20 of its 20 units were chosen to stay, and \d+ would"):
+    with pytest.raises(ValueError, match=r"up.weight: the search chose 20 of its 20 units to stay, but shrink can keep only \d+"):
         fit(model, inputs(), budget={"params": 0.95}, shares=(0.2,), round_to=1, evaluations=4, finals=1)
     assert is_unchanged(model, before)
 

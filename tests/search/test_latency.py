@@ -149,7 +149,7 @@ def test_a_damaged_file_is_named(monkeypatch, tmp_path, change, message):
     said = json.loads((tmp_path / FILE).read_text())
     change(said)
     (tmp_path / FILE).write_text(json.dumps(said))
-    with pytest.raises(ValueError, match=rf"latency\.json: damaged: {message}.*Delete it: it is measured anew"):
+    with pytest.raises(ValueError, match=rf"latency\.json: damaged: {message}.*Delete it: it is then measured again"):
         Times(tmp_path)
 
 

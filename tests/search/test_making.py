@@ -177,9 +177,9 @@ def test_a_model_of_which_nothing_can_leave_says_why():
     [
         ({"over": "neither"}, "over says which kinds of levels, of 'shrink', 'oneshot'"),
         ({"over": ()}, "over says which kinds of levels"),
-        ({"shares": ()}, r"shares are how much leaves, each in \(0, 1\)"),
-        ({"shares": (0.5, 1.0)}, r"shares are how much leaves, each in \(0, 1\)"),
-        ({"shares": (float("nan"),)}, r"shares are how much leaves, each in \(0, 1\)"),
+        ({"shares": ()}, r"shares must be fractions in \(0, 1\)"),
+        ({"shares": (0.5, 1.0)}, r"shares must be fractions in \(0, 1\)"),
+        ({"shares": (float("nan"),)}, r"shares must be fractions in \(0, 1\)"),
         ({"include": "nothing.*"}, "no tensor or group matches 'nothing"),
         ({"forward": lambda model, batch: model(batch)}, "pass example_inputs="),
         ({"shares": (0.001,), "include": "*.q.weight:2", "exclude": "embed.weight"}, "nothing of the model has levels"),

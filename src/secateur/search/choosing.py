@@ -1,5 +1,5 @@
-"""Which level of each group: by dynamic programming, by the fixed allocations, by switching levels from there on, and
-in the end by what finished models lose.
+"""The search for a level of each group: dynamic programming, the fixed allocations, an evolutionary search from there,
+and in the end the measured loss of finished models.
 
 Law: nothing of the model changes; what is chosen fits the budget, and loses no more than any fixed allocation of the
 same levels and budget does, on the batches held back; finished, no more than any of these that was finished.
@@ -78,10 +78,10 @@ def kept_by(lost: float, most: float) -> bool:
 
 @dataclass(frozen=True)
 class ByItself:
-    """What `secateur.shrink` makes of a budget without a search.
+    """The result of `secateur.shrink` at a budget, without a search.
 
     Attributes:
-        judged: what the finished model loses.
+        judged: the loss of the finished model.
         units: ``{group of the coupling: how many stay}``.
         costs: of the finished model.
     """
@@ -95,10 +95,10 @@ class Finishing(Protocol):
     """Choices carried out on a copy of the model, by what levels were made of."""
 
     def judged(self, choice: Mapping[str, int]) -> Judged:
-        """What the finished model loses."""
+        """The loss of the finished model."""
 
     def held(self, choice: Mapping[str, int]) -> float:
-        """What it loses on the batches held back, of which it saw nothing."""
+        """Its loss on the held-back batches, which it was not fitted on."""
 
     def by_itself(self, limits: Mapping[str, float], *, by_all: bool = False) -> ByItself | None:
         """What a verb makes of the budget, by what levels were made of or by all batches; None where none takes such a
@@ -133,11 +133,11 @@ class _Seen:
         masks = {groups[name].axis: np.asarray(mask) for name, mask in kept.items() if name in groups}
         counts = {axis: int(mask.sum()) for axis, mask in masks.items()}
         if self.coupling.contradicted(counts):
-            return "a comparison in the code would come out otherwise"
+            return "a comparison in the code would change its result"
         if self.configured is None or not counts:
             return None
         if not self.configured.is_possible(counts):
-            return "the configuration cannot say such a count of it"
+            return "the configuration cannot express this size of it"
         if example is not None:
             its = [groups[name] for name in kept if name in groups]
             try:
@@ -254,7 +254,7 @@ class Choosing:
         return [*([name] for name in layers), *found]
 
     def _said_of(self, model: nn.Module, example: Any, find: Callable[[nn.Module, Any], Coupling]) -> tuple[_Seen, Any]:
-        """A coupling of one's own, which is tied, and what it is asked with."""
+        """A private copy of the coupling, with its groups tied, and the example that it was traced with."""
         coupling = find(model, example)
         if has_configuration(model):
             return _Seen(coupling, Configured(model, coupling)), shorter(example)
@@ -280,7 +280,7 @@ class Choosing:
                 for seen, _ in self._seen:
                     if place in seen.coupling.frozen:
                         return seen.coupling.frozen[place]
-        return "no configuration says that some of it left"
+        return "no configuration describes it with fewer units"
 
     def _allowed(self, each: Class) -> Class:
         """With the levels that nothing objects to."""
@@ -354,7 +354,7 @@ class Choosing:
         return {self.axes[name]: np.asarray(mask) for name, mask in self.levels.kept(named).items()}
 
     def _tried(self, choice: Choice) -> float:
-        """Milliseconds of a model of this structure, measured beside the dense one."""
+        """The milliseconds of a model of this structure, measured in turns with the dense one."""
         if choice not in self.trials:
             assert self.whole is not None
             assert self.space.predicted is not None
@@ -457,8 +457,8 @@ class Choosing:
         return self.starts
 
     def _weigh_alone(self) -> None:
-        """What each class loses by itself in the whole model, at a level or two: what levels say of it is to second
-        order, and of a model whose outputs are of all positions together far off."""
+        """Measures the loss of each class alone in the whole model, at a level or two. The levels' own estimates are of
+        second order, and far off for a model whose outputs depend on all positions together."""
         if self.known is not None and self.known.word == self.measured.word and self.measured.score is None:
             self.space.curves = curves_of(self.known.scores, self.space.classes)
             if self.space.curves is not None:
@@ -515,7 +515,7 @@ class Choosing:
         return self.space.costs(self.space.dense, dict.fromkeys(("params", "macs", "bytes", *self.asked.words)))
 
     def within(self, finals: int = 1, finishing: Finishing | None = None) -> Chosen:
-        """The least loss at what may be spent.
+        """The choice of least loss within the limits.
 
         Args:
             finals: how many models are finished and compared: what was found, the fixed allocations, the best first,
@@ -523,7 +523,7 @@ class Choosing:
             finishing: what finishes them.
 
         Raises:
-            ValueError: so little cannot be spent.
+            ValueError: no choice costs so little.
         """
         dense, word = self.dense, self.asked.words[0]
         limits = self.asked.of(dense)

@@ -1,6 +1,6 @@
-"""What a model costs at any choice of levels: parameters, multiply-adds, bytes, each a polynomial in what stays.
+"""The cost of a model at any choice of levels: parameters, multiply-adds and bytes, as polynomials in what stays.
 
-Law: it is what one counts by hand on the model that a choice comes to, also where two groups share a tensor.
+Law: it equals a count by hand on the model of that choice, also where two groups share a tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TARGETS = ("params", "macs", "bytes")
 
 @dataclass(frozen=True)
 class Bill:
-    """The costs of a model.
+    """The cost model: parameters, multiply-adds and bytes as functions of what is left of each entry.
 
     Attributes:
         amounts: ``{target: polynomial}`` in what is left of each entry, by its number.

@@ -56,7 +56,7 @@ __all__ = ["fit_checkpoint"]
 
 FILE = "chosen.json"
 FORMAT, VERSION = "secateur choice", 1
-_HINT = " Delete it: it is chosen anew."
+_HINT = " Delete it: the choice is then made again."
 _EXACT = 1 + 1e-9
 
 
@@ -218,8 +218,8 @@ def fit_checkpoint(
                 finished = measured.finished_by(_loaded(model, done.folder))
                 if not kept_by(measured.lost(finished), measured.most(asked.keep)):
                     raise ValueError(
-                        f"what was written keeps less than {asked.keep:.1%}, other than its copy in memory, and was "
-                        "deleted: ask for a little more, so that rounding does not count."
+                        f"the written model keeps less than {asked.keep:.1%}, unlike its copy in memory, and was "
+                        "deleted: ask for a slightly larger keep, so that rounding does not matter."
                     )
         except CheckpointError:
             raise  # such as a full disk: the same choice is carried on with
@@ -247,7 +247,7 @@ def fit_checkpoint(
 
 @dataclass(frozen=True)
 class _Done:
-    """What the verbs wrote, and what they said."""
+    """The directories and results of the verbs that were run."""
 
     folder: Path
     shrunk: CheckpointShrinking | None = None
@@ -395,7 +395,7 @@ def _finite(value: Any) -> Any:
 
 
 def _chosen_before(path: Path, said: Mapping[str, Any], levels: Levels, words: Sequence[str]) -> Chosen | None:
-    """What an earlier run chose; None where there is nothing, or it was asked for something else.
+    """The choice of an earlier run; None where there is none, or its request was another.
 
     Raises:
         ValueError: the file is damaged.

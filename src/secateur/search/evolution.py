@@ -1,4 +1,4 @@
-"""Levels that are switched, by chance and by what the whole model then loses: what errors of layers do not say.
+"""Evolutionary search: levels are switched at random, and children are compared by the loss of the whole model.
 
 Law: one seed, one result; whatever is returned fits, and loses no more on all data than any candidate that it began
 with; no more passes over the data are made than were granted, but for those of the candidates.
@@ -26,7 +26,7 @@ _IDLE = 40  # generations of which nothing had to be computed, until no more are
 
 @dataclass(frozen=True)
 class Evolved:
-    """What a search found.
+    """The result of an evolutionary search.
 
     Attributes:
         choice: the best, and ``loss`` what it loses on all data.

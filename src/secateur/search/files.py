@@ -1,4 +1,4 @@
-"""The levels of one group: what they are, and the file that holds them; no pickle.
+"""The file that holds the levels of one group; no pickle.
 
 Law: a file is there whole or not at all, and what it says is held to its form before anything is believed; weights are
 read when they are used.
@@ -24,7 +24,7 @@ from secateur.support import Fields, open_regular, records, write_whole
 
 __all__ = ["Kept", "Stored", "file_of", "lies_in", "read_entry", "rising", "tensor_of", "write_entry"]
 
-_HINT = " Make the levels anew, in another folder."
+_HINT = " Make the levels again, in another folder."
 _KEY = "secateur"
 _KINDS = ("width", "heads", "branch", "experts", "layer")
 

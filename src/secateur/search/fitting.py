@@ -1,8 +1,8 @@
-"""As little lost as can be at what may be spent: levels are made, chosen, and carried out by the verbs themselves.
+"""`fit`: levels are made, chosen for the least loss within a budget, and carried out by `shrink` and `oneshot`.
 
-Law: no budget is exceeded by what the model costs in the end, but latency by how far a measurement is off; what is
-taken loses no more than any fixed allocation of the same budget that was finished beside it, or else as levels on the
-data held back; a call that fails changes nothing.
+Law: the finished model costs no more than the budget, latency up to the error of a measurement; its loss is no more
+than that of any fixed allocation of the same budget, compared as finished models, or else as levels on held-back data;
+a call that fails changes nothing.
 """
 
 from __future__ import annotations
@@ -99,13 +99,13 @@ def fit(
     levels: Levels | Sensitivity | Path | str | None = None,
     verify: bool = True,
 ) -> Fitted:
-    """The least loss at what may be spent, or the least that is spent at what has to be kept; in place.
+    """Prune a model to a budget with the least loss, or to the least cost that keeps a share of its score; in place.
 
-    For each group of units, or each matrix, there are a few levels of how much leaves, repaired, with error and cost
-    (`make_levels`). Dynamic programming over what each group loses alone gives a choice of them (SPDY,
+    Each group of units, or each matrix, has a few levels: so much leaves, the rest is repaired, with error and cost
+    (`make_levels`). Dynamic programming over the loss of each group alone gives a choice of them (SPDY,
     arXiv:2201.13096; ZipLM, arXiv:2302.04089), and so do the fixed allocations. From the best of these levels are
     switched and the whole model is looked at, since errors of layers do not add up (EvoPress, arXiv:2410.14649), in
-    coarse steps first (arXiv:2503.09657). Some models are finished, and what they lose says what is tried next. The
+    coarse steps first (arXiv:2503.09657). Some models are finished, and their loss decides what is tried next. The
     best is carried out by `secateur.shrink` and `secateur.oneshot` with these counts, so that the model gets smaller,
     or sparser, and is repaired block by block, each on what the ones before it give.
 
@@ -178,7 +178,9 @@ def fit(
     asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
     if uniform and not {*kinds} <= {*OVER}:
-        raise ValueError("uniform=True keeps branches and experts: shrink says how many of these left; leave it out.")
+        raise ValueError(
+            "uniform=True cannot go with branches or experts in over=; leave it out, and use shrink for these."
+        )
     solver = solvers.parse(solver)
     check_batches(batches)
     every = list(batches)
@@ -268,9 +270,9 @@ def check_asked(
             "fast, secateur.pack the result."
         )
     if not evaluations > 0 or math.isinf(evaluations):
-        raise ValueError(f"evaluations is how many passes a search may make, more than 0, not {evaluations}.")
+        raise ValueError(f"evaluations must be more than 0, the passes that a search may make; not {evaluations}.")
     if finals < 1:
-        raise ValueError(f"finals is how many choices are finished, the one that is taken among them; not {finals}.")
+        raise ValueError(f"finals must be at least 1, the number of models that are finished; not {finals}.")
     if score is not None and not isinstance(score, str) and not callable(score):
         raise TypeError(f"score is a function (model) -> float, higher is better, not {score!r}.")
     if isinstance(score, str):
@@ -287,7 +289,7 @@ def check_unmade(
 ) -> None:
     """ValueError where levels are given, and are to be others."""
     if shares is not None or round_to is not None:
-        raise ValueError("levels= are made already, with shares= and round_to= of their own; leave these out.")
+        raise ValueError("levels= have their own shares and round_to; leave out shares= and round_to=.")
     if levels is None:
         return
     asked = levels.made.asked
@@ -299,7 +301,7 @@ def check_unmade(
     if solver is not None and "oneshot" in kinds and described(solver) != asked.get("solver"):
         raise ValueError(
             f"levels= are of the solver {asked.get('solver')}, and solver= says {described(solver)}: pass the one that "
-            "they were made with, or make them anew."
+            "they were made with, or make them again."
         )
 
 
@@ -350,7 +352,8 @@ def pattern_of(levels: Levels, asked: str | Pattern | None) -> Pattern:
 
 
 def told_entries(entries: Mapping[str, float], pattern: Pattern, scope: Mapping[str, Any]) -> dict[str, Any]:
-    """What `oneshot` is told so that these shares of matrices leave: a pattern that fixes the share is for them alone.
+    """The arguments of `oneshot` that remove these shares of matrices; a pattern that fixes the share is for them
+    alone.
 
     >>> told_entries({"0.weight": 0.5}, patterns.NM(2, 4), {"include": None})["include"]
     ['0.weight']
@@ -382,8 +385,8 @@ def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Told:
-    """What the verbs are told: of groups of the coupling how many units stay, which branches leave, how many experts of
-    each mixture, and of matrices which share of their entries. What is in a branch that leaves is in no other."""
+    """The arguments of the verbs: how many units of each group stay, which branches leave, how many experts of each
+    mixture, and the sparsity of matrices. What lies in a branch that leaves is named nowhere else."""
 
     units: Mapping[str, int] = field(default_factory=dict)
     branches: tuple[str, ...] = ()
@@ -397,7 +400,7 @@ class Told:
 
 
 def told_of(levels: Levels, choice: Mapping[str, int], branches: Mapping[str, Collection[str]] | None = None) -> Told:
-    """What a choice comes to.
+    """The arguments of the verbs that carry out a choice.
 
     Args:
         branches: ``{name: parameters}`` of residual branches, where some of them may leave.
@@ -421,7 +424,7 @@ def told_of(levels: Levels, choice: Mapping[str, int], branches: Mapping[str, Co
 
 @dataclass(eq=False)
 class Carrying:
-    """A choice carried out by the verbs, on the module; if anything is wrong with what comes of it, it is as it was."""
+    """Carries out a choice on the module by the verbs; if the result is wrong, the module is restored."""
 
     choosing: Choosing
     every: Sequence[Any]
@@ -436,7 +439,7 @@ class Carrying:
     def __call__(
         self, chosen: Chosen, most: float | None
     ) -> tuple[Shrunk | None, OneShot | None, tuple[float, float | None], dict[str, float]]:
-        """What the verbs did, the loss and score of the model that came of it, and what it costs, but for latency.
+        """The results of the verbs, the loss and score of the resulting model, and its costs without latency.
 
         Raises:
             ValueError: it costs more than it may.
@@ -640,8 +643,8 @@ def check_counts(
             chosen, found = (each.get(name, "all") for each in (asked, left))
             size = f"{sizes[name]} " if sizes else ""
             raise ValueError(
-                f"{printable(name)}: {chosen} of its {size}units were chosen to stay, and {found} would: not all that "
-                f"was chosen can be carried out together. {advice}"
+                f"{printable(name)}: the search chose {chosen} of its {size}units to stay, but shrink can keep only "
+                f"{found} together with the other choices. {advice}"
             )
 
 

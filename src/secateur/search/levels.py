@@ -1,6 +1,6 @@
-"""Levels: of every group a few choices of how much of it leaves, already repaired, each with its error and its cost.
+"""Levels: for every group a few amounts of pruning, already repaired, each with its error and its cost.
 
-Law: level 0 is the model bit for bit, and the model is what it was, bit for bit, once a choice is taken out of it; any
+Law: level 0 is the model bit for bit, and the model is restored, bit for bit, when a choice is removed; any
 choice of one level for each group is a model. What is on disk is there whole, and is of one model and one request.
 """
 
@@ -31,20 +31,20 @@ __all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told"
 KINDS = ("width", "heads", "branch", "experts", "layer")
 FORMAT, VERSION = "secateur levels", 1
 FILE = "levels.json"
-_HINT = " Make the levels anew, in another folder."
+_HINT = " Make the levels again, in another folder."
 
 
 @dataclass(frozen=True)
 class Level:
-    """One choice of how much of a group leaves.
+    """A level of a group: how much of it leaves, and the error and the cost then.
 
     Attributes:
         share: what was asked to leave; 0.0 is dense.
         kept, of: units that stay, of how many; of a layer entries.
-        error: what the outputs of what consumes the group lost, over what they were, both squared, after repair; 0.0 is
-            dense, and a larger share never has a smaller one.
-        loss: what the model's outputs lose by it to second order, a divergence for each token or example; None where
-            no slopes were measured.
+        error: the squared error of the outputs of the group's consumers after repair, over their squares; 0.0 is dense,
+            and a larger share never has a smaller error.
+        loss: the divergence of the model's outputs to second order, per token or example; None where no slopes were
+            measured.
         costs: what goes with the group then: "params", "macs", "bytes".
     """
 
@@ -58,7 +58,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Made:
-    """What levels were made of: SHA-256 of the model, and of the batches, and what was asked, as JSON."""
+    """The fingerprint of levels: SHA-256 of the model and of the batches, and the arguments as JSON."""
 
     model: str
     batches: str
@@ -138,9 +138,9 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
     # ---- what a choice costs --------------------------------------------------------------------------------------
 
     def cost(self, choice: Mapping[str, int], target: str, densities: Mapping[str, float] | None = None) -> float:
-        """What the model costs at a choice: "params" (entries that are not zero), "macs" (multiply-adds of the example,
-        those with zeros left out) or "bytes" (of parameters and buffers; of sparse layers what is kept and a bit an
-        entry, or dense if that is less). Of branches it is no sum over groups, nor of what shares a tensor. With
+        """The cost of the model at a choice: "params" (entries that are not zero), "macs" (multiply-adds of the
+        example, those with zeros left out) or "bytes" (of parameters and buffers; of sparse layers what is kept and a
+        bit an entry, or dense if that is less). Of branches it is no sum over groups, nor of what shares a tensor. With
         ``densities``, of matrices by their names, these are counted instead of what their levels say."""
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
@@ -166,7 +166,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         return found
 
     def plans(self, choice: Mapping[str, int]) -> list[Plan]:
-        """What a choice takes out in one piece: branches and experts."""
+        """The plans that remove the branches and experts of a choice."""
         return [plan for name, at in self._chosen(choice).items() for plan in self._entries[name].plans(at)]
 
     def weights(self, model: nn.Module, choice: Mapping[str, int]) -> dict[str, Tensor]:
@@ -208,8 +208,8 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
 
     @contextlib.contextmanager
     def assembled(self, model: nn.Module, choice: Mapping[str, int]) -> Iterator[nn.Module]:
-        """Within, the model has these levels' weights, in dense shape: units that left are zeros, and what consumes
-        them is repaired; branches and experts are taken out. Afterwards it is what it was, bit for bit.
+        """A context in which the model has these levels' weights, in dense shape: units that left are zeros, their
+        consumers are repaired, branches and experts are removed. Afterwards the model is restored, bit for bit.
 
         Raises:
             KeyError: there is no such group.
@@ -368,11 +368,11 @@ def _check_fit(
     """A file of levels is a file like others."""
     shape = tuple(parameters[name].shape) if name in parameters else None
     if shape is None:
-        raise ValueError(f"the levels change {name}, which is no parameter of the model; make them anew.")
+        raise ValueError(f"the levels change {name}, which is no parameter of the model; make them again.")
     if any(tuple(each.shape) != shape for each in new) or any(
         dim >= len(shape) or len(places) != shape[dim] for dim, places in gone
     ):
-        raise ValueError(f"the levels of {name} do not fit its shape {shape}; make them anew.")
+        raise ValueError(f"the levels of {name} do not fit its shape {shape}; make them again.")
 
 
 def _combined(

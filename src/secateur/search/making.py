@@ -1,6 +1,6 @@
-"""Levels are made: one walk over the dense model gathers what all levels of all groups need.
+"""Makes levels: one walk over the dense model collects the statistics for all levels of all groups.
 
-Law: the model does not change; what is asked for is checked before it is run; a run that was killed goes on with the
+Law: the model does not change; arguments are checked before it is run; a run that was killed goes on with the
 groups that are on disk, to the same bytes.
 """
 
@@ -92,7 +92,8 @@ def make_levels(
     forward: Forward | None = None,
     store: str | Path | None = None,
 ) -> Levels:
-    """Of every group a few choices of how much of it leaves, repaired, with error and cost. The model stays as it is.
+    """Prunes and repairs every group alone at several shares, and returns these levels with their errors and costs. The
+    model is not changed.
 
     One walk over the dense model sums the Gram matrix of the inputs of everything that has levels, and all shares are
     made of that: of a group's units the elimination goes on from 10 % to 70 %, and a layer is solved for each share. It
@@ -144,7 +145,7 @@ def make_levels(
     check_batches(batches)
     held = list(batches)
     if not held:
-        raise ValueError("there are no batches: what a level loses is learned from running the model.")
+        raise ValueError("there are no batches: pass at least one, since levels are measured by running the model.")
     if forward is not None and example_inputs is None:
         raise ValueError("with forward= the batches do not say what the model is called with; pass example_inputs=.")
     inner = unwrapped(model)
@@ -226,7 +227,7 @@ def _checked(kinds: Sequence[str], shares: Sequence[float]) -> tuple[float, ...]
         raise ValueError(f"over says which kinds of levels, of {', '.join(map(repr, OVER))}; got {kinds!r}.")
     found = tuple(sorted({float(share) for share in shares}))
     if not found or not all(0 < share < 1 for share in found):
-        raise ValueError(f"shares are how much leaves, each in (0, 1); got {shares!r}.")
+        raise ValueError(f"shares must be fractions in (0, 1), the parts that leave; got {shares!r}.")
     return found
 
 
@@ -276,7 +277,7 @@ class _Making:
             try:
                 self.done[name] = read_entry(self.folder, name, self.digest)
             except (FileNotFoundError, ValueError):
-                continue  # it is not made yet, or by somebody else: it is made anew, in its place
+                continue  # it is not made yet, or by another request: it is made again, in its place
 
     def walk(self, batches: Sequence[Any], forward: Forward | None) -> None:
         """One walk over the dense model, for what is not made yet."""

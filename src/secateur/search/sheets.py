@@ -1,4 +1,4 @@
-"""What sensitivity and fit say on a page: groups with what each costs, what was chosen, and the curve.
+"""The tables of `sensitivity` and `fit` on a page: groups with their costs, the choice, and the curve.
 
 Law: what is named and measured is what the library says.
 """
