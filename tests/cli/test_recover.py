@@ -76,7 +76,7 @@ def test_a_recovered_directory_loads_and_verifies(folder, words):
     assert "Zeros in 14 weights: 1,920 before, 1,920 after." in ended.stdout
     assert ended.stdout.rstrip().endswith("secateur.json in it says what was done.")
     local = words[words.index("--local") + 1] if "--local" in words else "2"
-    assert ended.stderr.count("of what the teacher's gives, before") == (0 if local == "0" else 4)
+    assert ended.stderr.count("to the teacher, before") == (0 if local == "0" else 4)
     steps = words[words.index("--steps") + 1]
     assert (f"step {steps} of {steps}: loss " in ended.stderr) == (steps != "0")
     record = json.loads((folder / "out/secateur.json").read_text())
@@ -110,7 +110,7 @@ def test_what_is_wrong_is_one_line(folder):
         (("--steps", "0", "--local", "0"), {}, "steps=0 and local=0: nothing is asked for."),
         (("--loss", "no"), {}, "no loss is called 'no'"),
         (("--autocast", "float16"), {}, "autocast is bfloat16, or left out; got 'float16'."),
-        (("--share", "2"), {}, "share is how much of the loss by the outputs is the teacher's, 0 to 1; got 2.0."),
+        (("--share", "2"), {}, "share must be from 0 to 1, the teacher's part of the loss by the outputs; got 2.0."),
         (
             ("--adapters", "2", "--steps", "0"),
             {},

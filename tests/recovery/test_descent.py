@@ -66,8 +66,8 @@ def test_what_is_wrong_is_said():
         ({"0.other": good["0.value"]}, "holds 0.other"),
         ({"0.value": torch.ones(3)}, r"0.value has shape \(3,\)"),
         ({**good, "0.value": torch.full((4, 4), torch.inf)}, "0.value is not finite"),
-        ({"0.value": good["0.value"]}, "lacks some of what the optimizer remembers"),
-        ({**good, "0.step": torch.ones(())}, "lacks some of what the optimizer remembers"),
+        ({"0.value": good["0.value"]}, "has no full state of the optimizer"),
+        ({**good, "0.step": torch.ones(())}, "has no full state of the optimizer"),
     ):
         with pytest.raises(ValueError, match=message):
             descent.load(wrong, 1)

@@ -143,7 +143,9 @@ def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
     said = json.loads((store / FILE).read_text())
     change(said)
     (store / FILE).write_text(json.dumps(said))
-    with pytest.raises(ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: the choice is then made again"):
+    with pytest.raises(
+        ValueError, match=rf"chosen\.json: damaged: .*{message}.*Delete it: the choice is then made again"
+    ):
         fitted(dense, tmp_path / "two", store=store)
     assert not (tmp_path / "two").exists()
 

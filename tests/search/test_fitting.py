@@ -528,7 +528,9 @@ def test_other_units_that_leave_than_were_chosen_are_an_error_that_changes_nothi
     model = blocks(2)
     before = state_of(model)
     monkeypatch.setattr(fitting, "shrink", swapped)
-    with pytest.raises(ValueError, match=r"up.weight: the search chose 20 of its 20 units to stay, but shrink can keep only \d+"):
+    with pytest.raises(
+        ValueError, match=r"up.weight: the search chose 20 of its 20 units to stay, but shrink can keep only \d+"
+    ):
         fit(model, inputs(), budget={"params": 0.95}, shares=(0.2,), round_to=1, evaluations=4, finals=1)
     assert is_unchanged(model, before)
 

@@ -205,7 +205,7 @@ def _in_batches(texts: list[Any], size: int) -> list[Any]:
 def _say_part(part: LocalPart) -> None:
     """A line a part of a block, on stderr."""
     print(
-        f"{part.block}, up to {part.part}: lacks {part.after:.5f} of what the teacher's gives, before {part.before:.5f}"
+        f"{part.block}, up to {part.part}: relative error {part.after:.5f} to the teacher, before {part.before:.5f}"
         f"{memory()}",
         file=sys.stderr,
         flush=True,

@@ -1,4 +1,4 @@
-"""AdamW with a warm start and a cosine end, its gradients clipped, of which every step can be taken up again.
+"""AdamW with a warm-up, a cosine decay and clipped gradients, which can be resumed after any step.
 
 Law: what a step does follows from the state before it and its number alone; a step that is not finite is an error, and
 changes nothing.
@@ -128,7 +128,7 @@ class Descent:
                 there = key != "step" or self.optimizer.defaults["fused"]
                 remembered[int(at)][key] = value.to(leaf.device if there else value.device, copy=True)
         if any(value is None for value in values) or any(len(each) not in (0, 3) for each in remembered):
-            raise ValueError("lacks some of what the optimizer remembers")
+            raise ValueError("has no full state of the optimizer")
         for leaf, held, own in zip(self.leaves, values, remembered, strict=True):
             assert held is not None
             leaf.copy_(held)

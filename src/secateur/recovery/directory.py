@@ -1,4 +1,4 @@
-"""A pruned directory trained towards its teacher's: `recover_checkpoint`.
+"""`recover_checkpoint`: trains a pruned directory to match its teacher's directory.
 
 Law: the source and the teacher are not changed; OUT appears complete or not at all; a run that was killed goes on where
 it was, to the same bytes. Block by block one block of each model is in memory; by the outputs both models are.
@@ -93,8 +93,10 @@ def recover_checkpoint(
     on_part: OnPart | None = None,
     on_step: OnStep | None = None,
 ) -> Recovered:
-    """`recover` of a directory into another one: its zeros stay, to the last one, and ``secateur.json`` says how many
-    each tensor has, so that ``secateur verify`` counts them.
+    """Trains the model of a pruned directory to match its teacher, and writes it to ``out``; its zeros stay.
+
+    It does what `recover` does. ``secateur.json`` says how many zeros each tensor has, so that ``secateur verify``
+    counts them.
 
     Args:
         directory: what any verb wrote; a Hugging Face directory of safetensors.
@@ -350,7 +352,7 @@ def _local(
 
 
 def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[list[str], list[LocalPart]]:
-    """The blocks that an earlier run recovered, and what became of them."""
+    """Restores the blocks that an earlier run recovered, with their results."""
     done: list[str] = []
     parts: list[LocalPart] = []
     for block in begun.found().inners("blocks"):
@@ -371,7 +373,7 @@ def _gone_on_with(begun: Unfinished, blocks: Mapping[str, nn.Module]) -> tuple[l
 
 
 class _Ended:
-    """What the steps came to: the new values, by names in the model."""
+    """The result of the steps: the new values, by names in the model."""
 
     def __init__(self, steps: Steps, values: Mapping[str, Tensor], judged: Judged) -> None:
         self.steps, self.values, self.judged = steps, values, judged

@@ -1,4 +1,4 @@
-"""The verb `recover`: training of what pruning left, towards the model it came from.
+"""The verb `recover`: trains a pruned model to match the model it came from.
 
 Law: a call that fails changes nothing; one that ends has changed the parameters alone, and no zero of them.
 """

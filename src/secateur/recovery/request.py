@@ -1,4 +1,4 @@
-"""What is asked of a recovery, as one value: checked before anything is run.
+"""The checked arguments of `recover`.
 
 Law: what the bytes of a result depend on can be said as JSON.
 """
@@ -21,7 +21,7 @@ __all__ = ["Request", "check_vocabularies", "names_to_train"]
 
 @dataclass(frozen=True)
 class Request:
-    """What `recover` was asked for; see there."""
+    """The checked arguments of `recover`; see there."""
 
     steps: int
     local: int
@@ -63,7 +63,7 @@ class Request:
             raise ValueError(f"decay is 0 or more; got {self.decay!r}.")
         if not (_is_number(self.share) and 0 <= self.share <= 1):
             raise ValueError(
-                f"share is how much of the loss by the outputs is the teacher's, 0 to 1; got {self.share!r}."
+                f"share must be from 0 to 1, the teacher's part of the loss by the outputs; got {self.share!r}."
             )
         if not self.steps and self.adapters is not None:
             raise ValueError("adapters= move weights by the outputs; steps=0 leaves that out.")
@@ -98,7 +98,7 @@ def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
 
 def check_vocabularies(model: nn.Module, teacher: nn.Module, forward: Forward | None) -> None:
     """`ValueError` where tokens have left one of them: those that stay have other numbers than in the other, and both
-    are run on the same. A ``forward`` of one's own may translate them."""
+    are run on the same. A custom ``forward`` may translate them."""
     sizes = []
     for each in (model, teacher):
         find: Any = getattr(each, "get_input_embeddings", None)
@@ -128,7 +128,7 @@ def names_to_train(
     """The parameters that move: those of these names, whether they ask for a gradient or not; without ``include`` those
     of floating numbers that ask, but for embeddings that nothing else uses, if that leaves any.
 
-    An embedding is told little by little text, of most of its rows nothing; it is half of a small encoder's parameters,
+    An embedding learns little from little text, most of its rows nothing; it is half of a small encoder's parameters,
     and of the optimizer's work at each step.
 
     Args:

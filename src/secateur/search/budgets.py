@@ -83,8 +83,7 @@ def parse_budget(budget: Mapping[str, float] | None, keep: float | None = None, 
     if (budget is None) == (keep is None):
         which = "neither" if budget is None else "both"
         raise ValueError(
-            f'give either budget={{"latency": 0.6}}, limits of costs, or keep=0.99, a share of the score; got '
-            f"{which}."
+            f'give either budget={{"latency": 0.6}}, limits of costs, or keep=0.99, a share of the score; got {which}.'
         )
     if keep is not None:
         _number("keep", keep)

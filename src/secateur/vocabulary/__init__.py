@@ -1,4 +1,4 @@
-"""Tokens that leave: which, with the rows of tensors that are theirs; `shrink_vocabulary`."""
+"""`shrink_vocabulary`: removes tokens from a tokenizer, with their rows of the model's tensors."""
 
 from secateur.vocabulary.directory import shrink_vocabulary_checkpoint
 from secateur.vocabulary.module import shrink_vocabulary

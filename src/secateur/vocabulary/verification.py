@@ -43,12 +43,12 @@ __all__ = ["is_shrunken_vocabulary", "verify_vocabulary_checkpoint"]
 
 
 def is_shrunken_vocabulary(directory: Path | str) -> bool:
-    """Whether there is a record that `shrink_vocabulary_checkpoint` wrote."""
+    """Whether a directory has a record that `shrink_vocabulary_checkpoint` wrote."""
     return is_made_by(directory, "vocabulary")
 
 
 def verify_vocabulary_checkpoint(directory: Path | str, source: Path | str | None = None) -> Verification:
-    """Whether a directory is what its ``secateur.json`` and ``vocabulary.json`` say; compares with ``source`` if given.
+    """Verifies a directory against its ``secateur.json`` and ``vocabulary.json``, and against ``source`` if given.
 
     The tensors that count tokens are as long as the record says, ``config.json`` says so, and the tokenizer has as many
     tokens. With the source: each tensor holds the rows of the source's that stay, byte for byte, or all of it; files
