@@ -198,7 +198,9 @@ def store(replay: Replay, batches: Sequence[Any], name: str) -> None:
 
 @contextlib.contextmanager
 def in_place(block: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """A context in which the block computes with these values, by names in it; its own parameters are not written to."""
+    """A context in which the block computes with these values, by names in it; its own parameters are not written
+    to.
+    """
     own = dict(block.named_parameters(remove_duplicate=False))
     other = {id(own[name]): nn.Parameter(value, requires_grad=False) for name, value in values.items()}
     places = [

@@ -73,7 +73,7 @@ class Group:
 
 
 class Coupling(Shown):
-    """What `find_coupling` found: the free groups, and what is frozen, with the reason; as a string, tables.
+    """The result of `find_coupling`: the free groups, and what is frozen, with the reason; prints as tables.
 
     Attributes:
         groups: the `Group`\\ s, in the order of the model's parameters.
@@ -189,7 +189,7 @@ class Coupling(Shown):
         return found
 
     def contradicted(self, counts: Mapping[Axis, int]) -> list[Group]:
-        """The groups of which a comparison in the code depends that would come out otherwise with these counts."""
+        """The groups on which a comparison in the code depends whose result would change with these counts."""
         by_representative = {representative(axis): count for axis, count in counts.items()}
         axes: set[Axis] = set()
         for each in self._trace.equations:

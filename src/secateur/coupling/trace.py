@@ -3,7 +3,7 @@
 Law: a function without a rule freezes every axis that it touches, and the reason says its name; what the passes did not
 touch is frozen too. Pruning less is allowed, pruning wrongly is not.
 
-A rule (`rules`, of the operation's declaration in `operations`) is told the dimensions of a call's tensors as
+A rule (`rules`, of the operation's declaration in `operations`) is given the dimensions of a call's tensors as
 expressions of axes, unifies what has to be the same, and says what the dimensions of the result are. Numbers keep their
 origin (`numbers`): sizes that were read off tensors and integers that modules hold follow what leaves, those written in
 the code freeze what they fix.
@@ -70,7 +70,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Look:
-    """Where scores are made or compared, of which the best are chosen.
+    """A call site where a router's scores are made or compared, such as a ``topk``.
 
     ``made``: the call's result has the scores along dimension ``at``; else its first tensor has, and it compares them.
     """
@@ -237,7 +237,7 @@ class Trace(TorchFunctionMode):
         return True
 
     def ranks(self, ordered: Axis) -> Axis:
-        """The places in an order of the things of an axis, the best first: as many as there are things."""
+        """The positions of an axis in the order of their scores, the best first; the size is that of the axis."""
         made = Axis(ordered.size)
         tie(ordered, made, "as many as were ordered")
         self.ranked[made] = ordered
@@ -433,7 +433,7 @@ class Unseen(private.DispatchMode):  # type: ignore[no-untyped-call]
 
 
 class Call:
-    """One call, as a rule sees it."""
+    """A call of a torch function during tracing: its arguments, results and axes, for a rule."""
 
     def __init__(
         self,

@@ -290,6 +290,6 @@ def _train_one(trial: Trial, data: Digits, after_epoch: Callable[[], object]) ->
 
 
 def _measured(model: nn.Module, data: Digits) -> float:
-    """The accuracy on the test images, with batch normalization made anew from the training images."""
+    """The accuracy on the test images, with batch normalization re-estimated from the training images."""
     reestimate_batchnorm(model, [data.train_images])
     return accuracy(model, data.test_images, data.test_labels)

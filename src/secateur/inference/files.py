@@ -29,7 +29,7 @@ __all__ = ["PackedFile", "load_packed", "save_packed"]
 
 @dataclass(frozen=True)
 class PackedFile(Shown):
-    """What `save_packed` wrote or `load_packed` read, which prints as a table: ``layers`` are the packed layers' forms.
+    """The result of `save_packed` or `load_packed`; prints as a table: ``layers`` are the packed layers' forms.
 
     ``nbytes`` are those of the whole file.
     """
@@ -79,7 +79,7 @@ def save_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     absorbed = [name for name, module in model.named_modules() if isinstance(module, Absorbed)]
     blocks = {name: each for name, each in model.named_modules() if isinstance(each, FusedBlock) and not each.is_chain}
     for name, block in blocks.items():
-        for inner in block.rectified:  # by the block, which is made anew when it is read
+        for inner in block.rectified:  # by the block, which makes it again when it is read
             forms[f"{name}.{inner}"]["rectified"] = 0
     modules = dict(model.named_modules())
     header = {

@@ -71,7 +71,7 @@ _WORTH_SHARING = 2  # times the kept products: a block of outputs was never fast
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """What `pack` found about one layer.
+    """The result of `pack` for one layer: the form that was chosen, the times, and why.
 
     - ``kind``: the form that it has now; ``"dense"`` where it stayed.
     - ``why``: the reason for staying dense, or empty.
@@ -108,7 +108,7 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class Packing(Reported):
-    """What `pack` did; ``str()`` of it is a table.
+    """The result of `pack`; prints as a table.
 
     ``blocks`` are the names of modules that add a shortcut in the store of a packed convolution, ``poolings`` those of
     max-poolings that are computed with the channels of a place side by side.

@@ -237,7 +237,7 @@ class SparseConv2d(KernelLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight (outputs, channels of a group, ...), made anew at each reading; to change it is no use."""
+        """The dense weight (outputs, channels of a group, ...), computed at each access; changing it has no effect."""
         return self._weight()
 
     def _weight(self) -> Tensor:

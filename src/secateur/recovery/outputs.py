@@ -204,5 +204,5 @@ class Steps:
 def _rows(outputs: Any, mask: Tensor | None) -> int:
     try:
         return count_rows(features_of(outputs), mask)
-    except TypeError:  # what a loss of one's own understands
+    except TypeError:  # what a custom loss understands
         return 0

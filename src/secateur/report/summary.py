@@ -1,6 +1,6 @@
 """Runs summed up: means over seeds and their spread, intervals, the best of each sparsity.
 
-Law: a score that some of the seeds lack has no mean over the others.
+Law: a score that is missing for some of the seeds has no mean over the others.
 """
 
 import dataclasses

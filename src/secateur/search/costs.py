@@ -112,10 +112,10 @@ Variable = Tied | Branch | str
 
 
 def bill_of(model: nn.Module, coupling: Coupling, entries: Sequence[Variable]) -> Bill:
-    """The bill of a model of which ties of groups keep parts, branches all or nothing, and parameters, by their names,
-    a share of their entries.
+    """The cost model of a model whose tied groups keep parts, whose branches stay or leave, and whose parameters keep a
+    share of their entries.
 
-    A contraction is told to be of a parameter by the two dimensions that it shares with it, of several parameters of
+    A contraction is matched to a parameter by the two dimensions that it shares with it, of several parameters of
     the same two by their order; and of a branch by a dimension that no tensor outside of it has.
     """
     ones: dict[str, Axis] = {}  # of which the share of a parameter's entries is the size

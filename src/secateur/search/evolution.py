@@ -17,7 +17,7 @@ __all__ = ["Choice", "Evolved", "evolved"]
 
 Choice = tuple[int, ...]  # the number of the level of each group
 
-_OFFSPRING = 16, 4  # at most and at least; twice as many as there are batches, so that a generation stays cheap
+_OFFSPRING = 16, 4  # at most and at least; twice the number of batches, so that a generation stays cheap
 _SHARES = (1 / 16, 1 / 4)  # of the data, before all of it
 _SURVIVORS = (4, 1)  # after each of these
 _SWITCHES = 3  # at most, of which the fewer are the more likely

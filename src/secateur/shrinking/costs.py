@@ -45,7 +45,9 @@ def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> 
 
 
 def prices_of(amount: Amount, tied: Sequence[Tied]) -> dict[Axis, float]:
-    """The cost of one unit of each group while all others are there; the mean over tied groups, which leave together."""
+    """The cost of one unit of each group while all others are there; the mean over tied groups, which leave
+    together.
+    """
     found: dict[Axis, float] = {}
     whole = [each.parts for each in tied]
     for at, each in enumerate(tied):

@@ -279,7 +279,9 @@ def _scale(kept: _Kept, these: Tensor | None) -> float:
 
 
 def _ridge(rows: Tensor, lack: Tensor, damping: float) -> Tensor:
-    """(inputs, outputs): the X of least ``‖rows @ X - residual‖² + damping ‖X‖²``; of several processes, of all rows."""
+    """(inputs, outputs): the X of least ``‖rows @ X - residual‖² + damping ‖X‖²``; of several processes, of all
+    rows.
+    """
     alone = rank_and_world()[1] == 1
     if alone and len(rows) < rows.shape[1]:  # as many unknowns as tokens
         return rows.T @ _divided(lack, rows @ rows.T, damping)

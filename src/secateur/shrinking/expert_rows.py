@@ -115,7 +115,9 @@ def rows_of_experts(
 
 
 class _Last(Products):
-    """Products with experts' matrices: their inputs, and their outputs as leaves of the graph, which receive gradients."""
+    """Products with experts' matrices: their inputs, and their outputs as leaves of the graph, which receive
+    gradients.
+    """
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__(parameters, frozenset())

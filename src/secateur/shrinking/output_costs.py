@@ -89,7 +89,9 @@ class OutputCosts:
         return total / rows if rows and math.isfinite(total) else math.inf
 
     def unexplained(self) -> float:
-        """The share of the original outputs that the present ones do not explain; see `secateur.blockwise.unexplained`."""
+        """The share of the original outputs that the present ones do not explain; see
+        `secateur.blockwise.unexplained`.
+        """
         with running(self.model):
             found = unexplained((dense, self._run(batch), Tokens.of(batch).own) for batch, dense in self.held)
         return found if math.isfinite(found) else math.inf

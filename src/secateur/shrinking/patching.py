@@ -129,7 +129,9 @@ def solver_of(place: Place, weight: Tensor, bias: Tensor | None) -> Solver:
 
 
 def add_batch(solver: Solver, inputs: Iterator[Tensor], lack: Tensor, number: int, count: int) -> None:
-    """Adds one of so many batches: the inputs of a place, in parts, and the residual behind it; some rows are held out."""
+    """Adds one of so many batches: the inputs of a place, in parts, and the residual behind it; some rows are held
+    out.
+    """
     for part, lacks in _together(inputs, lack):
         if count >= _HELD_OUT:
             solver.add(part, lacks, held_out=number % _HELD_OUT == _HELD_OUT - 1)

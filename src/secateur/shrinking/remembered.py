@@ -48,7 +48,9 @@ def remembering(memory: Memory) -> Iterator[None]:
 def recalled(
     model: nn.Module, groups: Sequence[Group], batches: Sequence[Any], way: Hashable = None
 ) -> Measured | None:
-    """The cached measurement of this model, by the axes of these groups; None where there is none, or no cache is open."""
+    """The cached measurement of this model, by the axes of these groups; None where there is none, or no cache is
+    open.
+    """
     memory = _MEMORY.get()
     found = None if memory is None else memory.known.get(_key(model, groups, batches, way))
     if found is None:

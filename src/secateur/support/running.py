@@ -319,7 +319,7 @@ def _same_random_states(devices: Iterable[torch.device]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _uncompiled() -> Iterator[None]:
-    """Hooks on the submodules of a compiled module are not heard, or compile it anew; nothing is compiled yet where
+    """Hooks on the submodules of a compiled module do not run, or compile it again; nothing is compiled yet where
     the compiler was never imported."""
     if "torch._dynamo" not in sys.modules:
         yield
