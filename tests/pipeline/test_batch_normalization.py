@@ -49,7 +49,7 @@ def test_what_moved_is_told():
         "BatchNorm  Channels  Mean moved by σ  Variance times",
         "0                 2            0.707               2",
         "",
-        "1 made anew from 1 batches.",
+        "1 re-estimated from 1 batches.",
         "1: not reached, and left as it was.",
     ]
 

@@ -62,7 +62,7 @@ def test_large_gram_matrices_are_no_trouble():
 
 def test_what_does_not_fit():
     weight, _, gram = given()
-    with pytest.raises(ValueError, match=r"what the outputs lack has shape \(2, 6\), and the weight \(3, 6\)"):
+    with pytest.raises(ValueError, match=r"lacking must have the weight's shape \(3, 6\), not \(2, 6\)"):
         aimed(weight, weight[:2], gram=gram)
     with pytest.raises(ValueError, match="not positive semidefinite"):
         aimed(weight, weight, gram=3 * torch.ones(6, 6) - 2 * torch.eye(6))

@@ -28,8 +28,8 @@ def naming_batches(batches: Sequence[Any], forward: Forward | None) -> Forward:
     >>> run(nn.Linear(3, 2), torch.ones(1, 4))
     Traceback (most recent call last):
       ...
-    ValueError: the model does not run on a batch of shape (1, 4), float32 (RuntimeError: mat1 and mat2 shapes cannot be
-    multiplied (1x4 and 3x2)); pass batches that it takes, or forward=(model, batch) -> outputs."""  # noqa: E501
+    ValueError: the model does not run on a batch of shape (1, 4), float32 (RuntimeError: mat1 and mat2 shapes cannot be multiplied (1x4 and 3x2)); pass batches that it takes, or forward=(model, batch) -> outputs.
+    """  # noqa: E501
 
     def run(model: nn.Module, batch: Any) -> Any:
         with naming_batch(batches, batch, forward):

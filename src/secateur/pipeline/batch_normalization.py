@@ -48,7 +48,7 @@ class BatchNormShift:
 
 @dataclass(frozen=True)
 class Reestimation(Shown):
-    """The result of `reestimate_batchnorm`; prints as a table. ``unreached`` are the layers that no batch ran through."""
+    """The result of `reestimate_batchnorm`; prints as a table. ``unreached``: layers that no batch ran through."""
 
     batches: int
     layers: tuple[BatchNormShift, ...]
