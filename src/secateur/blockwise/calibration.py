@@ -112,7 +112,7 @@ def read_calibration(
 
 
 def longest_sequence(config: Mapping[str, Any], tokenizer: Any = None) -> int | None:
-    """How many tokens a model takes at most, as its configuration and its tokenizer say; None where neither does.
+    """The largest number of tokens that a model takes, from its configuration and its tokenizer; None if neither says.
 
     >>> longest_sequence({"model_type": "roberta", "max_position_embeddings": 514, "pad_token_id": 1})
     512

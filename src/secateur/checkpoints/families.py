@@ -104,7 +104,7 @@ def meta_model_of(checkpoint: Checkpoint) -> nn.Module:
 
 @contextlib.contextmanager
 def blaming_config(root: Path, what: str = "no model can be made of it") -> Iterator[None]:
-    """Whatever transformers or a model of its own raises becomes one line that names ``config.json``."""
+    """A context in which errors of transformers become one line that names ``config.json``."""
     try:
         yield
     except CheckpointError:
@@ -135,7 +135,7 @@ def check_layers(checkpoint: Checkpoint) -> None:
 
 @contextlib.contextmanager
 def parameters_counted(checkpoint: Checkpoint) -> Iterator[None]:
-    """Whatever a configuration asks for, the model that is built in here has no more than the files could hold."""
+    """A context in which a model that is built cannot have more parameters than the files could hold."""
     most, count, here = most_parameters(checkpoint), 0, threading.get_ident()
 
     def counted(*_: object) -> None:

@@ -35,7 +35,7 @@ def pruned_rows(done: CheckpointSparsification) -> Rows:
 
 
 def left_alone_rows(done: CheckpointSparsification) -> Rows:
-    """What was left alone, by reasons, each with its largest tensor."""
+    """A table of the tensors left alone: a row for each reason, with its largest tensor."""
     sizes = {tensor.name: tensor.numel for tensor in done.inspection.tensors}
     return Rows(
         ("Left alone", ">Tensors", ">Parameters", "~such as"),
@@ -63,7 +63,7 @@ def verified_rows(found: Verification) -> Rows:
 
 
 def inspected_parts(inspection: Inspection, *, group: bool = False) -> Iterator[Part]:
-    """A row a tensor, or a kind of tensors, and the totals."""
+    """The printed tables of an `Inspection`: a row for each tensor, or kind of tensors, and the totals."""
     rows = [_row(name, members) for name, members in _grouped(inspection.tensors, group)]
     yield Rows(("~Tensor", "Shape", "Dtype", ">Size", ">Zeros", "~Patterns"), rows)
     yield ""

@@ -61,7 +61,7 @@ _PATTERNS: dict[str, Callable[..., Pattern]] = {
 
 @dataclass(frozen=True)
 class VerifiedTensor:
-    """What was found of one tensor; None where there is nothing to count or to compare with.
+    """The verification of one tensor; fields are None where there is nothing to count or to compare with.
 
     ``zeros`` are counted, ``claimed`` is what the record says (None: nothing), ``pattern`` tells whether the zeros are
     where the pattern wants them, ``unchanged`` whether all that was not removed has the source's bytes, ``alone``
@@ -84,7 +84,7 @@ class VerifiedTensor:
 
 @dataclass(frozen=True)
 class Verification(Reported):
-    """What `verify_checkpoint` found, which prints as a table: it holds if there are no ``problems``.
+    """The result of `verify_checkpoint`; prints as a table. The checkpoint is valid if there are no ``problems``.
 
     ``unchecked`` says what could not be verified and why; ``files`` is how many other files were compared with the
     source's.

@@ -332,7 +332,7 @@ class SparseConv2d(KernelLayer):
 
 
 class SparseConv1d(SparseConv2d):
-    """The same in one dimension: an image of one row.
+    """A `SparseConv2d` for one dimension: it computes an image of one row.
 
     >>> import torch
     >>> from torch import nn

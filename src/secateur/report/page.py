@@ -117,7 +117,7 @@ def write_account(account: Account, path: str | os.PathLike[str]) -> Path:
 
 
 def check_page(path: str | os.PathLike[str]) -> None:
-    """Raises where a page could not be written to ``path``; for before the work that it shall tell of.
+    """Raises an error if a page could not be written to ``path``; to be called before long work.
 
     Raises:
         ValueError: it is not named as a page is, so that no other file is replaced by mistake.

@@ -253,7 +253,7 @@ class Fitted(Reported):
 
 
 def cost_text(word: str, cost: float) -> str:
-    """As it is shown.
+    """A cost as text: milliseconds, bytes with a unit, or a number with separators.
 
     >>> cost_text("params", 1234567.0), cost_text("latency", 1.23456), cost_text("bytes", 2e6)
     ('1,234,567', '1.23 ms', '2 MB')

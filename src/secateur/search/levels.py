@@ -72,7 +72,7 @@ class Made:
 
 
 class Levels(Mapping[str, tuple[Level, ...]], Shown):
-    """``{group: (dense, a smaller share, ..)}``, in the order of the model; as a string, a table.
+    """A mapping of each group to its levels, ``{group: (dense, a smaller share, ..)}``; prints as a table.
 
     A choice is ``{group: number of the level}``; groups that it does not name stay dense.
 

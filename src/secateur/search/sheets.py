@@ -22,7 +22,9 @@ _LABELS = {"kl": "divergence (kl)", "cosine": "1 - cosine"}  # a chart says that
 
 
 def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
-    """A row a group: its errors and the model's scores at each share, with a chart of the scores at the middle one."""
+    """The sheets of a `Sensitivity`, a row for each group: its errors and the model's scores at each share, with a
+    chart of the scores at the middle one.
+    """
     levels, shares = found.levels, found.shares
     names = [printable(shown_name(name), 1000) for name in levels]
     kinds = [levels.kind[name] for name in levels]
@@ -66,7 +68,7 @@ def _at(found: Sensitivity, name: str, share: float) -> tuple[float | None, floa
 
 
 def fitted_sheets(done: Fitted) -> list[Sheet]:
-    """A row a group; and a row for each budget of the curve."""
+    """The sheets of a `Fitted`: a table of groups, and one of the curve's budgets."""
     return [_groups(done), *([_curve(done)] if done.chosen.curve else [])]
 
 

@@ -41,7 +41,7 @@ ATTRIBUTE = "shrink_plans"  # of a shrunken model: what was removed, in order
 
 @dataclass(frozen=True)
 class Plan:
-    """What leaves a model: kept indices of tensors' dimensions, numbers that modules hold, and whole modules.
+    """A removal plan: which indices of tensors' dimensions stay, which numbers of modules change, which modules leave.
 
     Attributes:
         tensors: ``{name: (shape before, {dimension: kept indices})}``.

@@ -26,7 +26,7 @@ def check_globs(known: Collection[str], globs: Iterable[str]) -> None:
 
 
 def may_leave(names: Collection[str], include: Iterable[str] | None, exclude: Iterable[str]) -> bool:
-    """Whether one of the names is included, and none excluded."""
+    """Whether units with these names may leave: one of the names is included, and none excluded."""
 
     def about(globs: Iterable[str]) -> bool:
         return any(matches(name, globs) for name in names)

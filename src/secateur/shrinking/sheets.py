@@ -22,7 +22,7 @@ __all__ = ["blocks_sheets", "directory_sheets", "experts_sheets", "model_sheets"
 
 
 def model_sheets(done: Shrunk) -> list[Sheet]:
-    """A row a group; then a row for each dimension that stays whole."""
+    """The sheets of a `Shrunk`: the groups, and the dimensions that stay whole."""
     counts = {
         group.name: (group.size, int(done.kept[group.axis].sum()) if group.axis in done.kept else group.size)
         for group in done.coupling.groups
@@ -32,7 +32,7 @@ def model_sheets(done: Shrunk) -> list[Sheet]:
 
 
 def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
-    """A row for each block that left, in the order in which they were chosen; then for each weight that took over."""
+    """The sheets of a `ShrunkDepth`: the blocks that left, in the order of the choice, and the repaired weights."""
     gone = [printable(name, 1000) for name in done.gone]
     sheets = [Sheet("Block by block", [Cells("block", gone), Cells("order of leaving", list(range(1, len(gone) + 1)))])]
     if done.patched:
@@ -43,7 +43,7 @@ def blocks_sheets(done: ShrunkDepth) -> list[Sheet]:
 
 
 def directory_sheets(done: CheckpointShrinking) -> list[Sheet]:
-    """A row for each group that lost units; then a row for each dimension that stays whole."""
+    """The sheets of a `CheckpointShrinking`: the groups that lost units, and the dimensions that stay whole."""
     errors = [_errors(done.errors)] if done.errors else []
     return [*([_groups(done.counts)] if done.counts else []), *errors, *_whole(done.frozen)]
 

@@ -39,7 +39,7 @@ _LONG = 10_000  # characters of a cell that names many
 
 
 def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
-    """What left a module: branches, groups, what stays whole and why, totals."""
+    """The printed lines and tables of a `Shrunk`: branches, groups, what stays whole and why, totals."""
     if done.plans[0].modules:
         yield from _branch_parts(done)
     if done.experts:
@@ -126,7 +126,7 @@ def _left_so(what: str, whole: Mapping[str, str]) -> Iterator[Part]:
 
 
 def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Iterator[Part]:
-    """What left a directory: groups, what stays whole and why, fields of the configuration, totals."""
+    """The printed lines and tables of a `CheckpointShrinking`: groups, what stays whole and why, fields, totals."""
     rows: dict[tuple[str, int, int], list[str]] = {}
     for name, (size, kept) in done.counts.items():
         rows.setdefault((name if verbose else _any_layer(name), size, kept), []).append(name)
@@ -150,7 +150,7 @@ def checkpoint_parts(done: CheckpointShrinking, *, verbose: bool = False) -> Ite
 
 
 def depth_parts(done: ShrunkDepth) -> Iterator[Part]:
-    """Which blocks left a directory, what took over, fields of the configuration, totals."""
+    """The printed lines and tables of a `ShrunkDepth`: blocks that left, repaired weights, fields, totals."""
     rows = [(printable(name), f"{before} -> {after}") for name, (before, after) in done.counts.items()]
     yield Rows(("~Stack", ">Blocks"), [*rows])
     yield f"Gone: {printable(', '.join(done.gone), _LONG)}."
@@ -288,7 +288,7 @@ def _whole_parts(frozen: Mapping[tuple[str, int], str], *, verbose: bool) -> Ite
 
 
 def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
-    """Which experts left a directory, what data says of them, and what that costs."""
+    """The printed lines and tables of a `ShrunkExperts`: experts that left, their statistics, and the losses."""
     if done.counts:
         alike: dict[tuple[str, int, int], list[str]] = {}
         for name, (size, left) in done.counts.items():
