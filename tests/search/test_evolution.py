@@ -98,13 +98,6 @@ def test_no_more_passes_are_made_than_were_granted(passes, batches):
     assert found.passes <= max(passes, 1) + 3.5 + 22 / batches  # a generation that has begun ends
 
 
-def test_more_passes_find_no_less():
-    loss, fits, sizes = problem(7, groups=10, levels=8)
-    start = {"uniform": (1,) * 10}
-    few, many = (evolved(sizes, start, loss, fits, batches=32, passes=passes).loss for passes in (4, 60))
-    assert many <= few < loss(start["uniform"], range(32))
-
-
 def test_a_loss_that_is_nan_is_no_progress():
     def loss(choice, _some):
         return math.nan if choice == (0, 2) else sum(choice)

@@ -11,7 +11,6 @@ from secateur.search import scorer
 from secateur.search.scoring import SCORES
 from support.measured import text, words
 from support.stacks import data, stack
-from support.unchanged import is_unchanged, state_of
 
 
 class Named(nn.Module):
@@ -78,11 +77,6 @@ def test_padding_does_not_count(score):
     assert scorer(words(), short, score)(other) == pytest.approx(scorer(words(), long, score)(other), rel=1e-3)
 
 
-def test_so_many_rows_are_run():
-    lost = scorer(words(), text(), "kl", rows=50)
-    assert (lost.rows, round(lost.share, 6)) == (60, round(60 / 216, 6))  # 36, and two of three texts of 12
-
-
 def test_a_function_is_higher_better():
     model = stack()
     lost = scorer(model, data(), lambda each: float(each.head.weight.detach().sum()))
@@ -99,14 +93,6 @@ def test_a_model_that_breaks_lost_everything():
     with torch.no_grad():
         other.head.weight.fill_(math.nan)
     assert lost(other) == math.inf
-
-
-def test_the_model_stays_as_it_is():
-    model = words().train()
-    state = state_of(model)
-    scorer(model, text())(model)
-    assert is_unchanged(model, state)
-    assert model.training
 
 
 def test_what_is_refused():
