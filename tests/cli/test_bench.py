@@ -60,18 +60,6 @@ def test_a_row_for_each(here):
     assert torch.get_num_threads() == threads
 
 
-def test_a_model_with_zeros_has_a_row_as_it_is(here):
-    text = (here / "my_bench_model.py").read_text()
-    (here / "my_sparse_model.py").write_text(
-        f"{text}\nwhole = build()\ndef build():\n    whole[0].weight.data[:, ::2] = 0\n    return whole\n"
-    )
-    result = CliRunner().invoke(
-        app, ["my_sparse_model:build", "--example", "my_sparse_model:inputs", "-s", "0.5", "-p", "rows"]
-    )
-    assert result.exit_code == 0, result.output
-    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == ["dense", "as", "rows"]
-
-
 def test_a_directory_needs_no_example(here):
     from transformers import BertConfig, BertModel
 
@@ -115,16 +103,6 @@ def test_a_tuple_is_what_the_model_is_called_with(here):
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 0, result.output
     assert [line.split()[0] for line in result.stdout.splitlines()[1:3]] == ["dense", "rows"]
-
-
-def test_a_page_of_it(here):
-    from support.reports import Page
-
-    result = run("-s", "0.5", "-p", "rows", "--report", "page.html")
-    assert result.exit_code == 0, result.output
-    text = Page((here / "page.html").read_text(encoding="utf-8")).text
-    for said in ("my_bench_model:build, measured", "Form by form", "rows 50%", "The layers of rows 50%", "int8"):
-        assert said in text, said
 
 
 def test_a_factory_needs_an_example(here):
