@@ -59,14 +59,6 @@ def test_a_vocabulary_of_a_part():
     assert {place for place, _ in parts_of(config)} == {(), ("text_config",), ("vision_config",)}
 
 
-def test_numbers_that_modules_keep_are_found():
-    model = model_of("llama", 48)
-    found = axes_of(model, builder(type(model)))
-    assert ("model.embed_tokens", "num_embeddings") in found.attributes
-    assert ("lm_head", "out_features") in found.attributes
-    assert all("mlp" not in path for path, _ in found.attributes)
-
-
 def test_what_has_no_vocabulary_is_said():
     with pytest.raises(ValueError, match="says of no embedding that tokens enter by it"):
         embedding_of(nn.Linear(2, 2))

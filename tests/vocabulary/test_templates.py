@@ -10,17 +10,6 @@ from hypothesis import strategies as st
 
 from secateur.vocabulary.templates import _parts, _quoted, templates_in, templates_of, words_of
 
-TEMPLATE = """{% for m in messages %}{% if loop.first %}{{ '<|im_start|>system\\nBe kind.' }}{% endif %}
-{{- "<|im_start|>" + m['role'] + '\\n' + m["content"] }}It\\'s{# not 'this' #}{% endfor %}"""
-
-
-def test_all_that_is_quoted_or_between_is_found():
-    found = words_of([TEMPLATE])
-    assert {"<|im_start|>system\nBe kind.", "<|im_start|>", "\n", "role", "user\n", "assistant", "model"} <= set(found)
-    assert any("It" in each for each in found)
-    assert words_of([]) == []
-    assert words_of([""]) == []
-
 
 @given(st.text("{}%#'\"\\a ", max_size=30))
 def test_parts_are_what_a_regular_expression_finds(template):
