@@ -138,14 +138,6 @@ def test_what_nothing_uses_has_no_slope_and_what_is_not_run_is_not_given():
     assert slopes(nn.Linear(3, 2), [torch.ones(4, 3)], []) == {}
 
 
-def test_models_without_numbers_have_no_slopes():
-    class Choosing(nn.Linear):
-        def forward(self, x):
-            return super().forward(x).argmax(-1)
-
-    assert slopes(Choosing(3, 4), [torch.randn(2, 3)], ["weight"]) == {}
-
-
 class Pictures(nn.Module):
     def __init__(self, convolution, head):
         super().__init__()
@@ -239,13 +231,6 @@ def test_a_pass_that_fails_leaves_the_model_as_it_is():
     assert model.training
     assert all(each.requires_grad and each.grad is None for each in model.parameters())
     assert torch.is_grad_enabled()
-
-
-def test_a_forward_is_called_with_the_model_and_the_batch():
-    model = Coins()
-    ids = tokens(2, 3)
-    found = slopes(model, [("what else", ids)], ["first.weight"], forward=lambda model, batch: model(batch[1]))
-    close(named(found)["first.weight"], model.exact(model.scale[ids].flatten()))
 
 
 def test_padding_changes_nothing_of_the_real_tokens():
