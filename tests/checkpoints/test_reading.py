@@ -72,22 +72,6 @@ def sharded(tmp_path):
     return tmp_path
 
 
-def test_sharded_directory_index_and_shard(sharded):
-    assert list(open_checkpoint(sharded)) == ["a", "b"]
-    assert list(open_checkpoint(sharded / "model.safetensors.index.json")) == ["a", "b"]
-    assert list(open_checkpoint(sharded / "model-00002-of-00002.safetensors")) == ["b"]
-
-
-def test_several_files_without_an_index(sharded):
-    (sharded / "model.safetensors.index.json").unlink()
-    assert list(open_checkpoint(str(sharded))) == ["a", "b"]
-
-
-def test_model_safetensors_comes_first_as_in_transformers(sharded):
-    save_file({"c": torch.ones(1)}, sharded / "model.safetensors")
-    assert list(open_checkpoint(sharded)) == ["c"]
-
-
 def test_other_index_names(sharded):
     (sharded / "model.safetensors.index.json").rename(sharded / "diffusion.safetensors.index.json")
     assert open_checkpoint(sharded).index.name == "diffusion.safetensors.index.json"
