@@ -10,17 +10,13 @@ from hypothesis import strategies as st
 from secateur.coupling import Axis, Product, leaves, resolved, size_of
 from secateur.coupling.axes import (
     Sum,
-    concatenated,
     cut,
     factored,
     freeze,
     indices_of,
     kept_positions,
-    multiplied,
-    tie,
     unify,
 )
-from secateur.coupling.axes import tied_to as stands_for
 
 
 @st.composite
@@ -102,21 +98,6 @@ def test_indices_say_where_an_axis_is(expression):
             assert np.array_equal(kept_positions(expression, {axis: kept}), indices != index)
 
 
-def test_heads_of_a_fused_projection():
-    """(3 · heads · width) cut in three and viewed as heads: queries, keys and values share their heads or not."""
-    fused = Axis(3 * 4 * 5)
-    queries, rest = cut(fused, 20)
-    keys, values = cut(rest, 20)
-    split = [factored(part, 5) for part in (queries, keys, values)]
-    assert unify(split[0][0], split[1][0])  # q · k per head
-    assert unify(split[0][1], split[1][1])  # contracted over the width
-    heads, width = resolved(split[0][0]), resolved(split[0][1])
-    kept = kept_positions(fused, {heads: np.array([True, False, True, True])})
-    assert kept.reshape(3, 4, 5)[:2, 1].sum() == 0
-    assert kept.sum() == 60 - 2 * 5
-    assert (indices_of(width, fused) >= 0).sum() == 40
-
-
 def test_frozen_axes_stay_frozen_when_they_are_refined():
     axis = Axis(6)
     freeze(axis, "an output")
@@ -135,22 +116,3 @@ def test_what_does_not_fit_is_frozen_with_its_reason():
         unify(Axis(2), Axis(3))
     axis = Axis(6)
     assert not unify(axis, Product((axis, Axis(1), Axis(1)))) or resolved(axis) is axis
-
-
-def test_counts_that_stay_equal():
-    first, second, third = Axis(4), Axis(4), Axis(4)
-    tie(first, second, "halves")
-    tie(second, third, "halves")
-    assert stands_for(first) is stands_for(second) is stands_for(third)
-    assert not first.reasons
-    tie(first, Product((Axis(2), Axis(2))), "halves")
-    assert first.reasons == ["halves"]
-
-
-def test_nothing_nested_and_nothing_of_size_one():
-    a, b, c = Axis(2), Axis(3), Axis(1)
-    assert multiplied([Product((a, c)), b]).factors == (a, b)
-    assert multiplied([c, a]) is a
-    assert concatenated([Sum((a, b)), Axis(0), c]).segments == (a, b, c)
-    assert size_of(multiplied([])) == 1
-    assert size_of(concatenated([])) == 0
