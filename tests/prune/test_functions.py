@@ -111,16 +111,6 @@ def test_masks_of_several_tensors_are_those_of_each():
         assert type(hook) is type(other) is prune.CustomFromMask
 
 
-def test_masks_of_several_tensors_come_on_top_of_what_is_pruned():
-    layer = prune.l1_unstructured(linear(), "weight", 6)
-    mask = torch.rand(4, 6) > 0.5
-    before = layer.weight_mask
-    prune.custom_from_masks({(layer, "weight"): mask})
-    assert torch.equal(layer.weight_mask, before * mask)
-    (container,) = layer._forward_pre_hooks.values()
-    assert [type(method) for method in container] == [prune.L1Unstructured, prune.CustomFromMask]
-
-
 def test_a_tensor_under_two_names_keeps_what_both_masks_keep():
     first, second = tied()
     masks = [torch.rand(first.weight.shape) > 0.5 for _ in range(2)]
@@ -161,18 +151,3 @@ def test_several_are_removed_or_none():
     assert not prune.is_pruned(net)
     assert all(torch.equal(layer.weight, weight) for layer, weight in zip(net, expected, strict=True))
     assert prune.remove_all([]) == []
-
-
-def test_what_follows_is_removed_with_what_it_follows():
-    first, second = tied()
-    prune.l1_unstructured(first, "weight", 3)
-    assert prune.pruned_names(first) == prune.pruned_names(second) == ["weight"]
-    assert prune.remove_all([(first, "weight"), (second, "weight")]) == [(first, "weight")]
-    assert prune.pruned_names(first) == prune.pruned_names(second) == []
-
-
-def test_pruned_names_are_those_of_the_module_itself():
-    layer = torch_prune.l1_unstructured(prune.identity(linear(), "bias"), "weight", 2)
-    layer.register_forward_pre_hook(lambda module, inputs: None)
-    assert prune.pruned_names(layer) == ["bias", "weight"]
-    assert prune.pruned_names(nn.Sequential(layer)) == []
