@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from secateur import NM, Block, Channels, Rows, criteria, regrowth, schedules
+from secateur import Block, Channels, Rows, criteria, regrowth, schedules
 from secateur.allocation import above, erk, everywhere, uniform
 from secateur.patterns import Unstructured
 from secateur.training import choosing
@@ -25,30 +25,6 @@ def test_every_pattern_ends_at_its_units(pattern, allocate):
     units = [pattern.pool(mask.float()).gt(0) for mask in pruner.masks.values()]
     assert sum(int(kept.sum()) for kept in units) == sum(kept.numel() for kept in units) / 2
     assert_zero_where_removed(model, pruner)
-
-
-def test_n_of_m_goes_down_from_m_of_m():
-    model = network()
-    optimizer = SGD(model.parameters())
-    pruner = quiet(model, optimizer, pattern=NM(2, 4), total_steps=20)
-    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 20)]
-    assert sorted(set(seen)) == [0.0, 0.25, 0.5]
-    assert seen == sorted(seen)
-    for mask in pruner.masks.values():
-        assert (mask.reshape(-1, 4).sum(1) == 2).all()
-
-
-def test_global_random_numbers_are_left_alone():
-    drawn = []
-    for pruned in (False, True):
-        model = network()
-        optimizer = SGD(model.parameters())
-        torch.manual_seed(3)
-        if pruned:
-            quiet(model, optimizer, 0.8, total_steps=4, criterion=criteria.random)
-        run(model, optimizer, 4)
-        drawn.append(torch.rand(3))
-    assert torch.equal(*drawn)
 
 
 def test_drop_and_grow_keeps_each_tensors_count():
@@ -122,26 +98,6 @@ def test_masks_nest_and_are_functions_of_their_arguments():
     assert all(torch.equal(kept[name], second[name]) for name in second)
 
 
-def test_the_share_of_units_that_masks_remove():
-    weights = {"a": torch.randn(4, 8), "b": torch.randn(2, 8)}
-    half = {"a": torch.arange(32).view(4, 8) % 2 == 0}
-    assert choosing.share_removed(rules(), weights, half) == pytest.approx(16 / 48)
-    assert choosing.share_removed(rules(), weights, {}) == 0
-    assert choosing.share_removed(rules(pattern=NM(2, 4)), weights, half) == 0
-    assert choosing.share_removed(rules(inputs_first=["a"]), weights, half) == pytest.approx(16 / 48)
-
-
-def test_what_drops_grows_elsewhere_and_the_count_stays():
-    weights = {"a": torch.randn(10, 10)}
-    grown = rules(regrow=regrowth.rigl())
-    old = choosing.chosen(rules(), weights, {}, 0.5, evidence=nothing)
-    new = choosing.chosen(grown, weights, old, None, evidence=lambda words: {"a": {"grad": 100 * ~old["a"]}}, share=0.2)
-    assert int(new["a"].sum()) == int(old["a"].sum()) == 50
-    assert int((new["a"] & ~old["a"]).sum()) == 10
-    same = choosing.chosen(grown, weights, old, None, evidence=nothing, share=0.001)  # rounds to nothing
-    assert torch.equal(same["a"], old["a"])
-
-
 def test_sums_over_steps_are_those_of_the_formulas():
     weight, gradients = torch.randn(5), torch.randn(3, 5)
     movement = squares = None
@@ -155,15 +111,3 @@ def test_sums_over_steps_are_those_of_the_formulas():
     torch.testing.assert_close(soft, plain - 0.5 * plain.sigmoid() * (1 - plain.sigmoid()))
     assert choosing.movement_after(None, weight.half(), gradients[0].half(), 0.0).dtype == torch.float32
     assert choosing.squares_after(None, gradients[0].double()).dtype == torch.float64
-
-
-def test_own_randomness_is_that_of_the_seed_and_the_step():
-    def drawn(seed, step):
-        with choosing.own_randomness(seed, step):
-            return torch.rand(4)
-
-    before = torch.get_rng_state()
-    assert torch.equal(drawn(0, 3), drawn(0, 3))
-    assert not torch.equal(drawn(0, 3), drawn(0, 4))
-    assert not torch.equal(drawn(0, 3), drawn(1, 3))
-    assert torch.equal(torch.get_rng_state(), before)
