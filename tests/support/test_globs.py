@@ -2,18 +2,9 @@
 
 import pytest
 
-from secateur.support import matched, matches, no_match
+from secateur.support import matched, no_match
 
 NAMES = [f"layers.{at}.mlp.{part}.weight" for at in range(12) for part in ("up", "down")] + ["head.bias"]
-
-
-def test_what_is_matched():
-    assert matched(None, NAMES) is None
-    assert matched("*.bias", NAMES) == matched(["head.*"], NAMES) == {"head.bias"}
-    assert matched([], NAMES) == set()
-    assert len(matched(["layers.1.*", "layers.?.mlp.up.weight"], NAMES)) == 11
-    assert matches("head.bias", ["nothing", "head.*"])
-    assert not matches("head.bias", ["HEAD.*"])
 
 
 def test_a_glob_that_matches_nothing_names_what_is_closest_one_of_each_kind():

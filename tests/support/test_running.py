@@ -1,7 +1,5 @@
 """How a model is run: what a batch and example inputs mean, and that it is afterwards as it was."""
 
-from collections import UserDict
-
 import pytest
 import torch
 from torch import nn
@@ -9,19 +7,7 @@ from torch import nn
 from secateur import criteria, sparsify
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
-from secateur.support import in_mode, repeatable, restored, run_batch, run_example, tensors_in, tensors_of
-
-
-class Sum(nn.Module):
-    def forward(self, x, y=None):
-        return x if y is None else x + y
-
-
-def test_example_inputs_are_what_the_model_is_called_with():
-    one, two = torch.ones(2), torch.full((2,), 2.0)
-    for given in ((one, two), [one, two], {"x": one, "y": two}, UserDict(x=one, y=two)):
-        assert run_example(Sum(), given).tolist() == [3, 3]
-    assert run_example(Sum(), one) is one
+from secateur.support import in_mode, repeatable, restored, tensors_of
 
 
 @pytest.mark.parametrize("batch", [torch.ones(4, 2), {"input": torch.ones(4, 2)}, "ab"])
@@ -42,12 +28,6 @@ def test_one_batch_is_not_taken_for_several(verb, batch):
     assert torch.equal(model[0].weight, before)
 
 
-def test_of_a_batch_the_target_is_split_off():
-    one, two = torch.ones(2), torch.full((2,), 2.0)
-    assert run_batch(Sum(), (one, two), None) is one
-    assert run_batch(Sum(), [one, two], lambda model, batch: model(*batch)).tolist() == [3, 3]
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_modes_are_as_they_were_also_after_an_error(training):
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
@@ -64,12 +44,3 @@ def test_buffers_are_as_they_were():
     with restored(tensors_of(model)):
         model(torch.randn(4, 2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_tensors_each_once():
-    layer = nn.Linear(2, 2)
-    model = nn.Sequential(layer, layer)
-    assert list(tensors_of(model)) == ["0.weight", "0.bias"]
-    one = torch.ones(1)
-    nested = {"a": [one, (torch.zeros(1),)], "b": "text", "c": 3}
-    assert [tensor.item() for tensor in tensors_in(nested)] == [1, 0]

@@ -16,12 +16,6 @@ from secateur.support import Rows, Shown, html_of_parts, text_of_parts
 PARTS = ("one", Rows(("~Name", ">Number"), [("a", 1), ("<b>", None)]), "", "x < y")
 
 
-def test_parts_are_lines():
-    assert text_of_parts(["one", Rows(("~Name", ">Number"), [("a", "1"), ("b", "22")]), ""]) == (
-        "one\nName  Number\na          1\nb         22\n"
-    )
-
-
 def test_in_a_notebook_they_are_tables_and_nothing_is_markup():
     shown = html_of_parts([*PARTS, Rows((">n",), [["a\x1b[2Jb"]])])
     assert shown.count("<table>") == 2

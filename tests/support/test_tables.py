@@ -21,11 +21,6 @@ def test_a_line_is_a_row_and_numbers_end_flush_right(rows):
         assert line.endswith(f" {count}")
 
 
-def test_columns_stand_below_each_other():
-    shown = table([">count", "layer", ">share"], [[1, "a.weight", "100%"], [1024, "b", "3%"]])
-    assert shown.splitlines() == ["count  layer     share", "    1  a.weight   100%", " 1024  b            3%"]
-
-
 def test_a_cell_is_no_markup_and_none_is_empty():
     assert table(["a"], [["[bold]x[/bold]"], [None], ["a\x1b[2Jb"]]) == "a\n[bold]x[/bold]\n\na\\x1b[2Jb"
 
@@ -35,21 +30,12 @@ def test_a_row_of_another_length_is_refused():
         table(["a", "b"], [["x"]])
 
 
-def test_a_table_is_as_wide_as_its_cells():
-    assert table(["a"], [["x" * 5000]]).splitlines()[1] == "x" * 5000
-
-
 def test_on_a_narrow_terminal_only_columns_of_words_fold(capsys):
     shown = table_of(["~words", ">n"], [["one two three", 123456]])
     Console(width=16).print(shown)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 3
     assert lines[1].endswith("123456")
-
-
-def test_what_is_cut_looks_like_it(capsys):
-    Console(width=8).print(table_of([">bytes"], [[123456789012]]))
-    assert capsys.readouterr().out.splitlines()[1].rstrip().endswith("…")
 
 
 def test_a_name_folds_after_dots_and_a_sentence_after_spaces():

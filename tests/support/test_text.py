@@ -32,29 +32,11 @@ def test_a_share_reads_nothing_or_all_only_where_it_is(share):
     assert shown.endswith("%")
 
 
-def test_shares_of_several_are_a_range():
-    assert percents([0.5, 0.5], opaque=False) == "50.0%"
-    assert percents([0.25, None, 0.5], opaque=False) == "25.0% to 50.0%"
-    assert percents([None], opaque=False) == "-"
-    assert percents([0.5], opaque=True) == "?"
-    assert percent(None) == "-"
-
-
 @given(st.integers(0, 10**16))
 def test_bytes_have_three_digits_and_a_unit(count):
     number, unit = bytes_text(count).split()
     assert unit in ("B", "kB", "MB", "GB", "TB")
     assert abs(float(number) * 1000 ** ("B", "kB", "MB", "GB", "TB").index(unit) - count) <= 0.005 * count
-
-
-def test_printable_shows_control_characters_and_cuts():
-    assert printable("a\x1b[31m\n\u202e") == "a\\x1b[31m\\n\\u202e"
-    assert len(printable("x" * 1000)) == 203
-
-
-def test_sizes_have_three_digits_and_a_unit():
-    sizes = [0, 999, 1000, 999_400, 1_234_567, 2 * 10**9, 5 * 10**12]
-    assert [bytes_text(size) for size in sizes] == ["0 B", "999 B", "1 kB", "999 kB", "1.23 MB", "2 GB", "5 TB"]
 
 
 def test_shares_are_none_or_all_only_where_they_are():
