@@ -49,14 +49,6 @@ def test_what_does_nothing_has_no_influence():
     assert is_unchanged(model, state)
 
 
-@pytest.mark.parametrize("share", [0.01, 0.2, 0.5, 0.79, 1.0])
-def test_as_many_leave_as_asked_and_one_stays(share):
-    model = Residual()
-    chosen, stayed = choose_branches(model, find_coupling(model, X), share, [X])
-    assert len(chosen) == min(4, math.ceil(5 * share))
-    assert stayed == {}
-
-
 def test_the_least_leave_and_what_is_excluded_stays():
     model = scaled(1.0, 0.01, 1.0, 0.02, 1.0)
     coupling = find_coupling(model, X)
@@ -98,15 +90,6 @@ def test_a_score_that_is_no_number_is_refused():
             [X],
             score=lambda _model, coupling, _inputs: dict.fromkeys(coupling.branches, math.nan),
         )
-
-
-def test_those_of_which_the_names_are_given_leave():
-    model = scaled(1.0, 0.5, 1.0)
-    expected = model.each[0](X) + X
-    done = shrink(model, X, branches=["each.1", "each.2"], repair=False)
-    assert [name for name, _ in model.named_parameters()] == ["each.0.weight", "each.0.bias"]
-    torch.testing.assert_close(model(X), expected)
-    assert "2 of 3 residual branches leave" in str(done)
 
 
 @pytest.mark.parametrize(

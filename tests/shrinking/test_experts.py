@@ -9,7 +9,6 @@ from torch import nn
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
-from secateur.shrinking.request import request
 from support.unchanged import is_unchanged, state_of
 from zoo.mixtures import MixtureInTurn, MixtureOfCopies
 
@@ -24,16 +23,6 @@ def test_a_fraction_or_a_number_of_experts_leaves():
         assert model.held.up.shape[1:] == dense.held.up.shape[1:]  # nothing else leaves
         assert len(done.plans) == 1
         verify_shrunken(dense, model, inputs)
-
-
-def test_the_least_of_them_leave():
-    model, inputs = zoo.ZOO["mixture_of_copies"]()
-    with torch.no_grad():
-        for each in (model.router.weight, model.held.up, model.held.down):
-            each[3] *= 1e-3
-    kept = model.router.weight[[0, 1, 2, 4, 5]].clone()
-    shrink(model, inputs, experts=1)
-    assert torch.equal(model.router.weight, kept)
 
 
 def test_channels_make_up_what_is_missing():
@@ -86,12 +75,6 @@ def test_experts_stay_unless_they_are_asked_for():
         shrink(model, inputs, experts=1, exclude="router.*")
     with pytest.raises(ValueError, match="no experts of the model can leave"):
         shrink(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3), experts=0.5)
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, float("nan")])
-def test_what_cannot_be_a_number_of_experts(wrong):
-    with pytest.raises(ValueError, match="experts is a fraction"):
-        request(experts=wrong)
 
 
 def test_the_configuration_says_how_many_are_left(tmp_path):

@@ -6,17 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.shrinking.powers import power_of as _power
 from secateur.shrinking.powers import row_echelon as _reduced
-
-
-def test_powers_by_hand():
-    assert _power(96, 48, 2, 1) == 1
-    assert _power(24, 48, 2, 1) == -1
-    assert _power(48 * 2**0.5, 48, 2, 1) == Fraction(1, 2)
-    assert _power(48 * 2**-0.5, 48, 2, 1) == Fraction(-1, 2)
-    assert _power(49, 48, 2, 1) is None
-    assert _power(0, 48, 2, 1) is None
 
 
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=5, max_size=5), max_size=5))
