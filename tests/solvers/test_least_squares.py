@@ -57,7 +57,3 @@ def test_refit_errors():
         refit(weight, mask, gram=gram, start=weight[:2])
     with pytest.raises(ValueError, match="0 or more; got -1"):
         refit(weight, mask, gram=gram, iterations=-1)
-
-
-def test_output_error_by_hand():
-    assert output_error(torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]]), torch.eye(2)) == 16 / 25

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from secateur import NM, Rows, Unstructured
 from secateur.solvers import best_mask, check_pattern, sparsegpt
-from secateur.solvers.search import scaled, untouched
 from support.solving import Diagonals
 
 
@@ -35,26 +34,6 @@ def test_the_best_of_each_group_stay_in_their_exact_number(outputs, inputs, spar
     assert (kept.sum(1) == kept.shape[1] - round(sparsity * kept.shape[1])).all()
     for row, mask in zip(values, kept, strict=True):
         assert not mask.any() or mask.all() or row[mask].min() >= row[~mask].max()
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_problem_in_units_of_its_inputs(dtype):
-    x, weight = torch.randn(30, 6, dtype=dtype) * torch.arange(1, 7), torch.randn(4, 6, dtype=dtype)
-    H, scale, target = scaled(weight, 0.5, Unstructured(), x.T @ x, 0.0)
-    assert H.dtype == scale.dtype == target.dtype == dtype
-    torch.testing.assert_close(H.diagonal(), torch.ones(6, dtype=dtype))
-    torch.testing.assert_close(target / scale, weight)
-    mean = (x.T @ x).diagonal().mean()
-    torch.testing.assert_close(target @ H @ target.T, weight @ (x.T @ x) @ weight.T / mean)
-
-
-def test_of_a_weight_without_entries_all_of_none_is_kept():
-    for shape in ((0, 6), (4, 0)):
-        empty = torch.zeros(shape)
-        assert scaled(empty, 0.5, Unstructured(), torch.eye(shape[1]), 0.0)[2].numel() == 0
-        new, mask = untouched(empty)
-        assert new.shape == mask.shape == shape
-        assert mask.dtype == torch.bool
 
 
 def test_a_pattern_is_checked_before_any_work():
