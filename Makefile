@@ -6,8 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 # a worker a core, four at most: each imports torch and takes up to a gigabyte
 WORKERS := -n auto --maxprocesses 4 --dist worksteal
-# laws of the library; what pages and examples show has a target of its own
-LAWS := -m "not pages"
+# laws of the library; pages, examples/ and benchmarks have a target of their own
+LAWS := -m "not examples"
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
@@ -45,9 +45,9 @@ doctests: $(VENV)/.test
 unit: $(VENV)/.test
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) $(LAWS) tests
 
-# the commands, tutorials and guides of the pages, and examples/, on small stand-ins
+# commands and code of the pages, examples/ and benchmarks, on small stand-ins; all models of the zoo
 examples: $(VENV)/.test
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=10 -m pages tests
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest $(WORKERS) --durations=10 -m examples tests
 
 # the tests and the doctests, as one run: the cores are busy to its end, and torch is imported once
 tested: $(VENV)/.test

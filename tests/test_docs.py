@@ -18,7 +18,9 @@ BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, id=page.relative_to(ROOT).as_posix(), marks=[] if page.parent == ROOT else pytest.mark.pages)
+        pytest.param(
+            page, id=page.relative_to(ROOT).as_posix(), marks=[] if page.parent == ROOT else pytest.mark.examples
+        )
         for page in PAGES
     ],
 )

@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from secateur.coupling import Axis, Product, leaves, resolved, size_of
 from secateur.coupling.axes import (
     Sum,
+    concatenated,
     cut,
     factored,
     freeze,
     indices_of,
     kept_positions,
+    multiplied,
+    tie,
     unify,
 )
+from secateur.coupling.axes import tied_to as stands_for
 
 
 @st.composite
@@ -116,3 +120,22 @@ def test_what_does_not_fit_is_frozen_with_its_reason():
         unify(Axis(2), Axis(3))
     axis = Axis(6)
     assert not unify(axis, Product((axis, Axis(1), Axis(1)))) or resolved(axis) is axis
+
+
+def test_counts_that_stay_equal():
+    first, second, third = Axis(4), Axis(4), Axis(4)
+    tie(first, second, "halves")
+    tie(second, third, "halves")
+    assert stands_for(first) is stands_for(second) is stands_for(third)
+    assert not first.reasons
+    tie(first, Product((Axis(2), Axis(2))), "halves")
+    assert first.reasons == ["halves"]
+
+
+def test_nothing_nested_and_nothing_of_size_one():
+    a, b, c = Axis(2), Axis(3), Axis(1)
+    assert multiplied([Product((a, c)), b]).factors == (a, b)
+    assert multiplied([c, a]) is a
+    assert concatenated([Sum((a, b)), Axis(0), c]).segments == (a, b, c)
+    assert size_of(multiplied([])) == 1
+    assert size_of(concatenated([])) == 0

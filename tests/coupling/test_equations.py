@@ -113,3 +113,11 @@ def test_unequal_numbers_may_change_as_long_as_the_comparison_comes_out_the_same
     assert [holds(each, values, {axis: 1, other: 3}) for each in log] == [False, False, False]
     assert [holds(each, values, {axis: 3, other: 2}) for each in log] == [True, True, True]
     assert axes_of(log[2], values) == {axis, other}
+
+
+def test_a_comparison_with_a_real_number_fixes_the_size():
+    log = []
+    axis = Axis(5)
+    assert Known(5, axis, log) > 2.5
+    settle(log)
+    assert is_frozen(axis)

@@ -104,6 +104,12 @@ def test_a_chain_of_layers_has_a_group_for_each_width_between(seed):
     ]
 
 
+def test_an_example_that_holds_nothing_says_so():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+    with pytest.raises(ValueError, match=r"a tensor of shape \(2, 3, 8, 0\) holds nothing .*at least one sample"):
+        find_coupling(model, torch.zeros(2, 3, 8, 0))
+
+
 def test_an_error_of_the_model_is_the_callers():
     class Fails(nn.Module):
         def __init__(self):

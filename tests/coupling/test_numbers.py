@@ -1,7 +1,9 @@
 """A number that remembers is that number, and is a plain one again afterwards."""
 
+import copy
 import math
 import operator
+import pickle
 
 import pytest
 from hypothesis import given
@@ -38,6 +40,19 @@ def test_arithmetic_with_real_numbers_gives_real_numbers_and_fixes_the_size(size
     assert len(log) == 4  # Python multiplies a float by any integer by itself: the proof finds what follows from that
     settle(log)
     assert all(size == 1 or is_frozen(equation.left) for equation in log)
+
+
+def test_divmod_negation_and_numbers_that_are_copied():
+    number = known(7)
+    assert divmod(number, 2) == (3, 1)
+    assert -number == -7
+    assert +number == 7
+    for copied in (copy.copy(number), copy.deepcopy(number), pickle.loads(pickle.dumps(number))):
+        assert type(copied) is int
+    assert {number: 1}[7] == 1
+    assert number != "seven"
+    with pytest.raises(TypeError):
+        number + "seven"
 
 
 def test_numbers_are_as_before_after_an_exception():
