@@ -60,6 +60,18 @@ def test_a_row_for_each(here):
     assert torch.get_num_threads() == threads
 
 
+def test_a_model_with_zeros_has_a_row_as_it_is(here):
+    text = (here / "my_bench_model.py").read_text()
+    (here / "my_sparse_model.py").write_text(
+        f"{text}\nwhole = build()\ndef build():\n    whole[0].weight.data[:, ::2] = 0\n    return whole\n"
+    )
+    result = CliRunner().invoke(
+        app, ["my_sparse_model:build", "--example", "my_sparse_model:inputs", "-s", "0.5", "-p", "rows"]
+    )
+    assert result.exit_code == 0, result.output
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == ["dense", "as", "rows"]
+
+
 def test_a_directory_needs_no_example(here):
     from transformers import BertConfig, BertModel
 

@@ -148,6 +148,14 @@ def test_what_is_finished_says_how_far_down_it_goes(share):
     assert costs == sorted(costs)
 
 
+def test_a_score_that_nothing_smaller_keeps_is_named():
+    model = blocks(3)
+    with torch.no_grad():
+        dense = model(inputs(1)[0])
+    with pytest.raises(ValueError, match=r"no model was found that is smaller and keeps 100\.0% of the score of 1"):
+        task(model, keep=1.0, score=lambda model: close(model, dense)).kept()
+
+
 def of_llama(batches, **given):
     model, asked = make("llama"), parse_budget({"params": 0.8})
     levels = make_levels(model, batches, shares=(0.5,), over=given["over"], verify=False)

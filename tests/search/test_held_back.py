@@ -23,10 +23,19 @@ def test_every_batch_is_on_one_side(count, data):
     assert len(held) == (max(1, count // 4) if back is None else back)
 
 
+def test_of_one_batch_both_sides_are_all_there_is():
+    assert split(["only"], None) == (["only"], ["only"])
+
+
 @pytest.mark.parametrize("back", [0, 4, 9, -1])
 def test_something_is_left_for_the_levels(back):
     with pytest.raises(ValueError, match=rf"held_back is how many of the 4 batches.*not {back}"):
         split(range(4), back)
+
+
+def test_there_are_batches():
+    with pytest.raises(ValueError, match="there are no batches"):
+        split([], None)
 
 
 def test_the_dense_model_loses_nothing_and_another_what_its_outputs_moved():

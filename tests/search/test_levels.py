@@ -202,6 +202,16 @@ def test_no_group_and_no_level_of_that_name(made):
         pass
 
 
+# ---- shown ----------------------------------------------------------------------------------------------------------
+
+
+def test_they_are_shown_as_a_table(made):
+    levels = made[2]
+    assert "blocks.0.up.weight" in str(levels)
+    assert "75%" in str(levels)
+    assert "<table>" in levels._repr_html_()
+
+
 # ---- on disk --------------------------------------------------------------------------------------------------------
 
 

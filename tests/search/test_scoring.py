@@ -77,6 +77,11 @@ def test_padding_does_not_count(score):
     assert scorer(words(), short, score)(other) == pytest.approx(scorer(words(), long, score)(other), rel=1e-3)
 
 
+def test_so_many_rows_are_run():
+    lost = scorer(words(), text(), "kl", rows=50)
+    assert (lost.rows, round(lost.share, 6)) == (60, round(60 / 216, 6))  # 36, and two of three texts of 12
+
+
 def test_a_function_is_higher_better():
     model = stack()
     lost = scorer(model, data(), lambda each: float(each.head.weight.detach().sum()))

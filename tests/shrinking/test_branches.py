@@ -92,6 +92,15 @@ def test_a_score_that_is_no_number_is_refused():
         )
 
 
+def test_those_of_which_the_names_are_given_leave():
+    model = scaled(1.0, 0.5, 1.0)
+    expected = model.each[0](X) + X
+    done = shrink(model, X, branches=["each.1", "each.2"], repair=False)
+    assert [name for name, _ in model.named_parameters()] == ["each.0.weight", "each.0.bias"]
+    torch.testing.assert_close(model(X), expected)
+    assert "2 of 3 residual branches leave" in str(done)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [

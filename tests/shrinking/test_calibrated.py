@@ -271,6 +271,14 @@ def test_uniform_keeps_equally_many_and_loads(tmp_path):
     assert torch.equal(again(**example).logits, model(**example).logits)
 
 
+def test_branches_leave_first(batches):
+    model = words()
+    done = shrink(model, batches[0], 0.4, batches=batches, branches=0.25)
+    assert len(done.plans) == 2
+    assert done.got == pytest.approx(0.4, abs=0.05)
+    assert model(batches[0]).isfinite().all()
+
+
 # ---- the proof, and calls that fail ---------------------------------------------------------------------------------
 
 

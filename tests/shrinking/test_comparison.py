@@ -13,7 +13,9 @@ from secateur.shrinking.comparison import (
     difference,
     on_calm_probes,
     probe_of,
+    would_show,
 )
+from secateur.shrinking.plan import Plan
 from support.unchanged import is_unchanged, state_of
 
 A = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
@@ -89,3 +91,13 @@ def test_the_least_calm_probe_decides():
 
     with pytest.raises(IncomparableError, match=f"no proof that it is wrong: {BLIND}; nor on smaller weights"):
         on_calm_probes(nn.Linear(2, 2), never)
+
+
+def test_a_slice_that_has_no_effect_would_not_show():
+    model = nn.Linear(3, 2, bias=False).double()
+    plan = Plan({"weight": ((2, 3), {0: torch.arange(2).numpy()})}, [])
+    assert would_show(model, plan, [lambda: [model(A).detach()]])
+    assert not would_show(model, plan, [lambda: [A]])
+    with torch.no_grad():
+        model.weight[1] = model.weight[0]  # its neighbour's
+    assert not would_show(model, plan, [lambda: [model(A).detach()]])

@@ -25,6 +25,12 @@ def test_the_memory_of_training_shrinks_as_asked():
     assert 0.5 <= 1 - memory(model) / before <= 0.52
 
 
+def test_the_time_of_the_example_decides():
+    model = nn.Sequential(nn.Linear(64, 3000), nn.ReLU(), nn.Linear(3000, 10))
+    shrink(model, torch.ones(64, 64), 0.3, target="latency", verify=False)
+    assert model[0].out_features < 3000
+
+
 def test_multiply_adds_are_those_of_the_contractions():
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, groups=8), nn.Flatten(), nn.Linear(8 * 36, 5)

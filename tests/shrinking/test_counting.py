@@ -132,6 +132,19 @@ def a_model():
     return subject_of(model, find_coupling(model, x), [x])
 
 
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.8])
+def test_a_loss_decides_which_steps_are_taken(share):
+    subject = a_model()
+    first, second = subject.coupling.groups
+    for dear, cheap in ((first, second), (second, first)):
+
+        def loss(tied, parts, dear=dear):
+            return (1000.0 if tied.groups[0] is dear else 1.0) * (1 - parts / tied.parts) ** 2
+
+        counts = counted(subject, subject.coupling.groups, Request(sparsity=share), loss=loss).counts
+        assert 1 - counts[dear.axis] / dear.size < 1 - counts[cheap.axis] / cheap.size
+
+
 def test_a_coarse_step_is_taken_only_when_all_of_it_is_worth_it():
     """Ten units that together cost nothing, and any five of them much: none leaves before the others have."""
     subject = a_model()

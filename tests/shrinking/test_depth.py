@@ -8,7 +8,7 @@ import torch
 
 from secateur.shrinking import depth
 from secateur.shrinking.configuration import Described
-from secateur.shrinking.depth import Stack, narrowed, prove_without, stacks_of
+from secateur.shrinking.depth import Stack, narrowed, passed_on, prove_without, stacks_of
 from secateur.shrinking.examples import example_for
 from support.families import FAMILIES, make
 
@@ -73,6 +73,17 @@ def test_a_narrow_model_is_as_deep():
     assert narrowed(described, stacks) == {}
     with pytest.raises(ValueError, match="no narrow model of this class was found"):
         narrowed(described, stacks, 10)
+
+
+def test_what_passes_on_is_the_stream_it_is_given():
+    x, others = torch.ones(2, 3), (torch.zeros(1), {"cache": torch.ones(4)})
+    found = passed_on((x,), {"mask": torch.ones(2)}, (2 * x, *others))
+    assert found[0] is x
+    assert found[1] is others[0]
+    assert passed_on((torch.zeros(2, 3, dtype=torch.long),), {"hidden": x}, 3 * x) is x
+    for output in (torch.ones(2, 4), ()):
+        with pytest.raises(ValueError, match="returns another shape than it is given"):
+            passed_on((x,), {}, output)
 
 
 def test_what_would_not_show_proves_nothing(monkeypatch):

@@ -9,6 +9,7 @@ from secateur.blockwise import DirectoryWalk, Tokens, divergence
 from secateur.checkpoints import open_checkpoint
 from secateur.shrinking.depth import passing
 from secateur.shrinking.depth_costs import DepthCosts, least
+from secateur.shrinking.output_costs import few_batches
 from support.families import batches, saved_deep
 from support.stacks import contents
 
@@ -67,6 +68,13 @@ def test_a_weight_that_is_not_finite_is_found(tmp_path):
     place = place_of(tmp_path / "broken", batches("llama"))
     with pytest.raises(ValueError, match=r"what model\.layers\.3 receives in batch 0 holds NaN"):
         DepthCosts(place, place.batches)
+
+
+def test_the_first_thousand_tokens_are_enough():
+    assert [each.shape for each in few_batches([torch.zeros(1, 512, dtype=torch.long)] * 9)] == [(1, 512)] * 2
+    assert [each.shape for each in few_batches([torch.zeros(4, 512, dtype=torch.long)] * 9)] == [(2, 512)]
+    assert len(few_batches([torch.zeros(3, 5)] * 9)) == 4
+    assert few_batches(["words"]) == ["words"]
 
 
 def test_blocks_leave_one_by_one_each_the_one_that_adds_least():

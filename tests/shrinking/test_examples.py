@@ -55,6 +55,13 @@ def test_shrink_takes_its_example_from_the_batches():
     assert first(words, labels=words).aux_loss.isfinite()
 
 
+def test_what_is_timed_is_a_whole_batch():
+    linear, rows = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(5, 3)
+    timed = shrink(copy.deepcopy(linear), None, 0.5, batches=[rows], target="memory", verify=False)
+    assert timed.multiply_adds[0] == 5 * (3 * 16 + 16 * 2)
+    assert shrink(linear, None, 0.5, batches=[rows], verify=False).multiply_adds[0] == 2 * (3 * 16 + 16 * 2)
+
+
 @pytest.mark.parametrize("how", [{}, {"batches": [torch.ones(2, 3)], "forward": lambda model, batch: model(batch)}])
 def test_what_says_no_example_is_refused(how):
     with pytest.raises(ValueError, match=r"^give example_inputs, what the model is called with; or batches= without"):

@@ -8,7 +8,7 @@ from torch import nn
 from secateur import shrink
 from secateur.shrinking import execution
 from secateur.shrinking.execution import carry_out
-from support.planned import Failure, every_step, made, plans_for, trained
+from support.planned import Failure, every_step, everything, made, plans_for, trained
 from support.unchanged import is_unchanged, state_of
 
 
@@ -60,3 +60,14 @@ def test_a_plan_that_fails_at_any_step_is_taken_back():
 
     names = "carry_out", "_let_go", "_set_data", "_set", "_with", "_inside", "<lambda>"
     assert every_step(make, call, *names) > 100
+
+
+def test_taking_back_leaves_even_lists_and_the_order_of_states():
+    model = made()
+    optimizer = trained(model)
+    before = everything(model, optimizer)
+    undone = [carry_out(model, plan, optimizer) for plan in plans_for(made())]
+    assert everything(model, optimizer) != before
+    for each in reversed(undone):
+        each()
+    assert everything(model, optimizer) == before

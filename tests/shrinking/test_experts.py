@@ -9,6 +9,7 @@ from torch import nn
 
 import zoo
 from secateur import load_shrunken, save_shrunken, shrink, verify_shrunken
+from secateur.shrinking.request import request
 from support.unchanged import is_unchanged, state_of
 from zoo.mixtures import MixtureInTurn, MixtureOfCopies
 
@@ -75,6 +76,12 @@ def test_experts_stay_unless_they_are_asked_for():
         shrink(model, inputs, experts=1, exclude="router.*")
     with pytest.raises(ValueError, match="no experts of the model can leave"):
         shrink(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)), torch.zeros(1, 3), experts=0.5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 1.5, float("nan")])
+def test_what_cannot_be_a_number_of_experts(wrong):
+    with pytest.raises(ValueError, match="experts is a fraction"):
+        request(experts=wrong)
 
 
 def test_the_configuration_says_how_many_are_left(tmp_path):

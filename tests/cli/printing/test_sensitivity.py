@@ -1,7 +1,9 @@
 """Sheets of what each part costs: a row a group, whatever the numbers, and names that are text."""
 
+import json
 from types import SimpleNamespace
 
+from secateur.cli.printing.sensitivity import json_of
 from secateur.search import Level, sensitivity_sheets
 from support.reports import HOSTILE
 
@@ -33,3 +35,10 @@ def test_a_row_a_group_and_one_chart():
     (chart,) = sheet.charts
     assert chart.values == [0.3, None]
     assert chart.names == [f"{HOSTILE} (width)", f"{HOSTILE} (layer)"]
+
+
+def test_it_is_json():
+    said = json.loads(json_of(found()))
+    assert [each["kind"] for each in said["groups"]] == ["width", "layer"]
+    assert said["groups"][1]["levels"][1]["score"] is None
+    assert said["left_alone"] == {"stream": "scattered"}
