@@ -189,7 +189,7 @@ def mutations(draw):
     return bytes(data)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=mutations())
 def test_fuzzed_files_open_or_raise_our_error(tmp_path, data):
     path = tmp_path / "x.safetensors"

@@ -51,7 +51,7 @@ def test_a_file_that_shrinks_while_read(tmp_path):
         checkpoint["w"]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     text=st.one_of(
         st.binary(max_size=60), st.text(max_size=60).map(lambda text: json.dumps({"weight_map": {"w": text}}).encode())

@@ -268,7 +268,7 @@ def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_
 
 
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, error):
     def fails(_):
         raise error
@@ -491,8 +491,8 @@ def test_of_a_model_with_zeros_what_is_left_is_counted(over):
 
 
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
-@pytest.mark.parametrize("scope", [{"exclude": "0.*"}, {"include": ["1.*", "2.*"]}])
-def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over, scope):
+def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
+    scope = {"exclude": "0.*"} if over == "shrink" else {"include": ["1.*", "2.*"]}
     model, dense = blocks(3), blocks(3)
     made = making.make_levels(model, inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
     done = fit(model, inputs(), budget={"params": 0.8}, over=over, levels=made, evaluations=4, finals=2, **scope)

@@ -62,6 +62,14 @@ def test_where_groups_share_nothing_the_least_errors_are_the_least_there_are(uni
         assert choice is None
 
 
+def test_a_choice_is_named_by_the_groups_that_are_not_dense(units):
+    space = space_of(units)
+    names = names_of(units)
+    assert space.named((0, 2, 0, 1)) == {names[1]: 2, names[3]: 1}
+    assert space.named(space.dense) == {}
+    assert space.shares((0, 1, 2, 0)) == [0.0, pytest.approx(0.3), pytest.approx(0.6), 0.0]
+
+
 def test_groups_of_a_class_go_to_the_levels_that_all_have(units):
     names = names_of(units)
     classes = classes_of(units, [[names[2], names[0]], [names[1]]])
