@@ -74,6 +74,11 @@ def test_a_dense_tensor_reports_nothing(tmp_path, shape):
     assert (found.n_m, found.block, found.channels, found.pattern) == (None, None, None, "")
 
 
+def test_all_zero(tmp_path):
+    assert inspect(tmp_path, torch.zeros(8, 8)).pattern == "all zero"
+    assert inspect(tmp_path, torch.zeros(8), name="bias").pattern == "all zero"
+
+
 def test_gpt2_is_read_along_its_inputs(tmp_path):
     stored = pruned((48, 32), None, "2:4").T.contiguous()
     name = "h.0.mlp.c_fc.weight"

@@ -72,6 +72,11 @@ def sharded(tmp_path):
     return tmp_path
 
 
+def test_several_files_without_an_index(sharded):
+    (sharded / "model.safetensors.index.json").unlink()
+    assert list(open_checkpoint(str(sharded))) == ["a", "b"]
+
+
 def test_other_index_names(sharded):
     (sharded / "model.safetensors.index.json").rename(sharded / "diffusion.safetensors.index.json")
     assert open_checkpoint(sharded).index.name == "diffusion.safetensors.index.json"

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from secateur import Block, Channels, Rows, criteria, regrowth, schedules
+from secateur import NM, Block, Channels, Rows, criteria, regrowth, schedules
 from secateur.allocation import above, erk, everywhere, uniform
 from secateur.patterns import Unstructured
 from secateur.training import choosing
@@ -25,6 +25,17 @@ def test_every_pattern_ends_at_its_units(pattern, allocate):
     units = [pattern.pool(mask.float()).gt(0) for mask in pruner.masks.values()]
     assert sum(int(kept.sum()) for kept in units) == sum(kept.numel() for kept in units) / 2
     assert_zero_where_removed(model, pruner)
+
+
+def test_n_of_m_goes_down_from_m_of_m():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, pattern=NM(2, 4), total_steps=20)
+    seen = [pruner.metrics()["sparsity"] for _ in train(model, optimizer, 20)]
+    assert sorted(set(seen)) == [0.0, 0.25, 0.5]
+    assert seen == sorted(seen)
+    for mask in pruner.masks.values():
+        assert (mask.reshape(-1, 4).sum(1) == 2).all()
 
 
 def test_drop_and_grow_keeps_each_tensors_count():
@@ -96,6 +107,17 @@ def test_masks_nest_and_are_functions_of_their_arguments():
     assert choosing.share_removed(rules(), weights, second) == 0.75
     kept = choosing.chosen(rules(), weights, second, None, evidence=nothing)
     assert all(torch.equal(kept[name], second[name]) for name in second)
+
+
+def test_what_drops_grows_elsewhere_and_the_count_stays():
+    weights = {"a": torch.randn(10, 10)}
+    grown = rules(regrow=regrowth.rigl())
+    old = choosing.chosen(rules(), weights, {}, 0.5, evidence=nothing)
+    new = choosing.chosen(grown, weights, old, None, evidence=lambda words: {"a": {"grad": 100 * ~old["a"]}}, share=0.2)
+    assert int(new["a"].sum()) == int(old["a"].sum()) == 50
+    assert int((new["a"] & ~old["a"]).sum()) == 10
+    same = choosing.chosen(grown, weights, old, None, evidence=nothing, share=0.001)  # rounds to nothing
+    assert torch.equal(same["a"], old["a"])
 
 
 def test_sums_over_steps_are_those_of_the_formulas():

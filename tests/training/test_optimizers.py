@@ -6,6 +6,7 @@ import torch
 from secateur import schedules
 from secateur.training.optimizers import (
     check_state_goes_on,
+    inner_optimizers,
 )
 from support.training import SGD, assert_zero_where_removed, batch, network, quiet, run
 
@@ -61,6 +62,17 @@ def test_several_optimizers():
 def test_the_optimizer_of_another_model():
     with pytest.warns(UserWarning, match="trains none of the 3 weights to be pruned"):
         quiet(network(), SGD(network().parameters()), 0.5, total_steps=3)
+
+
+def test_wrappers_are_looked_into():
+    class Wrapper:
+        def __init__(self, optimizer):
+            self.optimizer = optimizer
+
+    optimizer = SGD(network().parameters())
+    assert inner_optimizers([Wrapper(Wrapper(optimizer)), optimizer]) == [optimizer, optimizer]
+    with pytest.raises(TypeError, match=r"takes torch\.optim optimizers, not a int"):
+        inner_optimizers(Wrapper(5))
 
 
 def test_a_state_to_go_back_to_has_what_the_optimizer_has():

@@ -59,6 +59,19 @@ def test_masks_nest():
         before = after
 
 
+def test_a_run_that_ends_early_is_finished():
+    model = network()
+    optimizer = SGD(model.parameters())
+    pruner = quiet(model, optimizer, 0.75, total_steps=1000)
+    run(model, optimizer, 5)
+    assert pruner.metrics()["sparsity"] < 0.1
+    masks = pruner.finish()
+    assert removed(model) == 0.75 * sum(mask.numel() for mask in masks.values())
+    assert not any(torch.signbit(weight[weight == 0]).any() for weight in weights_of(model).values())
+    run(model, optimizer, 1)
+    assert removed(model) == 0, "the optimizer is let go"
+
+
 # Zeros stay zero
 
 OPTIMIZERS = {
