@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.blockwise.blaming import naming_batches
+from secateur.blockwise.blaming import naming_batches, which
 from secateur.blockwise.replay import LostOutputError
 
 
@@ -37,6 +37,11 @@ def test_what_is_not_the_batchs_fault_passes(error):
     assert raised.value is error
 
 
+def test_a_batch_of_no_known_kind_is_told_as_ever():
+    with pytest.raises(TypeError, match="a batch is a tensor"):
+        naming_batches([3], None)(nn.Identity(), 3)
+
+
 def test_a_forward_of_ones_own_raises_what_it_raises_with_a_note():
     batches = [(torch.zeros(2, 3), "name")]
 
@@ -46,3 +51,8 @@ def test_a_forward_of_ones_own_raises_what_it_raises_with_a_note():
     with pytest.raises(RuntimeError, match="mine") as raised:
         naming_batches(batches, forward)(nn.Identity(), batches[0])
     assert raised.value.__notes__ == ["This was batch 0 of 1 (shape (2, 3), float32)."]
+
+
+def test_a_batch_without_tensors_is_named_by_its_kind():
+    assert which([], "words") == "a batch of a str"
+    assert which([[]], []) == "a batch of a list"

@@ -44,6 +44,11 @@ def model(tmp_path_factory):
     return build(tmp_path_factory.mktemp("model") / "with")
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("model") / "plain", special=False)
+
+
 def counting(count, begin=0):
     """w0 w1 w2 … so that a window of text is a run of numbers."""
     return " ".join(WORDS[at % len(WORDS)] for at in range(begin, begin + count))
@@ -193,6 +198,12 @@ def test_the_tokenizers_own_limit_counts(tmp_path):
     assert tokens.shape == (1, 2048)
 
 
+def test_a_tokenizer_without_special_tokens(plain, tmp_path):
+    file = lines(tmp_path / "text.jsonl", 4, 10)
+    found = read_calibration(file, tokenizer_directory=plain, samples=1, sequence_length=40)
+    assert sorted(found[0][0].tolist()) == sorted(FIRST + 12 * at + word for at in range(4) for word in range(10))
+
+
 # ---- not text -------------------------------------------------------------------------------------------------------
 
 
@@ -334,6 +345,19 @@ def test_other_errors(model, tmp_path):
         ValueError, match=r"the tokenizer in .*wrong gives token .*, but the model has a vocabulary of 100"
     ):
         read_calibration([counting(400)], tokenizer_directory=wrong, samples=2, sequence_length=10)
+
+
+def test_another_field(model, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"content": counting(50), "text": 3}))
+    found = read_calibration(
+        tmp_path / "a.jsonl", tokenizer_directory=model, samples=2, sequence_length=10, field="content"
+    )
+    assert all(is_run(tokens[0, 1:].tolist()) for tokens in found)
+
+
+def test_half_a_surrogate_pair(model, tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": counting(50)}) + '\n{"text": "\\ud800 w1 w2"}\n')
+    assert read_calibration(tmp_path / "a.jsonl", tokenizer_directory=model, samples=5, sequence_length=11)
 
 
 def test_text_of_huge_words_is_read_on(model, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """How allocations share the sparsity out over a walk, and what they are asked about."""
 
+import contextlib
 import functools
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from secateur import Unstructured, allocation
 from secateur.allocation import by_name, owl, progression, uniform
 from secateur.blockwise import oneshot
+from secateur.blockwise.dense_scores import DenseScores
 from support.families import batches, make
 from support.stacks import MAGNITUDE, data, stack
 
@@ -80,3 +82,26 @@ def test_the_dense_model_runs_only_for_an_allocation_that_reads_a_score():
         return len(calls)
 
     assert runs(progression) == runs(allocation.erk) == runs(uniform) < runs(owl)
+
+
+def test_the_last_block_that_was_read_for_its_scores_is_put_away():
+    class Weights:
+        loaded = ()
+
+        def load(self, block, *, finished):
+            assert not finished
+            self.loaded = (*self.loaded, block)
+
+        def unload(self, block):
+            assert block in self.loaded
+            self.loaded = tuple(each for each in self.loaded if each != block)
+
+    model, weights = stack(), Weights()
+    names = ["layers.0.up.weight", "layers.0.down.weight", "layers.2.up.weight"]
+    shapes = {name: model.get_parameter(name).shape for name in names}
+    blocks = {f"layers.{number}": layer for number, layer in enumerate(model.layers)}
+    with contextlib.closing(DenseScores(shapes, {}, blocks, weights)) as scores:
+        for name in names:
+            assert torch.equal(scores[name], model.get_parameter(name).abs())  # no token: magnitude
+            assert weights.loaded == (name[:8],)
+    assert weights.loaded == ()

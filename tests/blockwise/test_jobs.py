@@ -9,10 +9,10 @@ import torch
 from secateur.blockwise import Pruned, Solved
 from secateur.blockwise.finding import find_blocks
 from secateur.blockwise.in_memory import InMemory
-from secateur.blockwise.observation import prepared
+from secateur.blockwise.observation import in_place, prepared
 from secateur.blockwise.replay import Outputs, Replay
 from secateur.blockwise.walk import walk
-from support.stacks import data, stack
+from support.stacks import Block2, data, stack
 
 
 @dataclass
@@ -105,3 +105,18 @@ def test_where_nothing_changes_a_block_is_run_once_and_shows_the_same(around):
     assert len(runs[False]) == len(data())
     for (changes, *where), gram in sums.items():
         assert torch.equal(gram, sums[(not changes, *where)])
+
+
+@torch.no_grad()
+def test_values_in_place_are_gone_afterwards():
+    block, x = Block2(), torch.randn(3, 8)
+    before, weight = block(x), block.up.weight
+    with in_place(block, {"up.weight": torch.zeros_like(weight)}):
+        assert not torch.equal(block(x), before)
+    assert block.up.weight is weight
+    assert torch.equal(block(x), before)
+    recurrent, x = torch.nn.LSTM(3, 4), torch.randn(2, 1, 3)
+    before = recurrent(x)[0]
+    with in_place(recurrent, {"weight_hh_l0": torch.zeros_like(recurrent.weight_hh_l0)}):
+        assert not torch.equal(recurrent(x)[0], before)
+    assert torch.equal(recurrent(x)[0], before)

@@ -96,3 +96,25 @@ def test_products_that_are_added_up_share_what_the_sum_lacks():
     lacking = (block(wanted) - block(x)).reshape(-1, 4).T @ rows / 2
     for met in pairs.found().values():
         torch.testing.assert_close(met.lacking, lacking)
+
+
+@torch.no_grad()
+def test_padding_lacks_nothing_and_tokens_that_went_elsewhere_are_not_compared():
+    torch.manual_seed(0)
+    layer, wanted, x = nn.Linear(4, 3), torch.randn(2, 5, 4), torch.randn(2, 5, 4)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    pairs = Pairs({"weight": layer.weight}, frozenset(["gram"]))
+    for given, dense in ((wanted, True), (x, False)):
+        with pairs.beside(Tokens(mask), None, 10, dense=dense):
+            layer(given)
+    pairs.end_batch()
+    (met,) = pairs.found().values()
+    torch.testing.assert_close(met.lacking, layer.weight @ ((wanted - x)[mask].T @ x[mask]))
+    pairs = Pairs({"weight": layer.weight}, frozenset(["gram"]))
+    for given, dense in ((wanted, True), (x, False)):
+        with pairs.beside(Tokens(), None, 10, dense=dense):
+            layer(given[0])  # five of ten
+    pairs.end_batch()
+    (met,) = pairs.found().values()
+    assert met.lacking is None
+    assert met.tokens == 5

@@ -65,3 +65,10 @@ def test_a_model_may_write_to_what_its_blocks_return(inference):
             oneshot(model, batches, 0.5)
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert any((parameter == 0).any() for parameter in one.parameters())
+
+
+def test_what_is_written_over_is_not_taken_for_what_was_lost():
+    """Every block's output is overwritten with what reached it, so that nothing of it is needed."""
+    model = Writing(in_place="overwrites")
+    oneshot(model, [torch.randn(12, 6) for _ in range(2)], 0.5)
+    assert all((block[0].weight == 0).float().mean() == 0.5 for block in model.blocks)

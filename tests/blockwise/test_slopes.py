@@ -138,6 +138,14 @@ def test_what_nothing_uses_has_no_slope_and_what_is_not_run_is_not_given():
     assert slopes(nn.Linear(3, 2), [torch.ones(4, 3)], []) == {}
 
 
+def test_models_without_numbers_have_no_slopes():
+    class Choosing(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).argmax(-1)
+
+    assert slopes(Choosing(3, 4), [torch.randn(2, 3)], ["weight"]) == {}
+
+
 class Pictures(nn.Module):
     def __init__(self, convolution, head):
         super().__init__()

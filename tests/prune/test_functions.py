@@ -151,3 +151,18 @@ def test_several_are_removed_or_none():
     assert not prune.is_pruned(net)
     assert all(torch.equal(layer.weight, weight) for layer, weight in zip(net, expected, strict=True))
     assert prune.remove_all([]) == []
+
+
+def test_what_follows_is_removed_with_what_it_follows():
+    first, second = tied()
+    prune.l1_unstructured(first, "weight", 3)
+    assert prune.pruned_names(first) == prune.pruned_names(second) == ["weight"]
+    assert prune.remove_all([(first, "weight"), (second, "weight")]) == [(first, "weight")]
+    assert prune.pruned_names(first) == prune.pruned_names(second) == []
+
+
+def test_pruned_names_are_those_of_the_module_itself():
+    layer = torch_prune.l1_unstructured(prune.identity(linear(), "bias"), "weight", 2)
+    layer.register_forward_pre_hook(lambda module, inputs: None)
+    assert prune.pruned_names(layer) == ["bias", "weight"]
+    assert prune.pruned_names(nn.Sequential(layer)) == []

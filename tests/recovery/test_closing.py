@@ -4,7 +4,29 @@ import pytest
 import torch
 from torch import nn
 
-from secateur.recovery.closing import Gathered
+from secateur.recovery.closing import Gathered, adds_up
+
+
+class Half(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+def test_what_is_added_up_is_found_by_its_gradient():
+    half, x = Half(), torch.randn(5, 4)
+    names = [name for name, _ in half.named_parameters()]
+    assert adds_up(half, names, lambda: half(x)) == "down"
+    assert adds_up(half, ["up.weight"], lambda: half(x)) is None
+    assert adds_up(half, names, lambda: half.norm(half(x))) is None, "not after a normalization"
+    assert adds_up(half, names, lambda: half.last(half(x))) == "last", "the last one"
+    assert adds_up(half, names, lambda: 2 * half(x)) is None
+    with torch.no_grad():
+        assert adds_up(half, names, lambda: half(x).detach()) is None
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -71,6 +71,15 @@ def test_a_directory_becomes_what_the_model_becomes_in_memory(directories, optio
         assert torch.allclose(each, other[name], atol=1e-6), name
 
 
+def test_activations_may_lie_in_files(directories):
+    sparse, dense = directories / "sparse", directories / "dense"
+    (directories / "scratch").mkdir()
+    for out, folder in (("one", None), ("other", directories / "scratch")):
+        recover_checkpoint(sparse, dense, directories / out, batches("llama"), steps=0, activations=folder)
+    assert contents(directories / "one") == contents(directories / "other")
+    assert list((directories / "scratch").iterdir()) == []
+
+
 @pytest.mark.parametrize("options", [{"local": 0}, {"local": 1, "adapters": 2}, {"local": 0, "share": 0.5}], ids=str)
 def test_a_teacher_on_the_disk_teaches_the_same_bytes(directories, options, monkeypatch):
     sparse, dense = directories / "sparse", directories / "dense"

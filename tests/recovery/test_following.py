@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import sparsify
-from secateur.recovery import recover
+from secateur.recovery import recover, recover_checkpoint
 from secateur.recovery.following import followed, sketch_of
-from support.families import make
+from secateur.shrinking import shrink_depth_checkpoint
+from support.families import batches, make, saved_deep
 
 
 def blocks_of(count, seed=0):
@@ -76,3 +77,11 @@ def test_the_last_part_of_a_block_comes_near_to_what_the_teacher_passes_on_befor
         assert all(part.before < 1e-9 for part in done.parts[: 2 * first - 1])
         assert done.parts[2 * first - 1].before > 1e-3
     assert done.parts[-1].after < done.parts[-1].before
+
+
+def test_a_directory_of_fewer_blocks_is_recovered_block_by_block(tmp_path):
+    saved_deep("llama", tmp_path / "dense")
+    shrink_depth_checkpoint(tmp_path / "dense", tmp_path / "fewer", 0.25, batches=batches("llama"))
+    done = recover_checkpoint(tmp_path / "fewer", tmp_path / "dense", tmp_path / "out", batches("llama"), steps=0)
+    assert not done.left_out
+    assert len(done.parts) == 6

@@ -155,6 +155,17 @@ def test_a_few_rows_at_a_time_are_all_rows_at_once(dtype, rows, at_once, seed):
     )
 
 
+def test_rows_that_name_nothing_and_no_rows_have_no_slope():
+    logits = torch.randn(1, 3, 5, requires_grad=True)
+    text_loss(
+        logits, {"input_ids": torch.ones(1, 3, dtype=torch.long)}, torch.zeros(1, 3, dtype=torch.bool), writes=True
+    ).backward()
+    assert torch.equal(logits.grad, torch.zeros_like(logits))
+    empty = torch.zeros(0, 5, requires_grad=True)
+    WORDS["kl"](empty, empty.detach()).backward()
+    assert empty.grad.shape == (0, 5)
+
+
 def test_small_slopes_of_a_scaled_float16_loss_are_not_lost():
     outputs = torch.tensor([[9.0, -9.0, -9.5, -8.0]], dtype=torch.float16, requires_grad=True)
     wanted = torch.tensor([[9.0, -8.0, -9.0, -9.0]], dtype=torch.float16)

@@ -3,9 +3,10 @@
 import math
 
 import pytest
+import torch
 
 from secateur.recovery.local import LocalPart
-from secateur.recovery.outcome import Judged, Recovered
+from secateur.recovery.outcome import Judged, Recovered, memory_of
 
 
 def test_a_result_prints_as_tables():
@@ -31,6 +32,15 @@ def test_a_result_prints_as_tables():
     assert done.curve()[-1][1] == 40
     assert done.last < done.first
     assert done.steps == 40
+
+
+def test_a_result_of_nothing_but_blocks():
+    done = Recovered((), None, (LocalPart("0", "output", 1.0, 0.5),), {}, 0, 0.1)
+    assert done.first is None
+    assert done.last is None
+    assert done.curve() == []
+    assert "No weight has zeros to keep." in str(done)
+    assert memory_of(torch.device("cpu")) is None or memory_of(None) > 1e6
 
 
 def test_what_is_worse_is_not_kept_and_what_rounding_does_is_not_worse():

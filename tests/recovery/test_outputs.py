@@ -20,6 +20,16 @@ def test_the_batches_of_a_step_follow_from_its_number():
         assert list(itertools.islice(batches_from(list("abcde"), 3, start), 17 - start)) == whole[start:]
 
 
+def test_what_is_no_sequence_is_gone_through_again():
+    class Loader:
+        def __iter__(self):
+            return iter("ab")
+
+    assert list(itertools.islice(batches_from(Loader(), 0, 0), 5)) == list("ababa")
+    with pytest.raises(ValueError, match="there are no batches"):
+        next(batches_from(iter(()), 0, 0))
+
+
 def test_a_share_of_the_loss_is_the_texts_own(pair):
     model, teacher, tokens = pair
     both = {}
@@ -166,3 +176,18 @@ def test_within_an_autocast_of_the_callers_no_weight_is_remembered_from_an_earli
     outside = recover(other, teacher, tokens[:1], steps=3, local=0, rate=1e-2, autocast="bfloat16")
     assert inside.losses == outside.losses
     assert len(set(inside.losses)) == 3
+
+
+def test_after_a_step_the_model_can_be_looked_at(pair):
+    model, teacher, tokens = pair
+    said = []
+
+    def look(number, loss):
+        with torch.no_grad():
+            said.append((number, loss, float(model(**tokens[0]).logits.square().mean())))
+
+    done = recover(model, teacher, tokens, steps=4, local=0, rate=1e-2, on_step=look)
+    assert [(number, loss) for number, loss, _ in said] == list(enumerate(done.losses, 1))
+    assert len({size for *_, size in said}) == 4
+    with torch.no_grad():
+        assert float(model(**tokens[0]).logits.square().mean()) == said[-1][-1]

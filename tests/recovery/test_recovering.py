@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from secateur import attach, sparsify
 from secateur.recovery import recover
@@ -101,6 +102,17 @@ def test_attached_masks_stay_attached_and_what_they_hide_stays_too(pair):
         assert bool(model.get_parameter(f"{name}_orig")[~mask].eq(5).all())
         module, _, key = name.rpartition(".")
         assert torch.allclose(getattr(model.get_submodule(module), key), weights[name], atol=1e-6)
+
+
+def test_a_network_with_batch_normalization_keeps_its_statistics():
+    teacher = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    model = copy.deepcopy(teacher).train()
+    sparsify(model, 0.5)
+    before = model[1].running_mean.clone()
+    done = recover(model, teacher, [torch.randn(6, 1, 8, 8) for _ in range(3)], steps=20, rate=1e-2, adapters=2)
+    assert torch.equal(model[1].running_mean, before)
+    assert done.loss == "kl"
+    assert done.last < done.first
 
 
 WRONG = {

@@ -1,5 +1,7 @@
 """What is asked for is looked at before anything is run."""
 
+import json
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +36,18 @@ ASKED = {"steps": 1, "local": 0, "loss": None, "adapters": None, "rate": 1e-3, "
 def test_what_is_wrong_is_said(wrong, message):
     with pytest.raises(ValueError, match=message):
         Request(**{**ASKED, **wrong})
+
+
+def test_a_request_is_json():
+    said = Request(**ASKED, include="*.weight", exclude=["a", "b"]).described()
+    assert json.loads(json.dumps(said)) == {**ASKED, "include": ["*.weight"], "exclude": ["a", "b"]}
+    for said in (torch.bfloat16, "bfloat16"):
+        assert Request(**{**ASKED, "autocast": said}).described()["autocast"] == "bfloat16"
+    assert "loss_of" in Request(**{**ASKED, "loss": loss_of}).described()["loss"]
+
+
+def loss_of(outputs, wanted, batch):
+    return outputs
 
 
 def test_what_moves_is_what_asks_for_gradients_or_is_named():

@@ -158,6 +158,19 @@ def test_a_layer_is_the_same_whatever_its_strides():
     assert not found.weight.requires_grad
 
 
+def test_a_copy_is_one_of_its_own():
+    weight, gram = layer(4, 8)
+    first = Elimination(weight, gram)
+    first.remove([1])
+    other = first.copy()
+    other.remove([2, 3])
+    again = Elimination(weight, gram)
+    again.remove([1])
+    assert torch.equal(first.weight, again.weight)
+    assert first.loss == again.loss < other.loss
+    assert torch.equal(first.costs([[2]]), again.costs([[2]]))
+
+
 def test_nothing_removed_changes_nothing():
     weight, gram = layer(4, 8, dtype=torch.float64)
     found = Elimination(weight, gram)

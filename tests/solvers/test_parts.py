@@ -12,6 +12,7 @@ from secateur import NM, Rows, Unstructured, criteria, solvers
 from secateur.solvers import admm, alps, best_mask, check_pattern, output_error, parse, refit, sparsegpt
 from secateur.solvers.admm import CORNER, _inverse
 from secateur.solvers.gram import correlation, factor, once_for
+from secateur.solvers.search import scaled, untouched
 from support.solving import Diagonals, layer
 
 
@@ -181,3 +182,20 @@ def test_what_is_no_solver_is_refused():
         parse("admn")
     with pytest.raises(TypeError):
         parse(5)
+
+
+@pytest.mark.parametrize("place", [0, CORNER, 2 * CORNER + 1])
+def test_a_matrix_that_is_not_positive_definite_has_no_inverse_by_halves(place):
+    """Wherever its negative direction lies."""
+    matrix = torch.eye(2 * CORNER + 2)
+    matrix[place, place] = -1
+    assert _inverse(matrix) is None
+
+
+def test_of_a_weight_without_entries_all_of_none_is_kept():
+    for shape in ((0, 6), (4, 0)):
+        empty = torch.zeros(shape)
+        assert scaled(empty, 0.5, Unstructured(), torch.eye(shape[1]), 0.0)[2].numel() == 0
+        new, mask = untouched(empty)
+        assert new.shape == mask.shape == shape
+        assert mask.dtype == torch.bool

@@ -154,6 +154,13 @@ def test_rows_that_compete_for_themselves_can_be_stacked(solver):
                                    rtol=0.01, atol=0)  # fmt: skip
 
 
+@pytest.mark.parametrize("solver", SOLVERS, ids=name)
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0)])
+def test_empty_weights_stay_as_they_are(solver, shape):
+    new, mask = solved(solver, torch.zeros(shape), 0.5, Rows(), torch.zeros(shape[1], shape[1]))
+    assert new.shape == mask.shape == shape
+
+
 def test_the_papers_order():
     """Magnitude, Wanda, SparseGPT, that and least squares, ALPS: each has less error; the short search ties ALPS."""
     weight, gram = layer(64, 256, seed=5)

@@ -131,6 +131,14 @@ def test_quick_work_is_silent_in_a_notebook_too(notebook, monkeypatch):
     assert notebook.pictures == []
 
 
+def test_ipython_on_a_terminal_is_a_terminal(pretend, monkeypatch):
+    terminal = pretend()
+    monkeypatch.setattr(builtins, "get_ipython", lambda: types.SimpleNamespace(), raising=False)
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    assert list(track([1], "counting")) == [1]
+    assert "counting" in terminal.getvalue()
+
+
 def test_a_bar_that_cannot_be_made_keeps_no_other_from_showing(notebook, monkeypatch):
     monkeypatch.setattr(progress, "PATIENCE", 0.0)
     monkeypatch.setattr(progress, "_progress", None)

@@ -105,6 +105,15 @@ def test_fields_are_held_to_their_types(tmp_path, ask, message):
     assert record.optional("name", str) == "fc"
 
 
+def test_what_is_right_is_read_whole(tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"sizes": [1, 2], "counts": {"a": 1}, "inner": {"one": {"size": 3}}}))
+    record = Fields.read(path)
+    assert record.each("sizes", int, least=1) == [1, 2]
+    assert record.each_named("counts", int) == {"a": 1}
+    assert {name: one.take("size", int) for name, one in record.inners_named("inner")} == {"one": 3}
+
+
 def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "r.json"
     path.write_text('{"a": 1}')

@@ -7,7 +7,12 @@ from torch import nn
 from secateur import criteria, sparsify
 from secateur.evidence import collect
 from secateur.pipeline import reestimate_batchnorm
-from secateur.support import in_mode, repeatable, restored, tensors_of
+from secateur.support import in_mode, repeatable, restored, run_batch, tensors_in, tensors_of
+
+
+class Sum(nn.Module):
+    def forward(self, x, y=None):
+        return x if y is None else x + y
 
 
 @pytest.mark.parametrize("batch", [torch.ones(4, 2), {"input": torch.ones(4, 2)}, "ab"])
@@ -28,6 +33,12 @@ def test_one_batch_is_not_taken_for_several(verb, batch):
     assert torch.equal(model[0].weight, before)
 
 
+def test_of_a_batch_the_target_is_split_off():
+    one, two = torch.ones(2), torch.full((2,), 2.0)
+    assert run_batch(Sum(), (one, two), None) is one
+    assert run_batch(Sum(), [one, two], lambda model, batch: model(*batch)).tolist() == [3, 3]
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_modes_are_as_they_were_also_after_an_error(training):
     model = nn.Sequential(nn.Linear(2, 2), nn.Dropout())
@@ -44,3 +55,12 @@ def test_buffers_are_as_they_were():
     with restored(tensors_of(model)):
         model(torch.randn(4, 2))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_tensors_each_once():
+    layer = nn.Linear(2, 2)
+    model = nn.Sequential(layer, layer)
+    assert list(tensors_of(model)) == ["0.weight", "0.bias"]
+    one = torch.ones(1)
+    nested = {"a": [one, (torch.zeros(1),)], "b": "text", "c": 3}
+    assert [tensor.item() for tensor in tensors_in(nested)] == [1, 0]
