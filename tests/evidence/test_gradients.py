@@ -59,6 +59,16 @@ def test_hessian_product_is_that_of_the_explicit_hessian():
     close(torch.cat([entry["hessian_grad"].reshape(-1) for entry in found.values()]), expected)
 
 
+def test_hessian_product_by_hand():
+    layer = nn.Linear(2, 1, bias=False)
+    layer.weight.data.copy_(torch.tensor([[1.0, 2.0]]))
+    # loss = (w·x)²: g = 2(w·x)x, H = 2xx', Hg = 4(w·x)|x|²x; w·x = 5, |x|² = 10
+    found = collect(layer, [torch.tensor([[-1.0, 3.0]])], "hessian_grad", loss=lambda y: y.square().sum())
+    close(found["weight"]["hessian_grad"], 4 * 5 * 10 * torch.tensor([[-1.0, 3.0]]))
+    found = collect(layer, [torch.ones(1, 2)], "hessian_grad", loss=torch.sum)
+    assert found["weight"]["hessian_grad"].tolist() == [[0, 0]]
+
+
 class Attention(nn.Module):
     def __init__(self):
         super().__init__()
@@ -116,6 +126,13 @@ def test_gradients_of_other_weights_are_never_held():
     assert held
     assert not any(map(any, held))
     close(found["0.weight"]["grad"], by_hand(model, batches)["0.weight"])
+
+
+def test_sparse_gradients_arrive_dense():
+    model = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Linear(4, 2))
+    weights = {"0.weight": model[0].weight}
+    found = collect(model, [torch.tensor([1, 1, 3])], "grad", weights=weights, loss=lambda y: y.square().sum())
+    assert found["0.weight"]["grad"].any(1).tolist() == [False, True, False, True, False]
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_does_not():

@@ -114,6 +114,11 @@ def test_messages(batches, message):
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
+def test_a_model_without_any_is_warned_of():
+    with pytest.warns(UserWarning, match="Linear has no BatchNorm with running statistics"):
+        reestimate_batchnorm(nn.Linear(2, 2), [])
+
+
 def on_each_rank(rank, folder):
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     batches, expected = images(4), network()

@@ -572,6 +572,20 @@ def test_detaching_is_all_or_nothing():
     assert prune.is_pruned(model[1])
 
 
+def test_what_verbs_return_prints_as_a_table_and_is_a_dict():
+    model = network()
+    for found in (make_masks(find_targets(model), 0.5), sparsify(model, 0.5), masks.masks_from_zeros(model)):
+        assert isinstance(found, dict)
+        assert repr(found) == repr(dict(found))
+        lines = str(found).splitlines()
+        assert lines[0].split() == ["Weight", "Shape", "Kept", "Removed", "Sparsity"]
+        assert [line.split()[0] for line in lines[1:-1]] == list(found)
+        kept = sum(int(mask.sum()) for mask in found.values())
+        assert lines[-1].split() == [
+            f"{len(found)}", "in", "all", f"{kept:,}", f"{sum(m.numel() for m in found.values()) - kept:,}", "0.5",
+        ]  # fmt: skip
+
+
 def test_masks_are_saved_and_copied_as_a_dict_is(tmp_path):
     found = make_masks({"weight": torch.randn(4, 4), "other": torch.randn(3)}, 0.5)
     torch.save({"masks": found}, tmp_path / "state.pt")
