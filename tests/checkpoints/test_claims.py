@@ -21,13 +21,6 @@ def claim(place, **fields):
     return open_checkpoint(place), claims_of(place)
 
 
-def test_what_holds_is_not_said(place):
-    claims = claim(place, method="x", parameters={"to": 12}, config={"text.size": {"from": 8, "to": 4}})
-    assert [*about_parameters(*claims), *about_config(*claims)] == []
-    assert is_made_by(place, "x")
-    assert not is_made_by(place, "y")
-
-
 def test_what_does_not_hold_is(place):
     claims = claim(place, parameters={"to": 13}, config={"text.size": {"to": 5}, "more.size": {"to": 1}})
     assert [*about_parameters(*claims)] == ["the files hold 12 parameters; secateur.json claims 13."]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from secateur.coupling import find_coupling, representative
+from secateur.coupling import find_coupling
 
 
 class Net(nn.Module):
@@ -43,17 +43,6 @@ def test_every_dimension_is_in_a_group_or_frozen_with_a_reason(seed):
             frozen = coupling.frozen.get((name, at), "")
             assert ((name, at) in grouped) != bool(frozen) or size == 1, (name, at, frozen)
     assert set(coupling.names()) == set(model.state_dict())
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_stream_is_one_group_and_the_hidden_width_another(seed):
-    model, coupling = drawn(seed)
-    stream, hidden = coupling.groups
-    assert (stream.name, stream.size) == ("conv.weight", model.conv.out_channels)
-    assert (hidden.name, hidden.size) == ("up.weight", model.up.out_features)
-    assert {("norm.running_mean", 0), ("down.weight", 0), ("fixed.weight", 1)} <= set(stream.members)
-    assert set(hidden.members) == {("up.weight", 0), ("up.bias", 0), ("down.weight", 1)}
-    assert stream.tied != hidden.tied
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -95,13 +84,6 @@ def test_what_is_frozen_afterwards_takes_along_what_is_tied_to_it():
     coupling.freeze([coupling.groups[0]], "because")
     assert coupling.groups == []
     assert coupling.frozen["up.weight", 0] == coupling.frozen["conv.weight", 0] == "because"
-
-
-def test_what_is_frozen_alone_leaves_the_others():
-    _, coupling = drawn(0)
-    stream, hidden = coupling.groups
-    coupling.freeze([hidden], "because")
-    assert [representative(group.axis) for group in coupling.groups] == [representative(stream.axis)]
 
 
 def test_groups_are_named_after_the_weights_whose_outputs_they_are():

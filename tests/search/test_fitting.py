@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from secateur import oneshot, shrink
-from secateur.patterns import Block, Unstructured
+from secateur.patterns import Block
 from secateur.search import choosing, fit, fit_checkpoint, fitting, making, sensitivity
 from secateur.search.fitted import KINDS
 from secateur.search.fitting import Entries, Units
@@ -27,29 +27,6 @@ SHARES = (0.2, 0.4, 0.6, 0.8)
 
 def zeros(model):
     return sum(int(each.numel() - each.count_nonzero()) for each in model.parameters())
-
-
-@pytest.mark.parametrize("word", ["params", "macs", "bytes"])
-def test_no_budget_is_exceeded_by_what_is_left(word):
-    model = blocks(3)
-    done = fit(model, inputs(), budget={word: 0.6}, shares=SHARES, evaluations=8, finals=1)
-    assert done.got[word] <= 0.6 * done.dense[word]
-    assert done.got[word] == done.predicted[word]
-    assert done.got["params"] == parameters(model)
-    assert done.model is model
-    assert model(inputs()[0]).shape == (32, 6)
-
-
-def test_entries_become_zero_and_no_tensor_changes_its_shape():
-    model = blocks(3)
-    shapes = [each.shape for each in model.parameters()]
-    done = fit(model, inputs(), budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=8, finals=1)
-    assert [each.shape for each in model.parameters()] == shapes
-    assert parameters(model) - zeros(model) <= 0.6 * done.dense["params"]
-    assert done.shrunk is None
-    assert {layer.name: round(layer.sparsity, 1) for layer in done.pruned.layers} == {
-        name.removesuffix(":layer"): done.levels[name][done.choice.get(name, 0)].share for name in done.whole_or_not
-    }
 
 
 def fours(each):
@@ -87,23 +64,6 @@ def test_a_matrix_that_the_pattern_fits_no_more_is_an_error_that_changes_nothing
     with pytest.raises(ValueError, match=r"down.weight does not fit the pattern 2:4 any more once units left it: pass"):
         fit(model, inputs(width=8), evaluations=6, finals=finals, **asked)
     assert is_unchanged(model, before)
-
-
-def test_both_are_carried_out_together():
-    model = blocks(3)
-    done = fit(
-        model, inputs(), budget={"params": 0.4}, over=("shrink", "oneshot"), shares=SHARES, evaluations=8, finals=1
-    )
-    assert parameters(model) - zeros(model) <= 0.4 * done.dense["params"]
-    assert done.got["params"] == parameters(model) - zeros(model)
-    assert done.shrunk is not None
-    assert done.pruned is not None
-
-
-def test_counts_are_those_that_were_chosen():
-    model = blocks(4)
-    done = fit(model, inputs(), budget={"params": 0.6}, shares=SHARES, evaluations=8, finals=1)
-    assert widths(model) == [done.levels[name][done.choice.get(name, 0)].kept for name in done.whole_or_not]
 
 
 def test_uniform_keeps_equal_widths():
@@ -147,17 +107,6 @@ def test_of_the_finals_the_best_is_taken(monkeypatch):
     assert done.choice == asked[-1]
     assert done.got["params"] <= 0.6 * done.dense["params"]
     assert "Finished" in str(done)
-
-
-@pytest.mark.parametrize("over", ["shrink", "oneshot"])
-def test_finished_nothing_loses_more_than_what_was_finished_beside_it(over):
-    done = fit(blocks(4), inputs(), budget={"params": 0.6}, over=over, shares=SHARES, evaluations=12, finals=6)
-    assert 3 <= len(done.finals) <= 6  # fewer where there is no other choice near the best
-    carried = blocks(4)
-    budget = {"params": done.limits["params"]}
-    again = fit(carried, inputs(), budget=budget, over=over, shares=SHARES, evaluations=12, finals=6)
-    assert again.finals == done.finals
-    assert again.choice == done.choice
 
 
 def test_what_shrink_does_by_itself_is_taken_where_it_loses_least(monkeypatch):
@@ -319,7 +268,7 @@ def test_a_score_that_the_finished_model_does_not_keep_is_an_error_that_changes_
 
 
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_call_that_fails_at_the_very_end_changes_nothing(monkeypatch, over, error):
     def fails(_):
         raise error
@@ -395,15 +344,6 @@ def test_a_batch_is_no_iterable_of_batches():
         fit(blocks(3), inputs()[0], budget={"params": 0.5})
 
 
-def test_a_weight_that_is_nan_is_refused_and_nothing_changes():
-    model = blocks(3)
-    with torch.no_grad():
-        model[1].up.weight[0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"no finite number|NaN"):
-        fit(model, inputs(), budget={"params": 0.5}, shares=SHARES)
-    assert widths(model) == [20, 20, 20]
-
-
 def test_tied_weights_stay_tied():
     model = blocks(3)
     model[2].up.weight, model[2].down.weight = model[1].up.weight, model[1].down.weight
@@ -415,12 +355,6 @@ def test_tied_weights_stay_tied():
     assert parameters(model) <= 0.8 * parameters(before)
 
 
-def test_counts_are_allocations():
-    scores = {"a": torch.ones(5), "b": torch.ones(4)}
-    assert Units({"a": 2})(scores, 0.5, Unstructured()) == {"a": 2, "b": 4}
-    assert Entries({"b": 0.5})({"a": torch.ones(2, 3), "b": torch.ones(2, 4)}, 0.9, Unstructured()) == {"a": 6, "b": 4}
-
-
 def test_padded_convolutions_whose_inputs_share_memory_one_after_the_other():
     """What is summed is told apart by where its input lies, and memory is used again within a pass."""
     torch.manual_seed(0)
@@ -430,19 +364,6 @@ def test_padded_convolutions_whose_inputs_share_memory_one_after_the_other():
     batches = [torch.randn(rows, 4, 8, 8) for rows in (8, 5, 7, 3, 8, 6)]
     done = fit(model, batches, budget={"params": 0.6}, over="oneshot", shares=SHARES, evaluations=4, finals=1)
     assert done.got["params"] <= 0.6 * done.dense["params"]
-
-
-def test_convolutions_share_tensors_and_the_budget_holds_all_the_same():
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 12, 3), nn.ReLU(), nn.Conv2d(12, 12, 3), nn.ReLU(), nn.Conv2d(12, 8, 3), nn.ReLU(),
-        nn.Flatten(), nn.Linear(32, 4),
-    ).eval()  # fmt: skip
-    batches = [torch.randn(8, 1, 8, 8) for _ in range(4)]
-    dense = parameters(model)
-    done = fit(model, batches, budget={"params": 0.5, "macs": 0.6}, shares=SHARES, evaluations=6, finals=1)
-    assert parameters(model) <= 0.5 * dense
-    assert done.got["macs"] <= 0.6 * done.dense["macs"]
 
 
 # ---- no budget is exceeded by what is counted -----------------------------------------------------------------------
@@ -535,15 +456,6 @@ def test_other_units_that_leave_than_were_chosen_are_an_error_that_changes_nothi
     assert is_unchanged(model, before)
 
 
-def test_more_that_is_left_than_may_be_is_an_error_that_changes_nothing(monkeypatch):
-    model = blocks(3)
-    before = state_of(model)
-    monkeypatch.setattr(fitting, "told_of", lambda *_: fitting.Told(entries={"0.up.weight": 0.1}))
-    with pytest.raises(ValueError, match=r"of the params are left, where .* were asked for and .* chosen"):
-        fit(model, inputs(), budget={"params": 0.5}, over="oneshot", shares=SHARES, evaluations=4, finals=1)
-    assert is_unchanged(model, before)
-
-
 def test_tiles_at_an_edge_count_as_whole_ones():
     """Three rows in tiles of two: which of them stay is not known before."""
     scores = {"a": torch.ones(3, 5)}
@@ -581,8 +493,8 @@ def test_of_a_model_with_zeros_what_is_left_is_counted(over):
 
 
 @pytest.mark.parametrize("over", ["shrink", "oneshot", ("shrink", "oneshot")])
-@pytest.mark.parametrize("scope", [{"exclude": "0.*"}, {"include": ["1.*", "2.*"]}])
-def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over, scope):
+def test_of_levels_that_are_given_only_what_is_in_scope_leaves(over):
+    scope = {"exclude": "0.*"} if over == "shrink" else {"include": ["1.*", "2.*"]}
     model, dense = blocks(3), blocks(3)
     made = making.make_levels(model, inputs(), over=("shrink", "oneshot"), shares=SHARES, verify=False)
     done = fit(model, inputs(), budget={"params": 0.8}, over=over, levels=made, evaluations=4, finals=2, **scope)

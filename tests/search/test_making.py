@@ -1,6 +1,5 @@
 """Laws of making levels: the model stays, the same call gives the same bytes, a killed run goes on, what is refused."""
 
-import copy
 import os
 import warnings
 
@@ -10,11 +9,9 @@ from torch import nn
 
 from secateur.search import Levels, make_levels, making
 from secateur.search.levels import FILE
-from support.families import batches as family_batches
-from support.families import make
 from support.fitting import blocks, inputs
 from support.measured import text, words
-from support.stacks import contents, data, stack
+from support.stacks import contents
 from support.unchanged import is_unchanged, state_of
 
 
@@ -121,18 +118,6 @@ def test_channels_of_a_convolution_come_apart_in_rows_and_columns():
     assert torch.equal(both["two.weight"][kept[stream]], alone[kept[stream]])
 
 
-@pytest.mark.parametrize("family", ["llama", "bert"])
-def test_transformers_have_heads_and_widths(family):
-    model = make(family)
-    levels = make_levels(model, family_batches(family), shares=(0.5,))
-    assert set(levels.kind.values()) == {"heads", "width", "branch"}
-    assert levels.left_alone  # the stream
-    state = state_of(model)
-    with levels.assembled(model, dict.fromkeys(levels, 1)):
-        assert not is_unchanged(model, state)
-    assert is_unchanged(model, state)
-
-
 def test_batches_of_one_text_have_slopes_of_every_token():
     """A pooled state beside them has one row for a text, and no variance."""
 
@@ -203,16 +188,6 @@ def test_a_weight_that_two_blocks_hold_has_no_levels_of_units():
     assert levels.left_alone["blocks.0.up.weight:layer"] == "shared with another block"
 
 
-def test_a_head_that_is_the_embedding_composes():
-    model, batches = words(tied=True), text()
-    levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,))
-    state = state_of(model)
-    choice = {name: 1 for name in levels if levels.kind[name] != "branch"}
-    with levels.assembled(model, choice):
-        assert model.head.weight is model.embed.weight
-    assert is_unchanged(model, state)
-
-
 def test_a_model_without_values_is_refused():
     with torch.device("meta"):
         model = words()
@@ -254,14 +229,6 @@ def test_a_weight_that_is_not_finite_is_named():
     with pytest.raises(ValueError, match=r"blocks\.1\.down\.weight: the weight of shape"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make_levels(model, text(), verify=False)
-
-
-def test_half_precision_has_levels_of_its_own_dtype():
-    model = words(dtype=torch.bfloat16)
-    levels = make_levels(model, text(), over=("shrink", "oneshot"), shares=(0.5,))
-    for value in levels.weights(model, dict.fromkeys(levels, 1)).values():
-        assert value.dtype == torch.bfloat16
-        assert bool(value.isfinite().all())
 
 
 # ---- in a store -----------------------------------------------------------------------------------------------------
@@ -336,10 +303,3 @@ def test_files_of_another_run_are_made_anew(tmp_path):
     make_levels(words(), text(), shares=(0.5,), store=tmp_path / "one")
     make_levels(words(), text(), shares=(0.5,), store=tmp_path / "two")
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_levels_of_a_copy_are_levels_of_the_model():
-    model = stack()
-    levels = make_levels(copy.deepcopy(model), data(), shares=(0.5,))
-    with levels.assembled(model, dict.fromkeys(levels, 1)):
-        pass

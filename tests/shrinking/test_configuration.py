@@ -89,18 +89,6 @@ class Expected(Blocks):
         return super().forward(x) * self.scale
 
 
-class Unset(Blocks):
-    """Two optional fields: one that is None, and one that the configuration does not have."""
-
-    def __init__(self, config):
-        super().__init__(config)
-        inner = config.inner if config.inner is not None else 2 * config.width
-        between = getattr(config, "between", config.hidden // 2)
-        self.last = nn.Sequential(
-            nn.Linear(config.width, inner), nn.ReLU(), nn.Linear(inner, between), nn.Linear(between, 2)
-        )
-
-
 X = torch.ones(2, 3)
 
 
@@ -142,29 +130,6 @@ def test_a_width_that_a_constant_depends_on_stays(kind):
     assert model.config.width == 12
     assert model.config.hidden < 20
     assert says_it(model)
-
-
-def test_fields_that_are_not_set_become_set():
-    model = shrink(random_of(Unset), X, 0.5, uniform=True, target="units").model
-    assert model.config.to_dict() == {**Config(width=6, hidden=10, inner=12).to_dict(), "between": 5}
-    assert says_it(model)
-
-
-def test_it_can_be_shrunken_again():
-    model = shrink(shrink(random_of(Blocks), X, 0.3, uniform=True).model, X, 0.3, uniform=True).model
-    assert says_it(model)
-    assert model.config.hidden < 14
-
-
-def test_units_that_are_zero_leave_as_the_fullest_layer_allows():
-    model = random_of(Blocks)
-    with torch.no_grad():
-        for layer, zeros in zip(model.layers, (8, 5), strict=True):
-            layer[0].weight[:zeros] = layer[0].bias[:zeros] = layer[2].weight[:, :zeros] = 0
-    before = model(X)
-    shrink(model, X, uniform=True)
-    assert model.config.hidden == 15  # of 12 and 15 that are not zero
-    torch.testing.assert_close(model(X), before)
 
 
 class Stubborn(Blocks):

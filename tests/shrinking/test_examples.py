@@ -41,16 +41,6 @@ def test_a_batch_says_what_a_model_is_called_with():
     assert example_of(mixture(), torch.ones(3, 4))["input_ids"].shape == (2, 4)
 
 
-def test_a_text_is_cut_short_with_all_that_is_as_long():
-    words = torch.ones(2, 12, dtype=torch.long)
-    found = shorter({"input_ids": words, "attention_mask": words, "pixels": torch.ones(2, 3, 12), "use_cache": False})
-    assert found["input_ids"].shape == found["attention_mask"].shape == (2, 8)
-    assert found["pixels"].shape == (2, 3, 12)
-    assert found["use_cache"] is False
-    for whole in (torch.ones(2, 12), {"input_ids": words[:, :8]}, {"input_ids": words[0]}):
-        assert shorter(whole) is whole
-
-
 def test_shrink_takes_its_example_from_the_batches():
     """Also of a model that returns its routers' scores, which would keep the number of experts."""
     first = mixture(output_router_logits=True)
