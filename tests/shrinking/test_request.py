@@ -33,7 +33,6 @@ def test_a_request_is_what_the_verbs_take():
         "branches",
         "evidence",
         "experts",
-        "how_experts",
         "rank_branches",
         "rank_experts",
         "unreached_first",

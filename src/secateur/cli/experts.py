@@ -53,10 +53,6 @@ def experts(
             show_default=False,
         ),
     ] = None,
-    how: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="remove, or merge: with data, into those that stay, as REAM does."),
-    ] = "remove",
     unreached_first: Annotated[
         bool, typer.Option("--unreached-first", help="Experts that no token was sent to leave before others.")
     ] = False,
@@ -103,7 +99,6 @@ def experts(
             "profile": profile,
             "plan": plan,
             "rank": rank,
-            "how": how if how != "remove" else None,
             "unreached_first": unreached_first,
             "no_repair": no_repair,
             "include": include,
@@ -130,7 +125,6 @@ def experts(
             profile=profile,
             plan=plan,
             rank=rank,
-            how=how,
             unreached_first=unreached_first,
             repair=not no_repair,
             include=include,

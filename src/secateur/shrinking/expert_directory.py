@@ -50,7 +50,6 @@ from secateur.coupling import Axis, Group
 from secateur.report import Reported, Sheet
 from secateur.shrinking.counts import Choice
 from secateur.shrinking.directory import config_text, write_cut
-from secateur.shrinking.expert_merging import Merged, Merging, merge
 from secateur.shrinking.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.expert_streams import Beside, new_values, of_directory
 from secateur.shrinking.expert_subsets import Losses
@@ -86,7 +85,6 @@ class ShrunkExperts(Reported):
         unreached_first: whether those were to leave before others.
         mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
             squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
-        merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
         repaired: the tensors in the files whose values are new.
         left_out: files of the source that hold the weights in other forms, and were not copied.
         seconds: wall time.
@@ -107,8 +105,6 @@ class ShrunkExperts(Reported):
     seconds: float
     mended: Mapping[str, float] = field(default_factory=dict, repr=False)
     unmended: Mapping[str, str] = field(default_factory=dict, repr=False)
-    merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict, repr=False)
-    unmerged: Mapping[str, str] = field(default_factory=dict, repr=False)
     repaired: tuple[str, ...] = field(default=(), repr=False)
 
     def _sheets(self) -> list[Sheet]:
@@ -129,7 +125,6 @@ def shrink_experts_checkpoint(
     profile: Path | str | None = None,
     plan: Path | str | None = None,
     rank: str | None = None,
-    how: str = "remove",
     unreached_first: bool = False,
     repair: bool = True,
     include: str | Iterable[str] | None = None,
@@ -162,7 +157,6 @@ def shrink_experts_checkpoint(
         plan: such a file, in place of batches: nothing is run.
         rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"``, ``"exhaustive"`` or ``"criterion"``
             (magnitude; the default without data), as ``rank_experts`` of `shrink`.
-        how: ``"merge"``: with batches, those that leave are merged into those that stay; ``how_experts`` of `shrink`.
         unreached_first: experts that no token reached leave first.
         repair: with batches, solve for the last matrices of the experts that stay, towards the dense model's stream.
         include, exclude: globs over names of routers and tensors of mixtures.
@@ -193,7 +187,6 @@ def shrink_experts_checkpoint(
     asked = request(
         experts=remove,
         rank_experts=rank,
-        how_experts=how,
         unreached_first=unreached_first,
         include=include,
         exclude=exclude,
@@ -207,8 +200,6 @@ def shrink_experts_checkpoint(
         raise ValueError(f"rank={rank!r} needs data: pass batches, or plan.")
     if rank == "exhaustive" and (plan is not None or profile is not None):
         raise ValueError('rank="exhaustive" tries sets of so many on a text: no profile says that; leave out the file.')
-    if how == "merge" and batches is None:
-        raise ValueError('how="merge" runs the model on a text: pass batches.')
     if profile is not None and batches is None:
         raise ValueError("a profile is of batches; pass them.")
     root, out, said = places(source, out, arguments)
@@ -249,10 +240,8 @@ def shrink_experts_checkpoint(
                 fewer, written, done = made(learned, begun)
             assert fewer is not None
             digests = _write(begun, mixtures, done, fewer.choice, written)
-            if run is not None and (repair or how == "merge"):
-                assert fewer is not None
-                merging = _merging(mixtures, asked, fewer, learned) if how == "merge" else None
-                done = _changed(begun, run, written, done, repair=repair, merging=merging)
+            if run is not None and repair:
+                done = _repaired(begun, run, written, done)
             done = replace(done, seconds=time.monotonic() - started)
             if not rank_and_world()[0]:
                 _add_records(begun.folder, mixtures, done, written, digests, said, previous)
@@ -436,7 +425,6 @@ def _said_of(asked: Request, run: _Run | None, planned: Profile | None, *, repai
         "plan": None if planned is None else profile_values(planned),
         "remove": asked.experts,
         "rank": asked.rank_experts,
-        "how": asked.how_experts,
         "unreached_first": asked.unreached_first,
         "include": asked.include,
         "exclude": asked.exclude,
@@ -537,8 +525,6 @@ def _add_records(
         "rank": done.rank,
         "texts": [] if done.profile is None else [vars(text) for text in done.profile.texts],
         "repair": {"made_up_for": dict(done.mended), "not_repaired": dict(done.unmended)},
-        "merged": {name: [list(its) for its in groups] for name, groups in done.merged.items()},
-        "not_merged": dict(done.unmerged),
         "repaired": list(done.repaired),
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},
         "parameters": {"from": done.parameters[0], "to": done.parameters[1]},
@@ -551,24 +537,8 @@ def _add_records(
 # ---- what stays is changed -------------------------------------------------------------------------------------------
 
 
-def _merging(mixtures: Mixtures, asked: Request, fewer: Fewer, known: Profile | None) -> Merging:
-    assert known is not None
-    rank = asked.rank_experts or "reap"
-    scores = {name: routed.scores(rank) for name, routed in known.routed.items()}
-    groups = {group.name: group for group in mixtures.groups}
-    return Merging(mixtures.subject.coupling, groups, fewer.choice.kept, scores)
-
-
-def _changed(
-    begun: Unfinished,
-    run: _Run,
-    written: Mapping[str, Origin],
-    done: ShrunkExperts,
-    *,
-    repair: bool,
-    merging: Merging | None,
-) -> ShrunkExperts:
-    """The smaller directory runs beside the dense one, and its mixtures are merged and solved, block after block."""
+def _repaired(begun: Unfinished, run: _Run, written: Mapping[str, Origin], done: ShrunkExperts) -> ShrunkExperts:
+    """The smaller directory runs beside the dense one, and its mixtures are solved, block after block."""
     groups = [group for group in run.mixtures.groups if group.name in done.counts]
     walk = DirectoryWalk(
         open_checkpoint(begun.folder),
@@ -578,26 +548,21 @@ def _changed(
         activations=run.activations,
         device=run.walk.device,
     )
-    mended, merged = MendedMixtures(), Merged()
-    already, tensors = _gone_on_with(begun, walk, mended, merged)
+    mended = MendedMixtures()
+    already, tensors = _gone_on_with(begun, walk, mended)
     _write_again(begun, run.mixtures.checkpoint, walk, written, already)
     rank, _ = rank_and_world()
     run.walk.batches = run.held
     with of_directory(run.walk, run.held) as dense, of_directory(walk, run.held) as small:
         beside = Beside(dense, small, groups, run.activations)
-        leave_whole(beside.outside, OUTSIDE, mended, merged)
+        leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
             names: list[str] = []
             for group in its:
-                new: list[str] = []
-                if merging is not None:
-                    new += merge(beside, merging, name, [group], merged, folder=run.activations)
-                if repair:
-                    new += mend(beside, small, name, [group], mended, folder=run.activations)
-                names += write(name, new)
+                names += write(name, mend(beside, small, name, [group], mended, folder=run.activations))
             if not rank:
-                begun.note(_noted(name, its, mended, merged, names))
+                begun.note(_noted(name, its, mended, names))
                 tensors.update(names)
 
         def write(name: str, changed: Sequence[str]) -> list[str]:
@@ -619,48 +584,34 @@ def _changed(
     return replace(
         done,
         mended=mended.shares,
-        unmended=mended.whole if repair else {},
-        merged=merged.groups,
-        unmerged=merged.whole if merging is not None else {},
+        unmended=mended.whole,
         repaired=tuple(of_the_first(lambda: sorted(tensors))),
     )
 
 
-def _noted(
-    block: str, groups: Sequence[Group], mended: MendedMixtures, merged: Merged, tensors: Sequence[str]
-) -> dict[str, Any]:
+def _noted(block: str, groups: Sequence[Group], mended: MendedMixtures, tensors: Sequence[str]) -> dict[str, Any]:
     """What the journal says of a block whose mixtures changed."""
     names = {group.name for group in groups}
     return {
         "name": block,
         "made_up_for": {name: each for name, each in mended.shares.items() if name in names},
         "not_repaired": {name: each for name, each in mended.whole.items() if name in names},
-        "merged": {name: [list(its) for its in each] for name, each in merged.groups.items() if name in names},
-        "not_merged": {name: each for name, each in merged.whole.items() if name in names},
         "tensors": list(tensors),
     }
 
 
-def _gone_on_with(
-    begun: Unfinished, walk: DirectoryWalk, mended: MendedMixtures, merged: Merged
-) -> tuple[list[str], set[str]]:
+def _gone_on_with(begun: Unfinished, walk: DirectoryWalk, mended: MendedMixtures) -> tuple[list[str], set[str]]:
     """The blocks that an earlier run changed, and which tensors; what it said of them is said again."""
     already: list[str] = []
     tensors: set[str] = set()
     for block in begun.found().inners("blocks"):
-        block.only("name", "made_up_for", "not_repaired", "merged", "not_merged", "tensors")
+        block.only("name", "made_up_for", "not_repaired", "tensors")
         name = block.take("name", str)
         if name not in walk.blocks or name in already:
             raise block.wrong("name", f"is {name}, which is no block of the model, or is there twice")
         already.append(name)
         mended.found.update({each: Mended(share) for each, share in block.each_named("made_up_for", float).items()})
         mended.found.update({each: Mended(None, why) for each, why in block.each_named("not_repaired", str).items()})
-        together = block.inner("merged")
-        for each, its in block.each_named("merged", list).items():
-            if not all(isinstance(one, list) and all(type(unit) is int for unit in one) for one in its):
-                raise together.wrong(each, "is not which experts became one")
-            merged.groups[each] = tuple(tuple(one) for one in its)
-        merged.whole.update(block.each_named("not_merged", str))
         tensors.update(block.each("tensors", str))
     return already, tensors
 

@@ -30,8 +30,7 @@ from secateur.shrinking.costs import cost_of, ratio_of_times
 from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.examples import example_of, shorter
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_merging import Merged, Merging
-from secateur.shrinking.expert_repair import MendedMixtures, change_mixtures
+from secateur.shrinking.expert_repair import MendedMixtures, mend_mixtures
 from secateur.shrinking.expert_subsets import Losses, losses_in_memory
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
@@ -66,7 +65,6 @@ class Shrunk(Reported):
         unreached: ``{router: experts}`` that no token of the batches was sent to.
         mended: ``{router: share}``: how much of what the stream lacks behind a mixture its experts make up for, of the
             squares, on tokens that were held out; ``{router: why}`` in ``unmended`` of those that stay as they were.
-        merged: ``{router: ((expert that stays, others), ...)}``; ``{router: why}`` in ``unmerged``.
         coupling: the groups of channels of the model without the branches and experts that left, and what is frozen,
             also by the proof.
         kept: which units stay, of the groups that lost some.
@@ -86,8 +84,6 @@ class Shrunk(Reported):
     unreached: Mapping[str, tuple[int, ...]] = field(repr=False)
     mended: Mapping[str, float] = field(repr=False)
     unmended: Mapping[str, str] = field(repr=False)
-    merged: Mapping[str, tuple[tuple[int, ...], ...]] = field(repr=False)
-    unmerged: Mapping[str, str] = field(repr=False)
     coupling: Coupling = field(repr=False)
     kept: Mapping[Axis, npt.NDArray[np.bool_]] = field(repr=False)
     plans: Sequence[Plan] = field(repr=False)
@@ -125,7 +121,6 @@ def shrink(
     rank_branches: str | None = None,
     experts: float = 0.0,
     rank_experts: str | None = None,
-    how_experts: str = "remove",
     unreached_first: bool = False,
     optimizer: torch.optim.Optimizer | None = None,
     uniform: bool = False,
@@ -186,9 +181,6 @@ def shrink(
             ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
             ``"criterion"``, the default without. ``"exhaustive"`` tries all sets of so many, and takes the one without
             which the mixture's outputs move least (arXiv:2402.14800): where experts are few.
-        how_experts: ``"merge"`` with batches: those that leave are merged into those that stay, after REAM
-            (arXiv:2604.04356): near ones by their outputs and the router's scores, hidden units paired, weights
-            averaged by the scores; then ``repair``. Otherwise they are just not there.
         unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
             criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -257,7 +249,6 @@ def shrink(
         rank_branches=rank_branches,
         experts=experts,
         rank_experts=rank_experts,
-        how_experts=how_experts,
         unreached_first=unreached_first,
         uniform=uniform,
         verify=verify,
@@ -266,8 +257,6 @@ def shrink(
         raise ValueError('rank_branches="outputs" runs the model on real inputs; pass batches=, or leave it out.')
     if batches is None and asked.rank_experts not in (None, "criterion"):
         raise ValueError(f'rank_experts="{asked.rank_experts}" runs the model on real inputs; pass batches=.')
-    if asked.experts and batches is None and asked.how_experts == "merge":
-        raise ValueError('how_experts="merge" runs the model on real inputs; pass batches=.')
     given, inside = model, private.inside_compiled(model)
     model = model if inside is None else inside
     _check_values(model)
@@ -315,7 +304,7 @@ def shrink(
         configured: Configured | None = None
         experts_stay: dict[str, tuple[int, int]] = {}
         unreached: dict[str, tuple[int, ...]] = {}
-        repaired, merged = MendedMixtures(), Merged()
+        repaired = MendedMixtures()
         if asked.experts:
             share_left = _share_left(model, coupling, example_inputs, target)
             configured = Configured(model, coupling) if uniform and has_configuration(model) else None
@@ -330,14 +319,7 @@ def shrink(
                 losses = functools.partial(_losses, model, coupling, every, held, forward)
             fewer = choose_experts(subject, rest, known, routed, losses)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
-            merging = None
-            if asked.how_experts == "merge" and routed is not None:
-                before_ = {group.name: group for group in coupling.groups if group.name in experts_stay}
-                ranks = asked.rank_experts or "reap"
-                scores = {name: routed[group.axis].scores(ranks) for name, group in before_.items()}
-                merging = Merging(coupling, before_, left.kept, scores)
-            changes = routed is not None and (repair or merging is not None)
-            whole = copy.deepcopy(model) if changes else None
+            whole = copy.deepcopy(model) if routed is not None and repair else None
             plans.append(left.plan)
             undo.call(carry_out(model, left.plan, optimizer))
             if configured is not None:
@@ -345,9 +327,7 @@ def shrink(
             coupling = watched()
             if whole is not None and held is not None:
                 mixtures = [group for group in coupling.groups if group.name in experts_stay]
-                repaired, merged = change_mixtures(
-                    model, whole, mixtures, held, forward=forward, undo=undo, repair=repair, merging=merging
-                )
+                repaired = mend_mixtures(model, whole, mixtures, held, forward=forward, undo=undo)
             share *= share_left(coupling)
             rest = replace(asked, sparsity=0.0 if sparsity is None else max(0.0, 1 - (1 - sparsity) / share))
             configured = None
@@ -384,8 +364,6 @@ def shrink(
             unreached=unreached,
             mended=repaired.shares,
             unmended=repaired.whole,
-            merged=merged.groups,
-            unmerged=merged.whole if asked.how_experts == "merge" else {},
             coupling=coupling,
             kept=kept,
             plans=plans,

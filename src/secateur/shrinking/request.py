@@ -15,7 +15,7 @@ from secateur import allocation, criteria
 from secateur.allocation import Allocation, check_sparsity
 from secateur.criteria import magnitude
 from secateur.shrinking.costs import TARGETS
-from secateur.shrinking.routing import HOWS, RANKS
+from secateur.shrinking.routing import RANKS
 
 __all__ = ["Request", "request"]
 
@@ -41,7 +41,6 @@ class Request:
         rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
         experts: the fraction of the experts that leave before other units, or how many of each mixture.
         rank_experts: one of `RANKS`; None: "reap" with batches, else "criterion".
-        how_experts: "remove", or "merge" into those that stay.
         unreached_first: experts that no token of the batches reaches leave before others.
     """
 
@@ -59,7 +58,6 @@ class Request:
     rank_branches: str | None = None
     experts: float = 0.0
     rank_experts: str | None = None
-    how_experts: str = "remove"
     unreached_first: bool = False
 
     @property
@@ -105,10 +103,6 @@ def request(
         raise ValueError(f"rank_branches must be one of {', '.join(map(repr, _RANKS))}, not {made.rank_branches!r}.")
     if made.rank_experts not in (None, *RANKS):
         raise ValueError(f"rank_experts must be one of {', '.join(map(repr, RANKS))}, not {made.rank_experts!r}.")
-    if made.how_experts not in HOWS:
-        raise ValueError(f"how_experts must be one of {', '.join(map(repr, HOWS))}, not {made.how_experts!r}.")
-    if made.how_experts == "merge" and made.rank_experts == "criterion":
-        raise ValueError('how_experts="merge" averages by what data says of experts; leave out rank_experts.')
     if not isinstance(made.branches, tuple):
         check_sparsity(made.branches)
     if not (0 <= made.experts < 1 or (made.experts >= 1 and made.experts == int(made.experts))):

@@ -27,9 +27,8 @@ from secateur.coupling import Axis, Coupling, Group, tensors_of_tree
 from secateur.shrinking.measuring import check_finite
 from secateur.support import Forward, device_of, mapped, moved, run_batch, tensors_in, track, unchanged, unwrapped
 
-__all__ = ["HOWS", "RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
+__all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
 
-HOWS = ("remove", "merge")
 RANKS = ("reap", "total", "frequency", "activation", "exhaustive", "criterion")
 
 Array = npt.NDArray[np.float64]

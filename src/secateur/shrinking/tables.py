@@ -49,7 +49,6 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
         yield Rows(("~Experts", ">Stay"), [*counts])
         yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
-        yield from merged_parts(done.merged, done.unmerged)
         yield from mended_parts(done.mended, done.unmended)
         yield ""
     rows: dict[Any, list[Group]] = {}
@@ -96,15 +95,6 @@ def unreached_parts(
 def _numbers(units: Sequence[int]) -> str:
     more = f" and {len(units) - _NAMED} more" if len(units) > _NAMED else ""
     return ", ".join(map(str, units[:_NAMED])) + more
-
-
-def merged_parts(merged: Mapping[str, tuple[tuple[int, ...], ...]], unmerged: Mapping[str, str]) -> Iterator[Part]:
-    """Which experts became one."""
-    if merged:
-        count = sum(len(its) - 1 for groups in merged.values() for its in groups)
-        into = sum(map(len, merged.values()))
-        yield f"{count} experts were merged into {into} of those that stay."
-    yield from _left_so("merged", unmerged)
 
 
 def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
@@ -302,7 +292,6 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
         yield from _texts_parts(profile)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from merged_parts(done.merged, done.unmerged)
     yield from mended_parts(done.mended, done.unmended)
     if profile is not None:
         yield from _lost_parts(profile)
