@@ -27,11 +27,8 @@ OURS, THEIRS = "reap, repaired", "llm-compressor's REAP"
 TRIED = ("by its outputs", "enumerated")
 METHODS = (
     OURS,
-    "total, repaired",
     "reap",
-    "total",
     "frequency",
-    "activation",
     "magnitude",
     "random",
 )

@@ -191,8 +191,8 @@ def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path, 
         patch.setattr(expert_directory, "_profiled", None)  # what cannot be added is told before anything is run
         with pytest.raises(CheckpointError, match="a text counts once"):
             shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
-        with pytest.raises(CheckpointError, match="ranked by reap, not by total"):
-            shrink_experts_checkpoint(dense, None, batches=batches(8), profile=path, rank="total", verify=False)
+        with pytest.raises(CheckpointError, match="ranked by reap, not by frequency"):
+            shrink_experts_checkpoint(dense, None, batches=batches(8), profile=path, rank="frequency", verify=False)
     other = [{key: value.flip(0, 1) for key, value in batch.items()} for batch in batches()]
     shrink_experts_checkpoint(dense, None, batches=other, profile=path, verify=False, text="other")
     both = read_profile(path)
@@ -321,7 +321,7 @@ def mixture(**fields):
         (mixture(tokens=[1.0]), "is not of as many experts"),
         (mixture(tokens=[-1.0] * 8), "of at least 0"),
         (mixture(lost=[1.0]), "as many counts"),
-        (mixture(norms="many"), "norms"),
+        (mixture(weighted="many"), "weighted"),
         (lambda values: next(iter(values["mixtures"].values())).pop("without"), "of some alone"),
         (lambda values: values.update(outputs=3), "outputs"),
         (lambda values: values["outputs"][0].update(share=2.0), "share"),

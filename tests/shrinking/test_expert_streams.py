@@ -127,7 +127,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
         ({"remove": 1}, "remove 2, not 1"),
         ({"batches": batches(3)}, "data.sha256 "),
         ({"repair": False}, "repair true, not false"),
-        ({"rank": "total"}, "rank null, not "),
+        ({"rank": "frequency"}, "rank null, not "),
         ({"include": "*gate*"}, "include null, not "),
         ({"unreached_first": True}, "unreached_first false, not true"),
     ):

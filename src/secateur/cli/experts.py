@@ -48,8 +48,7 @@ def experts(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="What ranks experts: reap, total, frequency, activation; criterion, their magnitude; or exhaustive, "
-            "where they are few: all sets are tried.",
+            help="What ranks experts: reap, frequency; or criterion, their magnitude.",
             show_default=False,
         ),
     ] = None,

@@ -7,8 +7,6 @@ repaired; the output appears under its name complete or not at all, and a run th
 from __future__ import annotations
 
 import contextlib
-import functools
-import itertools
 import math
 import os
 import time
@@ -52,7 +50,6 @@ from secateur.shrinking.counts import Choice
 from secateur.shrinking.directory import config_text, write_cut
 from secateur.shrinking.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.expert_streams import Beside, new_values, of_directory
-from secateur.shrinking.expert_subsets import Losses
 from secateur.shrinking.experts import Fewer, choose_experts, ranked
 from secateur.shrinking.mixtures import Mixtures, mixtures_of
 from secateur.shrinking.origins import Origin, files_of, origins_text, write_file, write_index
@@ -155,8 +152,8 @@ def shrink_experts_checkpoint(
         profile: a file for what the batches say; one that is there gets it added. A quarter of the batches ranks
             nothing then, and says what the outputs of each mixture lose without experts.
         plan: such a file, in place of batches: nothing is run.
-        rank: ``"reap"``, ``"total"``, ``"frequency"``, ``"activation"``, ``"exhaustive"`` or ``"criterion"``
-            (magnitude; the default without data), as ``rank_experts`` of `shrink`.
+        rank: ``"reap"``, ``"frequency"`` or ``"criterion"`` (magnitude; the default without data), as ``rank_experts``
+            of `shrink`.
         unreached_first: experts that no token reached leave first.
         repair: with batches, solve for the last matrices of the experts that stay, towards the dense model's stream.
         include, exclude: globs over names of routers and tensors of mixtures.
@@ -198,8 +195,6 @@ def shrink_experts_checkpoint(
         raise ValueError("a plan says what a text said: pass batches, or plan.")
     if batches is None and plan is None and rank not in (None, "criterion"):
         raise ValueError(f"rank={rank!r} needs data: pass batches, or plan.")
-    if rank == "exhaustive" and (plan is not None or profile is not None):
-        raise ValueError('rank="exhaustive" tries sets of so many on a text: no profile says that; leave out the file.')
     if profile is not None and batches is None:
         raise ValueError("a profile is of batches; pass them.")
     root, out, said = places(source, out, arguments)
@@ -225,19 +220,15 @@ def shrink_experts_checkpoint(
         found = _profiled(run)
         return found if before is None else before.plus(found, Path(profile or ""))
 
-    def made(profile: Profile | None, begun: Unfinished | None = None) -> tuple[Any, dict[str, Origin], ShrunkExperts]:
-        losses = None if rank != "exhaustive" or run is None else functools.partial(_losses, begun, run)
-        return _planned(mixtures, asked, profile, out, started, losses)
-
     if out is None:
         learned = known()
-        done = made(learned)[2]
+        done = _planned(mixtures, asked, learned, out, started)[2]
     else:
         request_ = _said_of(asked, run, planned, repair=repair and run is not None)
         with _begun(out, request_, checkpoint) as begun:
             learned = _learned(begun, mixtures, known)
             with _leaving_nothing(begun):
-                fewer, written, done = made(learned, begun)
+                fewer, written, done = _planned(mixtures, asked, learned, out, started)
             assert fewer is not None
             digests = _write(begun, mixtures, done, fewer.choice, written)
             if run is not None and repair:
@@ -261,12 +252,11 @@ def _planned(
     known: Profile | None,
     out: Path | None,
     started: float,
-    losses: Callable[[Mapping[Axis, int]], Losses] | None,
 ) -> tuple[Fewer | None, dict[str, Origin], ShrunkExperts]:
     """What leaves, what each tensor that is written is made of, and what there is to say of it."""
     checkpoint = mixtures.checkpoint
     routed = None if known is None else {group.axis: known.routed[group.name] for group in mixtures.groups}
-    fewer = choose_experts(mixtures.subject, asked, (), routed, losses) if asked.experts else None
+    fewer = choose_experts(mixtures.subject, asked, (), routed) if asked.experts else None
     written = mixtures.written(fewer.choice.plan) if fewer else {name: (name, {}) for name in checkpoint}
     entries = checkpoint.entries
     shapes = {name: shape_of_cut(entries[old], cuts) for name, (old, cuts) in written.items()}
@@ -352,31 +342,6 @@ def _run_of(
     walk.check()
     counts = _tokens(seen), _tokens(unseen)
     return _Run(mixtures, asked, every, held, _share(seen), _share(unseen), counts, text, walk, folder)
-
-
-def _losses(begun: Unfinished | None, run: _Run, counts: Mapping[Axis, int]) -> Losses:
-    """What mixtures lose without each set of so many; what an earlier run found out is known."""
-    groups = {group.name: group for group in run.mixtures.groups}
-    facts = None if begun is None else begun.found().inner("facts")
-    if facts is not None and "losses" in facts.values:
-        read = facts.inner("losses")
-        losses: Losses = {}
-        for name in read.values:
-            lost = read.each(name, float, least=0)
-            units = (
-                list(itertools.combinations(range(groups[name].size), counts[groups[name].axis]))
-                if (name in groups and groups[name].axis in counts)
-                else []
-            )
-            if len(units) != len(lost):
-                raise read.wrong(name, "is not of as many sets of experts as may leave")
-            losses[groups[name].axis] = dict(zip(units, lost, strict=True))
-        return losses
-    found = run.mixtures.losses(run.held, run.walk, counts)
-    if begun is not None and not rank_and_world()[0]:
-        named = {group.name: list(found[group.axis].values()) for group in groups.values() if group.axis in found}
-        begun.learn(losses=named)
-    return found
 
 
 def _share(batches: Sequence[Any]) -> Sequence[Any]:

@@ -31,14 +31,6 @@ from secateur.shrinking.configuration import Configured, has_configuration
 from secateur.shrinking.directory import PROVED
 from secateur.shrinking.examples import example_for
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.expert_subsets import (
-    Losses,
-    everywhere,
-    lost_without,
-    rows_of_output,
-    subset_plans,
-    watching_losses,
-)
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.origins import Origin
 from secateur.shrinking.plan import Plan, plan_of
@@ -46,7 +38,7 @@ from secateur.shrinking.request import Request
 from secateur.shrinking.routing import Routed, Watching, check_seen, mixture_of
 from secateur.shrinking.scores import rows_at_once
 from secateur.shrinking.subject import Subject, subject_of
-from secateur.support import LazyTensors, Undo, printable, private
+from secateur.support import LazyTensors, Undo, mapped, printable, private, tensors_in
 
 __all__ = ["Beyond", "Curve", "Mixtures", "mixtures_of"]
 
@@ -277,15 +269,6 @@ class Mixtures:
             walk.forward = own
         return found
 
-    def losses(self, batches: Sequence[Any], walk: DirectoryWalk, counts: Mapping[Axis, int]) -> Losses:
-        """What each mixture loses without each set of so many of its experts."""
-        plans = subset_plans(self.subject.model, self.subject.coupling, counts, self.groups)
-        watching, found = watching_losses(self._watching(walk), plans)
-        self._run(walk, watching, batches)
-        if isinstance(batches, RunAlong):
-            found = {axis: dict.fromkeys(its, 0.0) for axis, its in plans.items()}
-        return everywhere(found)
-
     def _plans(self, group: Group, scores: Tensor) -> dict[int, Plan]:
         """The mixture without so many of its experts."""
         order, plans = scores.argsort(stable=True).numpy(), {}
@@ -328,6 +311,28 @@ def _apart(replay: Replay, name: str, batches: Sequence[Any]) -> tuple[float, fl
         two = rows_of_output(replay.outputs.load(name, number), mine)
         lost, whole = lost + float((one - two).square().sum()), whole + float(one.square().sum())
     return lost, whole
+
+
+def lost_without(
+    model: nn.Module, module: nn.Module, given: tuple[Any, Any], whole: Tensor, plans: Mapping[int, Plan], own: Any
+) -> dict[int, float]:
+    """The squared differences of a mixture's outputs to ``whole`` ones, (tokens, width), as each plan has it."""
+    lost = {}
+    for key, plan in plans.items():
+        args, kwargs = mapped(given, lambda tensor: tensor.detach().clone())
+        with Undo() as undo:
+            undo.call(carry_out(model, plan, None))
+            without = rows_of_output(module.forward(*args, **kwargs), own)
+            undo.roll_back()
+        lost[key] = float((without - whole).square().sum())
+    return lost
+
+
+def rows_of_output(output: Any, own: Tensor | None) -> Tensor:
+    """The outputs for tokens that are no padding, (tokens, width), in float64."""
+    out = next(tensor for tensor in tensors_in(output) if tensor.is_floating_point())
+    rows = out.detach().reshape(-1, out.shape[-1]).double()
+    return rows if own is None or own.numel() != len(rows) else rows[own.reshape(-1).to(rows.device)]
 
 
 def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk | None = None) -> Mixtures:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from secateur.allocation import Allocation
 from secateur.blockwise import naming_batches
-from secateur.coupling import Axis, Branch, Coupling, Group, find_coupling
+from secateur.coupling import Axis, Branch, Coupling, find_coupling
 from secateur.criteria import magnitude
 from secateur.pipeline import reestimate_batchnorm
 from secateur.report import Reported, Sheet
@@ -31,7 +31,6 @@ from secateur.shrinking.counts import Choice, choose
 from secateur.shrinking.examples import example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_repair import MendedMixtures, mend_mixtures
-from secateur.shrinking.expert_subsets import Losses, losses_in_memory
 from secateur.shrinking.experts import choose_experts, mixtures_in_scope
 from secateur.shrinking.output_costs import OutputCosts
 from secateur.shrinking.patching import patch
@@ -177,10 +176,8 @@ def shrink(
             and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
             ``sparsity``.
         rank_experts: which leave, those of the least: ``"reap"``, the mean over an expert's tokens of its outputs' norm
-            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"total"``, the sum of the same;
-            ``"activation"``, the mean of the norm alone; ``"frequency"``, its tokens; or the score by the
-            ``"criterion"``, the default without. ``"exhaustive"`` tries all sets of so many, and takes the one without
-            which the mixture's outputs move least (arXiv:2402.14800): where experts are few.
+            times its weight (REAP, arXiv:2510.13999), the default with batches; ``"frequency"``, its tokens; or the
+            score by the ``"criterion"``, the default without.
         unreached_first: experts that no token of the batches is sent to leave first. Otherwise they leave when the
             criterion says so, since a text may just not have what they are for.
         optimizer: its state (moments, momentum) loses the same slices, so that training goes on.
@@ -313,11 +310,7 @@ def shrink(
             routed = None
             if held is not None and rest.rank_experts != "criterion":
                 routed = routed_in_memory(model, coupling, mixtures_in_scope(subject, rest), held, forward)
-            losses = None
-            if rest.rank_experts == "exhaustive" and held is not None:
-                every = mixtures_in_scope(subject, rest)
-                losses = functools.partial(_losses, model, coupling, every, held, forward)
-            fewer = choose_experts(subject, rest, known, routed, losses)
+            fewer = choose_experts(subject, rest, known, routed)
             left, experts_stay, unreached = fewer.choice, fewer.counts, fewer.unreached
             whole = copy.deepcopy(model) if routed is not None and repair else None
             plans.append(left.plan)
@@ -374,17 +367,6 @@ def shrink(
         if report is not None:
             report(done)
     return done
-
-
-def _losses(
-    model: nn.Module,
-    coupling: Coupling,
-    groups: Sequence[Group],
-    batches: Sequence[Any],
-    forward: Forward | None,
-    counts: Mapping[Axis, int],
-) -> Losses:
-    return losses_in_memory(model, coupling, groups, counts, batches, forward)
 
 
 def _reestimate(

@@ -152,9 +152,9 @@ def profile_in(read: Fields) -> Profile:
     )
     routed, curves = {}, {}
     for name, its in read.inners_named("mixtures"):
-        sums = [its.each(key, float, least=0, most=_MOST) for key in ("tokens", "weighted", "norms")]
+        sums = [its.each(key, float, least=0, most=_MOST) for key in ("tokens", "weighted")]
         if len({len(each) for each in sums}) != 1 or not sums[0]:
-            raise its.wrong("tokens", "is not of as many experts as weighted and norms")
+            raise its.wrong("tokens", "is not of as many experts as weighted")
         routed[name] = Routed(*(np.array(each, dtype=float) for each in sums))
         if "without" in its.values:
             counts, lost = its.each("without", int, least=1), its.each("lost", float, least=0, most=_MOST)

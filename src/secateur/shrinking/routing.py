@@ -29,31 +29,29 @@ from secateur.support import Forward, device_of, mapped, moved, run_batch, tenso
 
 __all__ = ["RANKS", "Routed", "Watching", "check_seen", "mixture_of", "routed_in_memory", "scores_by", "signs"]
 
-RANKS = ("reap", "total", "frequency", "activation", "exhaustive", "criterion")
+RANKS = ("reap", "frequency", "criterion")
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(eq=False)
 class Routed:
-    """Sums over the tokens that were sent to each unit: how many, of the weight times the norm of the outputs, of the
-    norm alone."""
+    """Sums over the tokens that were sent to each unit: how many, and of the weight times the norm of the outputs."""
 
     tokens: Array
     weighted: Array
-    norms: Array
 
     @classmethod
     def zeros(cls, units: int) -> Routed:
-        return cls(np.zeros(units), np.zeros(units), np.zeros(units))
+        return cls(np.zeros(units), np.zeros(units))
 
     def everywhere(self) -> Routed:
         """The sums of all processes."""
-        tokens, weighted, norms = (sum(gathered(each)) for each in (self.tokens, self.weighted, self.norms))
-        return Routed(np.asarray(tokens), np.asarray(weighted), np.asarray(norms))
+        tokens, weighted = (sum(gathered(each)) for each in (self.tokens, self.weighted))
+        return Routed(np.asarray(tokens), np.asarray(weighted))
 
     def plus(self, other: Routed) -> Routed:
-        return Routed(self.tokens + other.tokens, self.weighted + other.weighted, self.norms + other.norms)
+        return Routed(self.tokens + other.tokens, self.weighted + other.weighted)
 
     @property
     def unreached(self) -> tuple[int, ...]:
@@ -61,16 +59,14 @@ class Routed:
         return tuple(np.flatnonzero(self.tokens == 0).tolist())
 
     def scores(self, rank: str) -> Array:
-        """Of each unit, higher = keep; zero for one that no token was sent to. An exhaustive choice begins with REAP's.
+        """Of each unit, higher = keep; zero for one that no token was sent to.
 
-        >>> Routed(np.array([2.0, 0.0]), np.array([3.0, 0.0]), np.array([8.0, 0.0])).scores("reap")
+        >>> Routed(np.array([2.0, 0.0]), np.array([3.0, 0.0])).scores("reap")
         array([1.5, 0. ])
         """
         if rank == "frequency":
             return self.tokens.copy()
-        if rank == "total":
-            return self.weighted.copy()
-        return (self.weighted if rank in ("reap", "exhaustive") else self.norms) / np.maximum(self.tokens, 1)
+        return self.weighted / np.maximum(self.tokens, 1)
 
 
 def scores_by(rank: str, routed: Routed, by_criterion: Array, *, unreached_first: bool) -> Tensor:
@@ -79,7 +75,7 @@ def scores_by(rank: str, routed: Routed, by_criterion: Array, *, unreached_first
     Of one that no token was sent to data says nothing: it is where the criterion has it among all, unless it is to
     leave first.
 
-    >>> routed = Routed(np.array([1.0, 0.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0, 3.0]), np.ones(4))
+    >>> routed = Routed(np.array([1.0, 0.0, 1.0, 1.0]), np.array([5.0, 0.0, 1.0, 3.0]))
     >>> scores_by("reap", routed, np.array([1.0, 9.0, 2.0, 3.0]), unreached_first=False).argsort().tolist()
     [2, 3, 0, 1]
     >>> scores_by("reap", routed, np.array([1.0, 9.0, 2.0, 3.0]), unreached_first=True).argsort().tolist()
@@ -194,11 +190,8 @@ class Watching:
             norms = leaf.detach().double().norm(dim=-1)
             weights = slope.double().norm(dim=-1) / leaf.shape[-1] ** 0.5
             sent = (weights * norms) > 0
-            by_unit = [
-                each.reshape(len(units), -1).sum(1).cpu().numpy() for each in (sent, weights * norms, norms * sent)
-            ]
-            for total, each in zip((found.tokens, found.weighted, found.norms), by_unit, strict=True):
-                np.add.at(total, units, each)
+            for total, each in ((found.tokens, sent), (found.weighted, weights * norms)):
+                np.add.at(total, units, each.reshape(len(units), -1).sum(1).cpu().numpy())
 
 
 class _Outputs(TorchFunctionMode):
