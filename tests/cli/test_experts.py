@@ -37,7 +37,7 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     text, profile = dense.parent / "text.txt", tmp_path / "profile.json"
     ended = run("experts", dense, "--data", text, "--profile", profile, *FEW)
     assert (ended.exit_code, ended.stderr) == (0, ""), ended.output
-    assert "model.layers.1.mlp.gate.weight" in ended.stdout
+    assert "the model's outputs lose when all mixtures lose a share" in ended.stdout
     assert "No model was written" in ended.stdout
     more = ["--remove", "0.34", "--out", tmp_path / "small", "--no-verify", "--report", tmp_path / "page.html"]
     ended = run("experts", dense, "--plan", profile, *more)
@@ -46,14 +46,12 @@ def test_a_profile_says_what_it_would_cost_and_a_plan_does_it(dense, tmp_path):
     assert f"Wrote {tmp_path / 'small'}; from_pretrained loads it" in ended.stdout
     record = json.loads((tmp_path / "small/secateur.json").read_text())
     assert "--plan" in record["arguments"]["command"]
-    assert record["texts"][0]["data"] == str(text)
+    assert record["text"]["data"] == str(text)
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "What experts add" in page
     assert "Measured: 1 × 32 tokens took" in page.replace("\u200b", "")
-    assert "What mixtures lose alone" in page
-    assert "What streams lose" in page
     assert "What the model loses" in page
-    assert page.count("model.layers.1.mlp.gate.weight") > 6  # a row an expert, and one in each table of mixtures
+    assert page.count("model.layers.1.mlp.gate.weight") >= 6  # a row an expert
     assert run("verify", tmp_path / "small", "--source", dense).exit_code == 0
 
 

@@ -35,8 +35,7 @@ def experts(
         Path | None,
         typer.Option(
             metavar="FILE.json",
-            help="Write what the text says here, and what mixtures lose on a held-out quarter of it; added to a "
-            "profile that is there.",
+            help="Write what the text says here, and what the model loses on a held-out quarter of it.",
             show_default=False,
         ),
     ] = None,
@@ -80,8 +79,8 @@ def experts(
     than are chosen at a time. With a text, the last matrices of those that stay take over what the others gave. A run
     that was stopped goes on if the same command is given again, and under torchrun the text is shared out.
 
-    With --profile alone nothing leaves: what the outputs of each mixture lose without so many experts is printed, and
-    kept for --plan.
+    With --profile alone nothing leaves: what the model's outputs lose without a share of its experts is printed, and
+    what the text says is kept for --plan.
     """
     with clear_errors(), terminable(), resumable() if out is not None else contextlib.nullcontext():
         page = page_at(report)

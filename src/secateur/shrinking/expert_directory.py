@@ -51,7 +51,7 @@ from secateur.shrinking.directory import config_text, write_cut
 from secateur.shrinking.expert_repair import OUTSIDE, Mended, MendedMixtures, leave_whole, mend
 from secateur.shrinking.expert_streams import Beside, new_values, of_directory
 from secateur.shrinking.experts import Fewer, choose_experts, ranked
-from secateur.shrinking.mixtures import Mixtures, mixtures_of
+from secateur.shrinking.mixtures import Beyond, Mixtures, mixtures_of
 from secateur.shrinking.origins import Origin, files_of, origins_text, write_file, write_index
 from secateur.shrinking.profiles import Profile, Text, profile_in, profile_values, read_profile, write_profile
 from secateur.shrinking.request import Request, request
@@ -149,8 +149,8 @@ def shrink_experts_checkpoint(
         out: must not exist, nor lie inside ``source``. None: nothing is written but a profile.
         remove: the fraction of the experts of each mixture, or how many (1, 2, ...).
         batches: what a DataLoader yields, as for `oneshot`.
-        profile: a file for what the batches say; one that is there gets it added. A quarter of the batches ranks
-            nothing then, and says what the outputs of each mixture lose without experts.
+        profile: a file for what the batches say, which must not exist. A quarter of the batches ranks nothing then, and
+            says what the model's outputs lose without experts.
         plan: such a file, in place of batches: nothing is run.
         rank: ``"reap"``, ``"frequency"`` or ``"criterion"`` (magnitude; the default without data), as ``rank_experts``
             of `shrink`.
@@ -197,28 +197,23 @@ def shrink_experts_checkpoint(
         raise ValueError(f"rank={rank!r} needs data: pass batches, or plan.")
     if profile is not None and batches is None:
         raise ValueError("a profile is of batches; pass them.")
+    if profile is not None and os.path.lexists(profile):
+        raise CheckpointError(f"{profile}: is there already; give plan= to use it, or name another file.")
     root, out, said = places(source, out, arguments)
     if out is not None and not remove:
         raise ValueError("say how many experts leave: remove is 0.")
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
-    before = None if profile is None or not Path(profile).exists() else read_profile(Path(profile))
     planned = None if plan is None else read_profile(Path(plan))
     mixtures = mixtures_of(checkpoint, asked)
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
     run = None
     if batches is not None and (by_data or (repair and out is not None)):
-        run = _run_of(mixtures, asked, batches, text, forward, activations, device, curves=profile is not None)
+        run = _run_of(mixtures, asked, batches, text, forward, activations, device, profiled=profile is not None)
 
     def known() -> Profile | None:
-        if run is None or not by_data:
-            return planned
-        if before is not None:  # now, and not when all has run
-            before.check_adds_up(mixtures.sizes, asked.rank_experts or "reap", Path(profile or ""))
-            before.check_new(digest(run.every), Path(profile or ""))
-        found = _profiled(run)
-        return found if before is None else before.plus(found, Path(profile or ""))
+        return planned if run is None or not by_data else _profiled(run)
 
     if out is None:
         learned = known()
@@ -327,13 +322,13 @@ def _run_of(
     activations: Path | str | None,
     device: torch.device | str | None,
     *,
-    curves: bool,
+    profiled: bool,
 ) -> _Run:
     every, held = held_batches(batches)
     every = list(every)
-    unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if curves else []
-    seen = [each for at, each in enumerate(every) if not curves or at % _HELD_OUT != _HELD_OUT - 1]
-    if curves and not unseen:
+    unseen = every[_HELD_OUT - 1 :: _HELD_OUT] if profiled else []
+    seen = [each for at, each in enumerate(every) if not profiled or at % _HELD_OUT != _HELD_OUT - 1]
+    if profiled and not unseen:
         raise ValueError(f"a profile holds out every fourth batch: give {_HELD_OUT} at least, not {len(every)}.")
     folder = None if activations is None else Path(activations)
     walk = DirectoryWalk(
@@ -353,17 +348,15 @@ def _share(batches: Sequence[Any]) -> Sequence[Any]:
 def _profiled(run: _Run) -> Profile:
     mixtures = run.mixtures
     routed = mixtures.routed(run.seen, run.walk)
-    lost, beyond = {}, {}
+    beyond: Mapping[float, Beyond] = {}
     if len(run.unseen):
         scores: Mapping[Axis, Tensor] = ranked(mixtures.subject, mixtures.groups, run.asked, routed)
-        lost = mixtures.curves(run.unseen, run.walk, scores)
         beyond = mixtures.beyond(run.unseen, run.walk, scores)
     named = {group.name: group.axis for group in mixtures.groups}
     return Profile(
-        (Text(run.name, digest(run.every), *run.counts),),
+        Text(run.name, digest(run.every), *run.counts),
         run.asked.rank_experts or "reap",
         {name: routed[axis] for name, axis in named.items()},
-        {name: lost[axis] for name, axis in named.items() if axis in lost},
         beyond,
     )
 
@@ -428,7 +421,7 @@ def _leaving_nothing(begun: Unfinished) -> Iterator[None]:
 def _learned(begun: Unfinished, mixtures: Mixtures, known: Callable[[], Profile | None]) -> Profile | None:
     """What a text says of the experts: what an earlier run learned, or what is learned now."""
     facts = begun.found().inner("facts")
-    facts.only("profile", "losses", "files", "sha256", "writing")
+    facts.only("profile", "files", "sha256", "writing")
     if "profile" in facts.values:
         found = profile_in(facts.inner("profile"))
         if {name: len(each.tokens) for name, each in found.routed.items()} != mixtures.sizes:
@@ -488,7 +481,7 @@ def _add_records(
         "experts": {name: {"from": size, "to": left} for name, (size, left) in done.counts.items()},
         "kept": {name: list(each) for name, each in done.kept.items()},
         "rank": done.rank,
-        "texts": [] if done.profile is None else [vars(text) for text in done.profile.texts],
+        "text": None if done.profile is None else vars(done.profile.text),
         "repair": {"made_up_for": dict(done.mended), "not_repaired": dict(done.unmended)},
         "repaired": list(done.repaired),
         "config": {name: {"from": before, "to": after} for name, (before, after) in done.fields.items()},

@@ -12,7 +12,7 @@ it is the same for experts in turn, all at once, of one tensor each, with the we
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +49,6 @@ class Routed:
         """The sums of all processes."""
         tokens, weighted = (sum(gathered(each)) for each in (self.tokens, self.weighted))
         return Routed(np.asarray(tokens), np.asarray(weighted))
-
-    def plus(self, other: Routed) -> Routed:
-        return Routed(self.tokens + other.tokens, self.weighted + other.weighted)
 
     @property
     def unreached(self) -> tuple[int, ...]:
@@ -120,18 +117,13 @@ def _runs(module: nn.Module) -> bool:
 
 @dataclass(eq=False)
 class Watching:
-    """While it is entered, sums what the mixtures of a model do; `routed` is of each group.
-
-    ``also`` is called with what a mixture was given and gave: ``(group, module, args, kwargs, output)``.
-    """
+    """While it is entered, sums what the mixtures of a model do; `routed` is of each group."""
 
     model: nn.Module
     coupling: Coupling
     groups: Sequence[Group]
     tokens: Tokens = field(default_factory=Tokens)
-    also: Callable[[Group, nn.Module, Any, Any, Any], None] | None = None
     routed: dict[Axis, Routed] = field(default_factory=dict)
-    calls: int = 0
 
     def forward(self, forward: Forward | None) -> Forward:
         """A forward function that knows which tokens of a batch are padding."""
@@ -156,12 +148,8 @@ class Watching:
                 hook.remove()
 
     def _hook(self, group: Group) -> Any:
-        def see(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            self.calls += 1
-            if self.also is None:
-                self._see(group, module, args, kwargs)
-            else:
-                self.also(group, module, args, kwargs, output)
+        def see(module: nn.Module, args: Any, kwargs: Any, _output: Any) -> None:
+            self._see(group, module, args, kwargs)
 
         return see
 
