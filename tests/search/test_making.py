@@ -125,7 +125,7 @@ def test_channels_of_a_convolution_come_apart_in_rows_and_columns():
 def test_transformers_have_heads_and_widths(family):
     model = make(family)
     levels = make_levels(model, family_batches(family), shares=(0.5,))
-    assert set(levels.kind.values()) == {"heads", "width", "branch"}
+    assert set(levels.kind.values()) == {"heads", "width"}
     assert levels.left_alone  # the stream
     state = state_of(model)
     with levels.assembled(model, dict.fromkeys(levels, 1)):
@@ -156,14 +156,9 @@ def test_batches_of_one_text_have_slopes_of_every_token():
 def test_only_what_globs_name_has_levels():
     model, batches = words(), text()
     levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,), include="blocks.1.up.*")
-    assert list(levels) == ["blocks.1.up", "blocks.1.up.weight", "blocks.1.up.weight:layer"]
+    assert list(levels) == ["blocks.1.up.weight", "blocks.1.up.weight:layer"]
     levels = make_levels(model, batches, shares=(0.5,), exclude=["embed.weight", "*.q.weight", "*.down.*"])
     assert list(levels) == [f"blocks.{at}.v.weight" for at in range(2)]
-
-
-def test_a_glob_may_name_a_branch_alone():
-    levels = make_levels(words(), text(), over=("shrink", "oneshot"), shares=(0.5,), include="blocks.0.up")
-    assert dict(levels.kind) == {"blocks.0.up": "branch"}
 
 
 def test_a_model_of_which_nothing_can_leave_says_why():
@@ -207,8 +202,7 @@ def test_a_head_that_is_the_embedding_composes():
     model, batches = words(tied=True), text()
     levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,))
     state = state_of(model)
-    choice = {name: 1 for name in levels if levels.kind[name] != "branch"}
-    with levels.assembled(model, choice):
+    with levels.assembled(model, dict.fromkeys(levels, 1)):
         assert model.head.weight is model.embed.weight
     assert is_unchanged(model, state)
 
@@ -230,8 +224,7 @@ def test_all_levels_take_as_many_passes_as_one(over):
         make_levels(model, text(count=20), over=over, shares=shares, verify=False)
         counts.append(len(calls))
     assert counts[0] == counts[1]
-    if over == "oneshot":  # a branch is measured in runs of its own
-        assert counts[0] <= 2 * 20 + 20 + 5
+    assert counts[0] <= 2 * 20 + 20 + 5
 
 
 def test_a_matrix_that_does_not_fit_the_pattern_has_no_level():
