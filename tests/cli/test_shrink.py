@@ -153,16 +153,6 @@ def test_units_are_chosen_as_the_library_chooses_them(zoo, tmp_path, options):
     assert all(torch.equal(tensor, state[name]) for name, tensor in written.items())
 
 
-def test_branches_are_ranked_by_the_criterion_where_that_is_asked(zoo):
-    left = []
-    for words in ((), ("--rank-branches", "criterion")):
-        text = shrunk(zoo, "--branches", "0.4", *words, "--dry-run", sparsity=0).stdout
-        left.append(re.findall(r"^(blocks\.\d+) +280$", text, re.MULTILINE))
-    assert len(left[0]) == len(left[1]) == 5
-    assert left[0] != left[1]
-    assert shrunk(zoo, "--branches", "0.4", "--rank-branches", "size", "--dry-run").exit_code == 2
-
-
 def test_a_criterion_that_asks_for_data_is_refused(zoo):
     message = "wanda asks for input_norm, which this command does not collect; take magnitude, lamp, ln_norm or random"
     fails(shrunk(zoo, "--criterion", "wanda", "--dry-run"), message)

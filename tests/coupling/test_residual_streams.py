@@ -483,8 +483,6 @@ def test_the_least_leave():
         return [number for number in range(1, 5) if isinstance(smaller[number].up, Removed)]
 
     assert left() == [2, 4]
-    assert left(rank_branches="criterion") == [1, 3]
-    assert left(rank_branches="criterion", criterion=lambda weight: -weight.abs()) == [2, 4]
     assert left(exclude="2.*") == [1, 4] or 2 not in left(exclude="2.*")
     assert left(include=["1.up", "3.down.weight"]) == [1, 3]
 
@@ -507,7 +505,7 @@ def test_channels_make_up_the_rest():
             assert told[0].kept == {}
 
 
-@pytest.mark.parametrize("target", ["macs", "memory", "units", "latency"])
+@pytest.mark.parametrize("target", ["macs", "units", "latency"])
 def test_the_rest_of_any_target(target, monkeypatch):
     def ratio(smaller, dense, _):  # of sizes: a test measures no time
         return sum(each.numel() for each in smaller.parameters()) / sum(each.numel() for each in dense.parameters())
@@ -549,8 +547,6 @@ def test_errors():
         shrink(Stack("x + f(x)"), x, branches=0.5)
     with pytest.raises(ValueError, match="sparsity is the fraction that is removed"):
         shrink(model, x, branches=1.5)
-    with pytest.raises(ValueError, match=r"rank_branches must be one of 'outputs', .*, not 'size'"):
-        shrink(model, x, branches=0.5, rank_branches="size")
     with pytest.raises(ValueError, match=r"no tensor or group matches 'nothing\.\*'"):
         shrink(model, x, branches=0.5, exclude="nothing.*")
     with pytest.raises(ValueError, match="0 of the 2 residual branches can leave, not 1"):

@@ -42,7 +42,7 @@ from secateur.shrinking.scope import check_globs, names_of
 from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import shrunk_parts
 from secateur.shrinking.without_data import warn_without_data
-from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of, track
+from secateur.support import Forward, Part, Undo, check_batches, private, tensors_of
 
 __all__ = ["Shrunk", "shrink"]
 
@@ -117,7 +117,6 @@ def shrink(
     modes: Iterable[bool] | None = None,
     more_inputs: Iterable[Any] = (),
     branches: float | Iterable[str] = 0.0,
-    rank_branches: str | None = None,
     experts: float = 0.0,
     rank_experts: str | None = None,
     unreached_first: bool = False,
@@ -168,10 +167,9 @@ def shrink(
         forward: ``(model, batch) -> outputs``, how a batch is run; see `secateur.oneshot`.
         modes, more_inputs: which passes to watch; see `find_coupling`.
         branches: the fraction of the residual branches, the f of ``x + f(x)``, that leave first, rounded up; one stays
-            at least. Channels make up what is missing to ``sparsity``. Or the names of those that leave.
-        rank_branches: which leave: those whose loss moves the model's ``"outputs"`` least, one after the other, by the
-            batches, if there are any; else those of the least ``"influence"`` on the examples, which have to be real
-            ones then (`secateur.shrinking.branches.influences`), or of the least mean score by the ``"criterion"``.
+            at least. Channels make up what is missing to ``sparsity``. Those leave whose loss moves the model's outputs
+            least, one after the other, by the batches; without, those of the least influence on the examples, which
+            have to be real ones then (`secateur.shrinking.branches.influences`). Or the names of those that leave.
         experts: the fraction of the experts of each mixture that leave before other units do, or how many (1, 2, ...),
             and never so many that fewer are left than are chosen at a time. Channels make up what is missing to
             ``sparsity``.
@@ -243,15 +241,12 @@ def shrink(
         target=target,
         evidence=evidence,
         branches=branches,
-        rank_branches=rank_branches,
         experts=experts,
         rank_experts=rank_experts,
         unreached_first=unreached_first,
         uniform=uniform,
         verify=verify,
     )
-    if asked.rank_branches == "outputs" and batches is None:
-        raise ValueError('rank_branches="outputs" runs the model on real inputs; pass batches=, or leave it out.')
     if batches is None and asked.rank_experts not in (None, "criterion"):
         raise ValueError(f'rank_experts="{asked.rank_experts}" runs the model on real inputs; pass batches=.')
     given, inside = model, private.inside_compiled(model)
@@ -287,8 +282,7 @@ def shrink(
         if asked.branches:
             known |= {name for name, _ in (*model.named_modules(), *model.named_parameters())}
             check_globs(known, asked.globs)
-            told = repair or asked.rank_branches in (None, "outputs")  # by outputs what leaves, or what is patched
-            costs = OutputCosts(model, held, forward) if held is not None and told else None
+            costs = None if held is None else OutputCosts(model, held, forward)
             gone, stayed = _branches_to_leave(model, before, asked, inputs, costs)
             if held is not None and costs is not None and repair:
                 patched = patch(model, gone, held, costs=costs, forward=forward, undo=undo)
@@ -430,14 +424,12 @@ def _branches_to_leave(
 ) -> tuple[list[Branch], dict[str, str]]:
     if isinstance(asked.branches, tuple):
         return named_branches(model, coupling, asked.branches, inputs, verify=asked.verify), {}
-    rank = asked.rank_branches or ("outputs" if costs is not None else "influence")
-    score = _by_criterion(asked.criterion, asked.evidence) if rank == "criterion" else influences
     return choose_branches(
         model,
         coupling,
         asked.branches,
         inputs,
-        score=costs if costs is not None and rank == "outputs" else score,
+        score=influences if costs is None else costs,
         include=asked.include,
         exclude=asked.exclude,
         verify=asked.verify,
@@ -453,20 +445,3 @@ def _share_left(model: nn.Module, before: Coupling, example_inputs: Any, target:
         return lambda _: ratio_of_times(copy.deepcopy(model).eval(), dense, example_inputs)
     whole = cost_of(model, before, example_inputs, target)({})
     return lambda after: cost_of(model, after, example_inputs, target)({}) / whole if whole else 1.0
-
-
-def _by_criterion(
-    criterion: Callable[..., Tensor], evidence: Mapping[str, Mapping[str, Tensor]]
-) -> Callable[[nn.Module, Coupling, Sequence[Any]], dict[Branch, float]]:
-    """Branches by the mean score of the entries of their matrices; of those that have none, of all."""
-
-    def score(model: nn.Module, coupling: Coupling, _: Sequence[Any]) -> dict[Branch, float]:
-        found = {}
-        for branch in track(coupling.branches, "scoring branches"):
-            members = {name: model.get_parameter(name).detach() for name in branch.parameters}
-            chosen = {name: each for name, each in members.items() if each.dim() > 1} or members
-            scores = [criterion(each, **evidence.get(name, {})).double().flatten() for name, each in chosen.items()]
-            found[branch] = float(torch.cat(scores).mean())
-        return found
-
-    return score

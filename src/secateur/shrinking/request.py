@@ -19,8 +19,6 @@ from secateur.shrinking.routing import RANKS
 
 __all__ = ["Request", "request"]
 
-_RANKS = ("outputs", "influence", "criterion")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -38,7 +36,6 @@ class Request:
         uniform: the counts are those that a configuration can say.
         verify: nothing leaves that is not proved to change nothing else.
         branches: the fraction of the residual branches that leave first, or the names of those.
-        rank_branches: "outputs", "influence" or "criterion"; None: outputs with batches, else influence.
         experts: the fraction of the experts that leave before other units, or how many of each mixture.
         rank_experts: one of `RANKS`; None: "reap" with batches, else "criterion".
         unreached_first: experts that no token of the batches reaches leave before others.
@@ -55,7 +52,6 @@ class Request:
     uniform: bool = False
     verify: bool = True
     branches: float | tuple[str, ...] = 0.0
-    rank_branches: str | None = None
     experts: float = 0.0
     rank_experts: str | None = None
     unreached_first: bool = False
@@ -99,8 +95,6 @@ def request(
         check_sparsity(made.sparsity)
     if made.round_to is not None and made.round_to < 1:
         raise ValueError(f"round_to must be at least 1, not {made.round_to}.")
-    if made.rank_branches not in (None, *_RANKS):
-        raise ValueError(f"rank_branches must be one of {', '.join(map(repr, _RANKS))}, not {made.rank_branches!r}.")
     if made.rank_experts not in (None, *RANKS):
         raise ValueError(f"rank_experts must be one of {', '.join(map(repr, RANKS))}, not {made.rank_experts!r}.")
     if not isinstance(made.branches, tuple):
