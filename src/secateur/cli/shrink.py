@@ -49,8 +49,7 @@ def shrink(
         str,
         typer.Option(
             metavar="NAME",
-            help="params; of the example macs (multiply-adds), memory or latency (measured time); or units (channels, "
-            "heads, ...).",
+            help="params; of the example macs (multiply-adds) or latency (measured time); or units (channels, heads).",
         ),
     ] = "params",
     criterion: Annotated[

@@ -141,7 +141,7 @@ def shrink(
         model: any module; its parameters stay the same objects, with smaller data.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments. None: the first of
             ``batches``, without a cache or routers' scores beside the results; of it two rows, and a few tokens of a
-            text, but for a ``target`` of time or memory.
+            text, but for a ``target`` of time.
         sparsity: the fraction of ``target`` that leaves, in [0, 1): what leaves is the nearest that exists, off by at
             most half of the smallest step. Where steps are so coarse that this is more than a twentieth of the target,
             the smaller of the two nearest models is taken. None: the units that are zero in all members leave, or, with
@@ -155,8 +155,8 @@ def shrink(
         round_to: counts are multiples of this, or all. By default of 16 in groups of 64 units or more, since other
             counts run no faster; of 8, 4, 2 or 1 where one such step would be more than 1 % of the target.
         target: what ``sparsity`` is a fraction of: ``"params"`` (entries of parameters), ``"macs"`` (multiply-adds of
-            the example), ``"memory"`` (bytes of parameters, buffers and the results of all calls, as training holds
-            them), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own), ``"units"``.
+            the example), ``"latency"`` (time of the example in evaluation mode, measured beside the model's own),
+            ``"units"``.
         evidence: ``{name: {keyword: Tensor}}`` for a criterion that names some; see `secateur.evidence.collect`.
         batches: real inputs: what a DataLoader yields, or
             `secateur.read_calibration`. They are run through it twice, in evaluation mode, a block at a time; padding
@@ -400,7 +400,7 @@ def _example_in(model: nn.Module, batches: Sequence[Any] | None, forward: Forwar
             "give example_inputs, what the model is called with; or batches= without forward=, of which the first says "
             "it."
         )
-    if target in ("latency", "memory"):
+    if target == "latency":
         return example_of(model, batches[0], None)
     return shorter(example_of(model, batches[0]))
 
