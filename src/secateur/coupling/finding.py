@@ -130,6 +130,7 @@ def _in_turns(
 
 
 def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Tensor]) -> list[Branch]:
+    again = bool(trace.touched)
     trace.touched.clear()
     trace.calls.clear()
     first, trace.products = trace.products, []
@@ -148,7 +149,7 @@ def _watch(model: nn.Module, inputs: Any, trace: Trace, tensors: Mapping[str, Te
                 for dim in trace.dims(each):
                     freeze(dim, OUTPUT)
     finally:
-        if any(first):
+        if again:
             trace.products = first  # the cost is that of the first pass
     branches = branches_of(flow, tensors_in(out))
     trace.forget(tensors.values())
