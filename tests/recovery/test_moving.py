@@ -55,7 +55,7 @@ def test_a_convolution_has_one_pair_of_factors_and_what_is_tied_moves_once():
     assert len(movers) == len(named) - 1
     tied = next(each for each in movers if isinstance(each, Whole) and each.others)
     before = model[1].weight.detach().clone()
-    descent = Descent([tied], 1, rate=0.1, clip=1e9)
+    descent = Descent([tied], 1, rate=0.1)
     descent.step((model[1].weight * 2 + model[2].weight).sum())
     assert torch.allclose(model[1].weight, before - 0.1)
     assert model[2].weight.data_ptr() == model[1].weight.data_ptr()

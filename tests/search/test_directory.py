@@ -150,12 +150,6 @@ def test_a_damaged_choice_is_named(dense, before, tmp_path, change, message):
     assert not (tmp_path / "two").exists()
 
 
-def test_branches_and_experts_are_for_other_verbs(dense, tmp_path):
-    with pytest.raises(ValueError, match="take branches out first, with secateur shrink"):
-        fitted(dense, tmp_path / "out", over=("shrink", "branches"))
-    assert not [*tmp_path.glob("out*")]
-
-
 # ---- what lies beside it --------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from secateur import oneshot, shrink
 from secateur.patterns import Block
-from secateur.search import choosing, fit, fit_checkpoint, fitting, making, sensitivity
+from secateur.search import fit, fit_checkpoint, fitting, making, sensitivity
 from secateur.search.fitted import KINDS
 from secateur.search.fitting import Entries, Units
 from secateur.search.judging import Judged
@@ -139,63 +139,6 @@ def test_what_shrink_does_by_itself_is_what_it_does_of_all_batches(monkeypatch):
     assert widths(alone) == widths(model)
     for one, other in zip(model.parameters(), alone.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
-
-
-def weak(count=4):
-    """The last block adds next to nothing."""
-    model = blocks(count)
-    with torch.no_grad():
-        for each in model[-1].down.parameters():
-            each.mul_(1e-3)
-    return model
-
-
-@pytest.mark.parametrize("over", [("branches",), ("branches", "oneshot"), ("branches", "shrink")])
-def test_a_branch_leaves_whole_where_it_gives_little(over):
-    model = weak()
-    dense = parameters(model)
-    done = fit(model, inputs(), budget={"params": 0.75}, over=over, shares=SHARES, evaluations=24, finals=2)
-    assert done.choice["3.up"] == 1
-    assert model[3].down.__class__.__name__ != "Linear"
-    assert not [name for name, _ in model.named_parameters() if name.startswith("3.")]
-    assert parameters(model) - zeros(model) <= 0.75 * dense
-    assert done.got["params"] == pytest.approx(parameters(model) - zeros(model), rel=0.01)
-    assert "branch" in str(done)
-
-
-def test_one_branch_stays_at_least():
-    model = blocks(2)
-    with pytest.raises(ValueError, match=r"the params cannot come to .*: no branch would be left"):
-        fit(model, inputs(), budget={"params": 0.3}, over="branches", finals=1)
-    assert widths(model) == [20, 20]
-
-
-@pytest.mark.parametrize("word", ["branches", "experts"])
-def test_no_configuration_says_what_left_whole(word):
-    with pytest.raises(ValueError, match="uniform=True cannot go with branches or experts"):
-        fit(blocks(2), inputs(), budget={"params": 0.5}, over=("shrink", word), uniform=True)
-
-
-def test_experts_leave_as_many_of_each_mixture():
-    model, batches = make("mixtral").eval(), list(family_batches("mixtral"))
-    done = fit(model, batches, budget={"params": 0.8}, over="experts", shares=(0.25, 0.5), evaluations=6, finals=2)
-    assert done.got["params"] == parameters(model) <= 0.8 * done.dense["params"]
-    assert [layer.mlp.gate.weight.shape[0] for layer in model.model.layers] == [2, 2]
-    assert {done.levels.kind[name] for name in done.choice} == {"experts"}
-
-
-def test_a_latency_is_met_by_branches(monkeypatch):
-    def timed(dense, smaller, _example):  # a busy machine may find fewer blocks slower
-        return float(parameters(dense)), float(parameters(smaller))
-
-    model = weak()
-    each = parameters(model) / len(model)
-    monkeypatch.setattr(choosing, "saved_by", lambda _model, _example, plans, _times: dict.fromkeys(plans, each))
-    for module in (choosing, fitting):
-        monkeypatch.setattr(module, "milliseconds_of", timed)
-    done = fit(model, inputs(), budget={"latency": 0.99, "params": 0.8}, over="branches", evaluations=6, finals=1)
-    assert done.measured is not None
-    assert done.choice["3.up"] == 1
 
 
 def test_levels_are_made_once(tmp_path, monkeypatch):
@@ -519,7 +462,7 @@ def test_globs_of_matrices_are_of_their_own_names():
     [
         ({"over": ("shrink", "oneshot")}, "levels= were made over 'shrink': make them over 'oneshot', too"),
         ({"over": "oneshot"}, "levels= were made over 'shrink': make them over 'oneshot', too"),
-        ({"over": "experts"}, r"nothing that has levels can leave. There are no levels over 'experts'"),
+        ({"over": "experts"}, r"over says which kinds of levels, of 'shrink', 'oneshot'; got \('experts',\)"),
         (
             {"exclude": "*"},
             r"nothing that has levels can leave. 0.up.weight and 2 others: include and exclude",

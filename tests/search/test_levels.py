@@ -31,8 +31,7 @@ def outputs(model, batches):
 
 
 def every(levels, at):
-    """Of what does not leave in one piece."""
-    return {name: min(at, len(each) - 1) for name, each in levels.items() if levels.kind[name] != "branch"}
+    return {name: min(at, len(each) - 1) for name, each in levels.items()}
 
 
 # ---- what a level is ------------------------------------------------------------------------------------------------
@@ -40,7 +39,7 @@ def every(levels, at):
 
 def test_there_are_levels_of_each_kind(made):
     _, _, levels = made
-    assert {levels.kind[name] for name in levels} == {"width", "heads", "branch", "layer"}
+    assert {levels.kind[name] for name in levels} == {"width", "heads", "layer"}
     assert all(name.endswith(":layer") == (levels.kind[name] == "layer") for name in levels)
     assert [level.kept for level in levels["blocks.0.up.weight"]] == [20, 15, 10, 5]
     assert levels["blocks.0.up.weight:layer"][2].kept == 120

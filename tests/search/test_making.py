@@ -141,14 +141,9 @@ def test_batches_of_one_text_have_slopes_of_every_token():
 def test_only_what_globs_name_has_levels():
     model, batches = words(), text()
     levels = make_levels(model, batches, over=("shrink", "oneshot"), shares=(0.5,), include="blocks.1.up.*")
-    assert list(levels) == ["blocks.1.up", "blocks.1.up.weight", "blocks.1.up.weight:layer"]
+    assert list(levels) == ["blocks.1.up.weight", "blocks.1.up.weight:layer"]
     levels = make_levels(model, batches, shares=(0.5,), exclude=["embed.weight", "*.q.weight", "*.down.*"])
     assert list(levels) == [f"blocks.{at}.v.weight" for at in range(2)]
-
-
-def test_a_glob_may_name_a_branch_alone():
-    levels = make_levels(words(), text(), over=("shrink", "oneshot"), shares=(0.5,), include="blocks.0.up")
-    assert dict(levels.kind) == {"blocks.0.up": "branch"}
 
 
 def test_a_model_of_which_nothing_can_leave_says_why():
@@ -205,8 +200,7 @@ def test_all_levels_take_as_many_passes_as_one(over):
         make_levels(model, text(count=20), over=over, shares=shares, verify=False)
         counts.append(len(calls))
     assert counts[0] == counts[1]
-    if over == "oneshot":  # a branch is measured in runs of its own
-        assert counts[0] <= 2 * 20 + 20 + 5
+    assert counts[0] <= 2 * 20 + 20 + 5
 
 
 def test_a_matrix_that_does_not_fit_the_pattern_has_no_level():

@@ -235,7 +235,6 @@ def test_the_command_takes_blocks_out_and_sees_it_again(made, tmp_path):
     [
         (("-s", "0", "--branches", "0.5"), "its blocks leave by what a text shows; pass --data FILE"),
         (("-s", "0.2", "--branches", "0.5", "--data", "random"), "whole blocks leave it, and nothing else with them"),
-        (("-s", "0", "--branches", "0.5", "--data", "random", "--rank-branches", "influence"), "leave by outputs"),
         (("-s", "0", "--branches", "0.5", "--data", "random", "--round-to", "8"), "say how units leave"),
     ],
 )

@@ -14,7 +14,6 @@ from secateur import shrink
 from secateur.blockwise import divergence
 from secateur.checkpoints import CheckpointError, open_checkpoint
 from secateur.shrinking import (
-    expert_directory,
     has_fewer_experts,
     is_shrunken,
     shrink_experts_checkpoint,
@@ -171,88 +170,40 @@ def profiled(dense):
     return shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False), path
 
 
-def test_a_profile_adds_up_and_plans_without_running(dense, profiled, tmp_path, monkeypatch):
+def test_a_profile_plans_without_running(dense, profiled, tmp_path):
     first, path = profiled
-    path = shutil.copy(path, tmp_path / "profile.json")
-    assert first.profile.texts[0].tokens == 96
-    assert first.profile.texts[0].held_out == 32
-    for curve in first.profile.curves.values():
-        errors = curve.errors()
-        assert list(errors) == [1, 2, 3, 4, 5, 6]
-        assert 0 < errors[1] < errors[6]
-    assert "without so many experts" in str(first)
+    assert (first.profile.text.tokens, first.profile.text.held_out) == (96, 32)
     said = str(first.profile)
     assert said.startswith("Ranked by reap on 96 tokens of batches, 32 held out.\nMixture")
-    assert "without so many experts" in said
+    assert "when all mixtures lose a share" in said
     page = Page(first.profile.report(tmp_path / "profile.html").read_text(encoding="utf-8"))
     assert "Expert by expert" in page.text
     assert "<table" in first.profile._repr_html_()
-    with monkeypatch.context() as patch:
-        patch.setattr(expert_directory, "_profiled", None)  # what cannot be added is told before anything is run
-        with pytest.raises(CheckpointError, match="a text counts once"):
-            shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
-        with pytest.raises(CheckpointError, match="ranked by reap, not by total"):
-            shrink_experts_checkpoint(dense, None, batches=batches(8), profile=path, rank="total", verify=False)
-    other = [{key: value.flip(0, 1) for key, value in batch.items()} for batch in batches()]
-    shrink_experts_checkpoint(dense, None, batches=other, profile=path, verify=False, text="other")
-    both = read_profile(path)
-    assert both.beyond[0.25].tokens == 2 * first.profile.beyond[0.25].tokens == 64
-    assert both.beyond[0.25].lost > first.profile.beyond[0.25].lost
-    assert [text.data for text in both.texts] == ["batches", "other"]
-    name = next(iter(both.routed))
-    assert both.routed[name].tokens.sum() == 2 * first.profile.routed[name].tokens.sum()
+    with pytest.raises(CheckpointError, match="is there already; give plan= to use it"):
+        shrink_experts_checkpoint(dense, None, batches=batches(), profile=path, verify=False)
+    known = read_profile(path)
     done = shrink_experts_checkpoint(dense, tmp_path / "small", 2, plan=path, verify=False)
     for name, stays in done.kept.items():
-        scores = both.routed[name].scores("reap")
+        scores = known.routed[name].scores("reap")
         assert {*range(8)} - {*stays} == {*np.argsort(scores)[:2].tolist()}
 
 
-def test_what_a_curve_says_is_what_the_mixture_loses(dense, profiled):
-    """Seen on the layer alone, in memory, on the batch that was held out."""
-    done, _ = profiled
-    from transformers import MixtralForCausalLM
-
-    name = "model.layers.0.mlp.gate.weight"
-    scores = done.profile.routed[name].scores("reap")
-    model = MixtralForCausalLM.from_pretrained(dense).eval()
-    given = []
-    model.model.layers[0].mlp.register_forward_hook(lambda _, args, out: given.append((args[0], out)))
-    with torch.no_grad():
-        model(**batches()[3])
-        small = MixtralForCausalLM.from_pretrained(dense).eval()
-        shrink(small, batches()[0], experts=2, batches=batches()[:3], repair=False)
-        assert len(scores) == 8
-        x, whole = given[0]
-        without = small.model.layers[0].mlp(x)
-    error = float((without - whole).norm() / whole.norm())
-    assert done.profile.curves[name].errors()[2] == pytest.approx(error, rel=1e-3)
-
-
 def test_what_is_behind_the_mixtures_is_what_the_smaller_model_gives(dense, profiled):
-    """Of a quarter of the experts: the model's outputs and its streams, seen in memory on the batch held out."""
+    """Of a quarter of the experts: the model's outputs, seen in memory on the batch held out."""
     done, path = profiled
     from transformers import MixtralForCausalLM
 
     model = MixtralForCausalLM.from_pretrained(dense).eval()
     small = MixtralForCausalLM.from_pretrained(dense).eval()
     shrink(small, batches()[0], experts=2, batches=batches()[:3], repair=False)
-    seen = []
-    for each in (model, small):
-        streams = []
-        for layer in each.model.layers:
-            layer.register_forward_hook(lambda _m, _a, out, streams=streams: streams.append(out))
-        with torch.no_grad():
-            seen.append((each(**batches()[3]), streams))
-    (one, before), (two, after) = seen
+    with torch.no_grad():
+        one, two = (each(**batches()[3]) for each in (model, small))
     found = read_profile(path).beyond
     assert list(found) == [0.125, 0.25, 0.5]
     lost, tokens = divergence(one, two)
     # so small a divergence is a difference of logarithms that nearly cancel, which float32 rounds
     assert (found[0.25].lost, found[0.25].tokens) == (pytest.approx(lost, rel=1e-2), tokens)
     assert 0 < found[0.125].lost < found[0.5].lost
-    for at, (whole, less) in enumerate(zip(before, after, strict=True)):
-        error = float((less - whole).norm() / whole.norm())
-        assert found[0.25].error(f"model.layers.{at}.mlp.gate.weight") == pytest.approx(error, rel=1e-3)
     assert "Model output" in str(done)
 
 
@@ -316,16 +267,13 @@ def mixture(**fields):
     ("change", "message"),
     [
         (lambda values: values.update(version=2), "version 1"),
-        (lambda values: values.pop("texts"), "texts is missing"),
+        (lambda values: values.pop("text"), "text is missing"),
         (lambda values: values["mixtures"].clear(), "says nothing of"),
         (mixture(tokens=[1.0]), "is not of as many experts"),
         (mixture(tokens=[-1.0] * 8), "of at least 0"),
-        (mixture(lost=[1.0]), "as many counts"),
-        (mixture(norms="many"), "norms"),
-        (lambda values: next(iter(values["mixtures"].values())).pop("without"), "of some alone"),
+        (mixture(weighted="many"), "weighted"),
         (lambda values: values.update(outputs=3), "outputs"),
         (lambda values: values["outputs"][0].update(share=2.0), "share"),
-        (lambda values: values["outputs"][0].update(streams={"a": [1.0]}), "what a stream lost and what it was"),
         (lambda values: values.update(rank=3), "rank"),
         (lambda values: values.update(rank="luck"), "rank is none of reap"),
     ],

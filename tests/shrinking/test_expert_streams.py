@@ -127,8 +127,7 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
         ({"remove": 1}, "remove 2, not 1"),
         ({"batches": batches(3)}, "data.sha256 "),
         ({"repair": False}, "repair true, not false"),
-        ({"rank": "total"}, "rank null, not "),
-        ({"how": "merge"}, 'how "remove", not "merge"'),
+        ({"rank": "frequency"}, "rank null, not "),
         ({"include": "*gate*"}, "include null, not "),
         ({"unreached_first": True}, "unreached_first false, not true"),
     ):
@@ -148,8 +147,6 @@ def test_a_run_goes_on_only_with_the_same_request_and_source(dense, stopped, tmp
         (lambda j: j["blocks"][0].update(name="model.layers.7"), r"name is model.layers.7, which is no block"),
         (lambda j: j["blocks"].append(j["blocks"][0]), r"or is there twice"),
         (lambda j: j["blocks"][0].update(made_up_for={"gate": "much"}), "made_up_for"),
-        (lambda j: j["blocks"][0].update(merged={"gate": [3]}), "gate is not which experts became one"),
-        (lambda j: j["blocks"][0].update(not_merged=3), "not_merged"),
         (lambda j: j["facts"].update(writing="model.layers.9"), "writing is model.layers.9, which is no block"),
         (lambda j: j["facts"]["profile"]["mixtures"].popitem(), "is of other mixtures"),
         (lambda j: j["facts"]["profile"].update(rank="luck"), "rank is none of"),

@@ -210,17 +210,9 @@ class Coupling(Shown):
         """The dimensions of each contraction that was watched, whose sizes multiply to its work, and 1."""
         return [(dims, 1) for dims in self._trace.products]
 
-    def held(self) -> list[tuple[Sequence[Expression], int]]:
-        """The dimensions of parameters, buffers and all results of the first pass, and the bytes of an entry."""
-        return [*((self._dims[name], each.element_size()) for name, each in self._tensors.items()), *self._trace.made]
-
     def multiply_adds(self, counts: Mapping[Axis, int]) -> int:
         """Multiply-adds of the passes that were watched, when so many stay of each axis; only those of contractions."""
         return _total(self.contractions(), counts)
-
-    def memory(self, counts: Mapping[Axis, int]) -> int:
-        """Bytes of parameters, buffers and all results of the first pass, as training holds them."""
-        return _total(self.held(), counts)
 
     def looks(self) -> list[Look]:
         """Where scores are made and compared, by which something is chosen."""

@@ -78,8 +78,6 @@ def recover_checkpoint(
     rate: float = 1e-4,
     local_rate: float = 2e-4,
     local_batches: int = 128,
-    decay: float = 0.0,
-    clip: float = 1.0,
     share: float = 1.0,
     include: str | Iterable[str] | None = None,
     exclude: str | Iterable[str] | None = None,
@@ -104,7 +102,7 @@ def recover_checkpoint(
         out: must not exist.
         batches: token batches, such as `read_calibration` gives; or `Sampled`: text that the teacher writes, which
             loads it whole. None: ``Sampled()``.
-        steps, local, loss, adapters, rate, local_rate, local_batches, decay, clip, share, include, exclude, forward,
+        steps, local, loss, adapters, rate, local_rate, local_batches, share, include, exclude, forward,
             seed, autocast: as for `recover`. With ``steps=0`` a block of each model is in memory; else both models are.
         activations: a folder for what blocks pass on; None: memory.
         teacher_on_disk: by the outputs, too, one block of the teacher is in memory, and all of them are read at each
@@ -128,8 +126,6 @@ def recover_checkpoint(
         rate,
         local_rate,
         local_batches,
-        decay,
-        clip,
         seed,
         share,
         None,
@@ -334,7 +330,7 @@ def _local(
         walk_on = recover_blocks(
             sides[0],
             sides[1],
-            Epochs(request.local, request.local_rate, request.clip, request.seed),
+            Epochs(request.local, request.local_rate, request.seed),
             trained=of_one_block(place.student.model, place.student.blocks, place.trained),
             masks_of=place.masks_of,
             commit=commit,

@@ -66,11 +66,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How each part is trained: how often on each batch, the highest rate, the largest norm of gradients, the seed."""
+    """How each part is trained: how often on each batch, the highest rate, the seed."""
 
     count: int
     rate: float
-    clip: float
     seed: int
 
 
@@ -367,7 +366,7 @@ class _Run:
                 each.requires_grad_(local in named)
             self.close(part, held)
             movers = movers_for(self.block, named, held.masks)
-            descent = Descent(movers, way.count * len(self.met), rate=way.rate, clip=way.clip)
+            descent = Descent(movers, way.count * len(self.met), rate=way.rate)
             with torch.enable_grad():
                 for epoch in range(way.count):
                     for at in order_of(seed, epoch, len(self.met)):

@@ -30,8 +30,6 @@ class Request:
     rate: float
     local_rate: float
     local_batches: int
-    decay: float
-    clip: float
     seed: int
     share: float = 1.0
     masks: Any = None
@@ -55,12 +53,10 @@ class Request:
             raise ValueError("steps=0 and local=0: nothing is asked for.")
         if self.adapters is not None and (type(self.adapters) is not int or self.adapters < 1):
             raise ValueError(f"adapters is the rank of the updates, 1 or more; got {self.adapters!r}.")
-        for name in ("rate", "local_rate", "clip"):
+        for name in ("rate", "local_rate"):
             value = getattr(self, name)
             if not (_is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} is a number above 0; got {value!r}.")
-        if not (_is_number(self.decay) and 0 <= self.decay < math.inf):
-            raise ValueError(f"decay is 0 or more; got {self.decay!r}.")
         if not (_is_number(self.share) and 0 <= self.share <= 1):
             raise ValueError(
                 f"share must be from 0 to 1, the teacher's part of the loss by the outputs; got {self.share!r}."
@@ -79,7 +75,7 @@ class Request:
 
     def described(self) -> dict[str, Any]:
         """As JSON: what a run that goes on must have in common with the one that was killed, beside the data."""
-        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "decay", "clip", "seed", "share")
+        plain = ("steps", "local", "adapters", "rate", "local_rate", "local_batches", "seed", "share")
         said = {name: getattr(self, name) for name in plain}
         loss = self.loss if self.loss is None or isinstance(self.loss, str) else described(self.loss)
         globs = {name: _listed(getattr(self, name)) for name in ("include", "exclude")}

@@ -47,7 +47,7 @@ from secateur.shrinking import (
 )
 from secateur.support import Forward, track, unwrapped
 
-__all__ = ["ByItself", "Choosing", "Finishing", "WHOLE", "kept_by"]
+__all__ = ["ByItself", "Choosing", "Finishing", "kept_by"]
 
 _POINTS = 6  # of the curve, below the dense model
 _LEAST = 0.01  # of what the model costs, that the curve goes down to
@@ -56,7 +56,6 @@ _CORRECTIONS = 3
 _SMALLER = 0.96  # of a budget, from one try to keep the score to the next
 _TRIES = 4
 _NEAR_ENOUGH = 0.01  # of what a model costs: two shares are one
-WHOLE = ("branch", "experts")  # kinds of what leaves in one piece
 ERRORS = "errors"  # what the sum of the levels' errors chooses
 SEARCHED, DEFAULT = "searched", "shrink, by itself"
 _ALONE = 1 / 3  # of the passes, that groups are measured alone in
@@ -190,7 +189,7 @@ class Choosing:
         free = self._in_scope([name for name in self.levels if self.levels.kind[name] in self.kinds])
         self._seen_alone = _Seen(self.coupling)
         self._seen = [(self._seen_alone, None)]
-        tied: Iterable[Iterable[str]] = self._mixtures_alike([[name] for name in free])
+        tied: Iterable[Iterable[str]] = [[name] for name in free]
         if self.uniform:
             tied = self._uniform(free)
         classes = [self._allowed(each) for each in classes_of(self.levels, tied)]
@@ -209,7 +208,6 @@ class Choosing:
         known = names_of(self.coupling) | modules | {name for name, _ in self.inner.named_parameters()}
         check_globs(known, (*(include or ()), *exclude))
         members = {group.name: {name for name, _ in group.members} for group in self.coupling.groups}
-        members |= {each.name: {*each.modules, *each.parameters} for each in self.coupling.branches}
 
         def may(name: str) -> bool:
             groups = self.levels.groups[name]
@@ -297,8 +295,6 @@ class Choosing:
 
     def _is_possible(self, choice: Mapping[str, int]) -> bool:
         """Whether shrink would take such a choice."""
-        if "branches" in self.over and not self._one_branch_stays(choice):
-            return False
         kept = self.levels.kept(choice)
         return all(seen.objection(kept) is None for seen, _ in self._seen)
 
@@ -315,18 +311,6 @@ class Choosing:
         ]
         return f" {'; '.join(said)}."
 
-    def _one_branch_stays(self, choice: Mapping[str, int]) -> bool:
-        branches = {each.name: {*each.parameters} for each in self.coupling.branches}
-        gone = set().union(*(branches[name] for name in choice if self.levels.kind[name] == "branch"))
-        return not all(each <= gone for each in branches.values())
-
-    def _mixtures_alike(self, tied: Sequence[Sequence[str]]) -> list[list[str]]:
-        """All mixtures lose as many experts, as `shrink` takes them; of several sizes none does."""
-        mixtures = [name for (name,) in tied if self.levels.kind[name] == "experts"]
-        alike = {tuple((level.kept, level.of) for level in self.levels[name]) for name in mixtures}
-        others = [list(each) for each in tied if each[0] not in mixtures]
-        return [*others, mixtures] if len(alike) == 1 else others
-
     # ---- latency --------------------------------------------------------------------------------------------------
 
     def _predicted(self) -> Predicted:
@@ -339,8 +323,7 @@ class Choosing:
                 costs = tuple((each.kept, each.of, each.costs["macs"], each.costs["params"]) for each in levels)
                 of[name] = alike.setdefault((self.levels.kind[name], costs), name)
         plans = {
-            (name, at): next(iter(self.levels.plans({name: at})), None)
-            or plan_of(self.whole, self.coupling, self._masks({name: at}))
+            (name, at): plan_of(self.whole, self.coupling, self._masks({name: at}))
             for name in alike.values()
             for at in range(1, len(self.levels[name]))
         }
@@ -359,10 +342,7 @@ class Choosing:
             assert self.whole is not None
             assert self.space.predicted is not None
             smaller = copy.deepcopy(self.whole)
-            named = self.space.named(choice)
-            counted = {name: at for name, at in named.items() if self.levels.kind[name] not in WHOLE}
-            for plan in (plan_of(smaller, self.coupling, self._masks(counted)), *self.levels.plans(named)):
-                carry_out(smaller, plan, None)
+            carry_out(smaller, plan_of(smaller, self.coupling, self._masks(self.space.named(choice))), None)
             before, after = milliseconds_of(self.whole, smaller, self.timed_on)
             self.trials[choice] = after / before * self.space.predicted.dense
         return self.trials[choice]
@@ -404,7 +384,7 @@ class Choosing:
         asked = f"the {word} cannot come to {cost_text(word, limits[word])} of {cost_text(word, whole)}: "
         if holds(limits, costs):
             kept = self.levels.kept(self.space.named(self.space.last))
-            why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no branch would be left")
+            why = next((said for seen, _ in self._seen if (said := seen.objection(kept))), "no other choice fits")
             return ValueError(
                 f"{asked}what would is refused, as the last level of each group: {why}. Ask for more, pass other "
                 "shares=, or exclude= some of it."

@@ -44,7 +44,7 @@ from secateur.search.fitting import (
 from secateur.search.given import given
 from secateur.search.held_back import HeldBack, split
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, make_levels, refuse_several
+from secateur.search.making import make_levels, refuse_several
 from secateur.search.place import Place, check_outside, working
 from secateur.search.scoring import SCORES, Score
 from secateur.search.sensitivity import Sensitivity
@@ -115,11 +115,6 @@ def fit_checkpoint(
     refuse_several("fit")
     asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
-    if not {*kinds} <= {*OVER}:
-        raise ValueError(
-            "fit chooses of a directory's units and entries alone: take branches out first, with secateur shrink, or "
-            "experts, with secateur experts, and fit what that writes."
-        )
     solver = solvers.parse(solver)
     check_batches(batches)
     check_new(out)

@@ -26,8 +26,6 @@ __all__ = ["Chosen", "Fitted", "KINDS", "Point", "cost_text", "knee_of"]
 KINDS = {  # of levels, that each word of over= may choose of
     "shrink": ("width", "heads"),
     "oneshot": ("layer",),
-    "branches": ("branch",),
-    "experts": ("experts",),
 }
 _LOSSES = {
     "kl": "the divergence of the model's outputs from the dense one's, a mean over tokens",

@@ -33,7 +33,7 @@ from secateur.search.held_back import HeldBack, split
 from secateur.search.judging import Judged
 from secateur.search.latency import milliseconds_of
 from secateur.search.levels import Levels
-from secateur.search.making import OVER, UNSTRUCTURED, make_levels, refuse_several
+from secateur.search.making import UNSTRUCTURED, make_levels, refuse_several
 from secateur.search.scoring import Score, check_word
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import Memory, Shrunk, example_of, remembering, shrink
@@ -52,7 +52,6 @@ __all__ = [
     "check_unmade",
     "counted",
     "fit",
-    "levels_for",
     "pattern_of",
     "rounding_for",
     "shares_for",
@@ -122,9 +121,8 @@ def fit(
         score: ``model -> float``, higher is better; or how the model's outputs are compared with the dense model's, on
             the batches held back: ``"kl"``, ``"cosine"`` or ``"change"``, by default the first of them that its outputs
             are made for (see `secateur.search.scorer`).
-        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; ``"branches"``, residual branches
-            that leave whole; ``"experts"``, experts of mixtures, of each as many; one word or several. Zeros are no
-            faster by themselves, so a latency asks for another. No configuration says which branches left.
+        over: ``"shrink"``, units that leave; ``"oneshot"``, entries that become zero; or both. Zeros are no faster by
+            themselves, so a latency asks for ``"shrink"``.
         target: which cost is to get small, with ``keep``.
         uniform: keep what the model's configuration can say, so that ``from_pretrained`` loads what is saved.
         shares: the levels: how much leaves, each in (0, 1); by default 5 % to 90 % in steps of five, of
@@ -177,10 +175,6 @@ def fit(
     refuse_several("fit")
     asked = parse_budget(budget, keep, target=target)
     kinds = check_asked(asked, over, evaluations, finals, score)
-    if uniform and not {*kinds} <= {*OVER}:
-        raise ValueError(
-            "uniform=True cannot go with branches or experts in over=; leave it out, and use shrink for these."
-        )
     solver = solvers.parse(solver)
     check_batches(batches)
     every = list(batches)
@@ -197,7 +191,7 @@ def fit(
         made = make_levels(
             model,
             rest,
-            over=levels_for(kinds),
+            over=kinds,
             shares=shares_for(shares, kinds),
             solver=solver,
             pattern=pattern,
@@ -293,7 +287,7 @@ def check_unmade(
     if levels is None:
         return
     asked = levels.made.asked
-    if missing := [word for word in levels_for(kinds) if word not in asked["over"]]:
+    if missing := [word for word in kinds if word not in asked["over"]]:
         raise ValueError(
             f"over= says {', '.join(map(repr, kinds))}, and levels= were made over "
             f"{', '.join(map(repr, asked['over']))}: make them over {missing[0]!r}, too, or leave it out."
@@ -303,15 +297,6 @@ def check_unmade(
             f"levels= are of the solver {asked.get('solver')}, and solver= says {described(solver)}: pass the one that "
             "they were made with, or make them again."
         )
-
-
-def levels_for(kinds: Sequence[str]) -> tuple[str, ...]:
-    """The words of `make_levels`: branches and experts are among what `shrink` takes.
-
-    >>> levels_for(("branches", "oneshot"))
-    ('shrink', 'oneshot')
-    """
-    return tuple(word for word in OVER if word in kinds or (word == "shrink" and {*kinds} - {"oneshot"}))
 
 
 def shares_for(shares: Sequence[float] | None, kinds: Sequence[str]) -> Sequence[float]:
@@ -385,41 +370,18 @@ def _globs(given: str | Iterable[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class Told:
-    """The arguments of the verbs: how many units of each group stay, which branches leave, how many experts of each
-    mixture, and the sparsity of matrices. What lies in a branch that leaves is named nowhere else."""
+    """The arguments of the verbs: how many units of each group stay, and the sparsity of matrices."""
 
     units: Mapping[str, int] = field(default_factory=dict)
-    branches: tuple[str, ...] = ()
-    experts: int = 0
     entries: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def shrinks(self) -> bool:
-        """Whether `shrink` has something to do."""
-        return bool(self.units or self.branches or self.experts)
 
-
-def told_of(levels: Levels, choice: Mapping[str, int], branches: Mapping[str, Collection[str]] | None = None) -> Told:
-    """The arguments of the verbs that carry out a choice.
-
-    Args:
-        branches: ``{name: parameters}`` of residual branches, where some of them may leave.
-    """
+def told_of(levels: Levels, choice: Mapping[str, int]) -> Told:
+    """The arguments of the verbs that carry out a choice."""
     chosen = {name: at for name, at in choice.items() if at}
-    leave = tuple(name for name in chosen if levels.kind[name] == "branch")
-    gone = {each for name in leave for each in (branches or {})[name]}
-    counted = {name: at for name, at in chosen.items() if levels.kind[name] in ("width", "heads")}
-    units = {name: int(mask.sum()) for name, mask in levels.kept(counted).items()}
-    mixtures = {name: at for name, at in chosen.items() if levels.kind[name] == "experts"}
-    experts = {int((~mask).sum()) for mask in levels.kept(mixtures).values()}
+    units = {name: int(mask.sum()) for name, mask in levels.kept(chosen).items()}
     layers = {name: levels[name][at] for name, at in chosen.items() if levels.kind[name] == "layer"}
-    entries = {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()}
-    return Told(
-        {name: count for name, count in units.items() if name.partition(":")[0] not in gone},
-        leave,
-        max(experts, default=0),
-        {name: share for name, share in entries.items() if name not in gone},
-    )
+    return Told(units, {name.removesuffix(LAYER): 1 - level.kept / level.of for name, level in layers.items()})
 
 
 @dataclass(eq=False)
@@ -446,7 +408,7 @@ class Carrying:
             _MissedError: it loses more than ``most``.
         """
         task = self.choosing
-        told = self._told(chosen.choice)
+        told = told_of(task.levels, chosen.choice)
         if chosen.units is not None:
             told = Told(chosen.units)
         result: list[tuple[OneShot | None, tuple[float, float | None], dict[str, float]]] = []
@@ -467,7 +429,7 @@ class Carrying:
             result.append((pruned, finished, got))
 
         shrunk = None
-        if told.shrinks:
+        if told.units:
             shrunk = self._shrunk(task.model, told, self.every, verify=self.verify, report=then)
         else:
             then(None)
@@ -487,17 +449,13 @@ class Carrying:
         return self.choosing.measured.of(self._copied(choice, self.every))
 
     def _copied(self, choice: Mapping[str, int], batches: Sequence[Any]) -> nn.Module:
-        copied, told = copy.deepcopy(self.choosing.model), self._told(choice)
-        if told.shrinks:
+        copied, told = copy.deepcopy(self.choosing.model), told_of(self.choosing.levels, choice)
+        if told.units:
             with remembering(self.memory):
                 self._shrunk(copied, told, batches, verify=False)
         if told.entries:
             self._pruned(copied, told.entries, batches)
         return copied
-
-    def _told(self, choice: Mapping[str, int]) -> Told:
-        branches = {each.name: each.parameters for each in self.choosing.coupling.branches}
-        return told_of(self.choosing.levels, choice, branches)
 
     def _lost(self, model: nn.Module) -> Judged:
         task = self.choosing
@@ -561,12 +519,10 @@ class Carrying:
         return shrink(
             model,
             self.choosing.example,
-            0.5 if told.units else None,  # the allocation says how many
+            0.5,  # the allocation says how many
             target="units",
-            allocate=Units(told.units) if told.units else None,
+            allocate=Units(told.units),
             round_to=1,
-            branches=told.branches,
-            experts=float(told.experts),
             batches=batches,
             forward=self.choosing.forward,
             uniform=self.uniform,

@@ -23,12 +23,10 @@ from torch import Tensor, nn
 from secateur.blockwise import digest
 from secateur.search.costs import TARGETS, Bill, bill_in, stored
 from secateur.search.files import Stored, lies_in, read_entry, write_entry
-from secateur.shrinking import Plan, carry_out
 from secateur.support import Fields, Part, Rows, Shown, Undo, tensors_of, unwrapped, write_whole
 
-__all__ = ["KINDS", "Level", "Levels", "Made", "digest_of", "shown_name", "told", "told_share"]
+__all__ = ["Level", "Levels", "Made", "digest_of", "shown_name", "told", "told_share"]
 
-KINDS = ("width", "heads", "branch", "experts", "layer")
 FORMAT, VERSION = "secateur levels", 1
 FILE = "levels.json"
 _HINT = " Make the levels again, in another folder."
@@ -77,7 +75,7 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
     A choice is ``{group: number of the level}``; groups that it does not name stay dense.
 
     Attributes:
-        kind: ``{group: "width", "heads", "branch", "experts" or "layer"}``.
+        kind: ``{group: "width", "heads" or "layer"}``.
         groups: ``{group: groups of the coupling}`` that leave with it, by their names; of a layer its parameter.
         fixed: ``{target: cost}`` of what is in no group: with all dense levels' costs it is the model's. Where groups
             share a tensor, as channels in and out of a convolution, it is less: each has the whole of it. `cost` says
@@ -140,8 +138,8 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
     def cost(self, choice: Mapping[str, int], target: str, densities: Mapping[str, float] | None = None) -> float:
         """The cost of the model at a choice: "params" (entries that are not zero), "macs" (multiply-adds of the
         example, those with zeros left out) or "bytes" (of parameters and buffers; of sparse layers what is kept and a
-        bit an entry, or dense if that is less). Of branches it is no sum over groups, nor of what shares a tensor. With
-        ``densities``, of matrices by their names, these are counted instead of what their levels say."""
+        bit an entry, or dense if that is less). It is no sum over groups that share a tensor. With ``densities``, of
+        matrices by their names, these are counted instead of what their levels say."""
         if target not in TARGETS:
             raise ValueError(f"target must be one of {', '.join(map(repr, TARGETS))}, not {target!r}.")
         left = {
@@ -161,13 +159,9 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         found: dict[str, npt.NDArray[np.bool_]] = {}
         for name, at in self._chosen(choice).items():
             entry = self._entries[name]
-            if entry.kind not in ("layer", "branch"):
+            if entry.kind != "layer":
                 found |= {group: entry.mask(at, axis) for axis, group in enumerate(entry.groups)}
         return found
-
-    def plans(self, choice: Mapping[str, int]) -> list[Plan]:
-        """The plans that remove the branches and experts of a choice."""
-        return [plan for name, at in self._chosen(choice).items() for plan in self._entries[name].plans(at)]
 
     def weights(self, model: nn.Module, choice: Mapping[str, int]) -> dict[str, Tensor]:
         """New values of the parameters that a choice changes, in dense shape.
@@ -202,14 +196,12 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         for name, at in self._chosen(choice).items():
             entry = self._entries[name]
             found |= {*entry.levels[at - 1].values, *(member for member, _, _ in entry.members)}
-            for plan in entry.plans(at):
-                found |= {*plan.tensors, *plan.modules, *(str(place[0]) for place, _, _ in plan.numbers)}
         return found
 
     @contextlib.contextmanager
     def assembled(self, model: nn.Module, choice: Mapping[str, int]) -> Iterator[nn.Module]:
-        """A context in which the model has these levels' weights, in dense shape: units that left are zeros, their
-        consumers are repaired, branches and experts are removed. Afterwards the model is restored, bit for bit.
+        """A context in which the model has these levels' weights, in dense shape: units that left are zeros, and their
+        consumers are repaired. Afterwards the model is restored, bit for bit.
 
         Raises:
             KeyError: there is no such group.
@@ -218,14 +210,11 @@ class Levels(Mapping[str, tuple[Level, ...]], Shown):
         inner = unwrapped(model)
         new = self.weights(inner, choice)
         parameters = dict(inner.named_parameters())
-        plans = self.plans(choice)
         undo = Undo()
         try:
             for name, value in new.items():
                 undo.call(_set_data, parameters[name], parameters[name].data)
                 parameters[name].data = value
-            for plan in plans:
-                undo.call(carry_out(inner, plan, None))
             yield model
         finally:
             undo.roll_back()

@@ -53,9 +53,6 @@ def sensitivity_sheets(found: Sensitivity) -> list[Sheet]:
     labels = [f"{name} ({kind})" for name, kind in zip(names, kinds, strict=True)]
     label = _LABELS.get(found.score, found.score)
     charts = [Chart("What each group costs", caption, labels, by_share[middle], label)]
-    if 1.0 in by_share and middle != 1.0:
-        told_whole = f"What the model loses ({found.score}) where all of it leaves, in their order."
-        charts.append(Chart("What leaves as a whole costs", told_whole, labels, by_share[1.0], label))
     return [Sheet("Group by group", cells, charts)]
 
 

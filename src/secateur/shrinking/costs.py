@@ -1,4 +1,4 @@
-"""The cost of a model when so many units stay: parameters, multiply-adds, bytes, or time relative to the whole model's.
+"""The cost of a model when so many units stay: parameters, multiply-adds, or time relative to the whole model's.
 
 Law: the model is not changed; a cost follows from counts alone, and only for the time a model is cut.
 """
@@ -25,14 +25,14 @@ from secateur.support import alternating, ratio, run_example
 
 __all__ = ["TARGETS", "amount_of", "by_cost", "cost_of", "prices_of", "ratio_of_times"]
 
-TARGETS = ("params", "macs", "memory", "latency", "units")
+TARGETS = ("params", "macs", "latency", "units")
 
 
 def by_cost(scores: Mapping[str, Tensor], sparsity: float, pattern: Pattern) -> Counts:
     """`everywhere`, of scores per cost: what leaves first gains most of the target for the score that it loses.
 
     An allocation for `secateur.shrink`, which divides each group's scores by what one of its units costs of the target
-    before (parameters, multiply-adds, bytes); of "latency" and "units" all cost the same.
+    before (parameters, multiply-adds); of "latency" and "units" all cost the same.
 
     >>> from secateur import shrink
     >>> layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=4), nn.ReLU(), nn.Conv2d(8, 2, 1)
@@ -65,8 +65,6 @@ def amount_of(model: nn.Module, coupling: Coupling, target: str, tied: Sequence[
     """
     if target == "units":
         return Amount([([group.axis], 1) for each in tied for group in each.groups], tied)
-    if target == "memory":
-        return Amount(coupling.held(), tied)
     if target == "params" or (target == "latency" and not coupling.contractions()):
         return Amount([(coupling.dims(name), 1) for name, _ in model.named_parameters()], tied)
     return Amount(coupling.contractions(), tied)
@@ -79,9 +77,7 @@ def cost_of(
     if target == "params":
         names = [name for name, _ in model.named_parameters()]
         return lambda counts: sum(coupling.size(name, counts) for name in names)
-    if target == "macs":
-        return coupling.multiply_adds
-    return coupling.memory if target == "memory" else _latency(model, coupling, example_inputs)
+    return coupling.multiply_adds if target == "macs" else _latency(model, coupling, example_inputs)
 
 
 def _latency(model: nn.Module, coupling: Coupling, example_inputs: Any) -> Callable[[Mapping[Axis, int]], float]:

@@ -138,7 +138,7 @@ def shrink_depth_checkpoint(
     """Writes to ``out`` the model of a Hugging Face directory with fewer blocks; ``from_pretrained`` loads it.
 
     A configuration counts blocks, so that of a directory residual branches leave with all others of their block. Which
-    blocks leave is chosen by what the outputs lose, one after the other (`rank_branches="outputs"` of `shrink`), and
+    blocks leave is chosen by what the outputs lose, one after the other (as with batches of `shrink`), and
     what they added is merged into the last weight before them whose outputs are added to the stream (ReplaceMe,
     arXiv:2505.02819), or into the scales of a layer normalization (LinearPatch, arXiv:2505.24680). What follows stays
     as it is. One block's weights are in memory at a time. ``secateur.json`` and ``blocks.json``, what each tensor was,

@@ -177,7 +177,7 @@ def shrink_checkpoint(
         example_inputs: as for `shrink`; by default what transformers takes as an example, without a cache.
         criterion: one that needs no evidence, or evidence is asked for by a `TypeError`.
         allocate, include, exclude, round_to: as in `shrink`.
-        target: ``"params"``, ``"macs"``, ``"memory"`` or ``"units"``.
+        target: ``"params"``, ``"macs"`` or ``"units"``.
         batches: what a DataLoader yields, as for `oneshot`, for models of repeated blocks: units are chosen by what the
             outputs of their consumers lose. Without, by the criterion, which a trained language model does not survive.
         repair: with batches, solve for what stays of the consumers' weights, half of the way towards the dense model;
@@ -204,7 +204,7 @@ def shrink_checkpoint(
     """
     started = time.monotonic()
     if target == "latency":
-        raise ValueError("target must be one of 'params', 'macs', 'memory', 'units' for a checkpoint, not 'latency'.")
+        raise ValueError("target must be one of 'params', 'macs', 'units' for a checkpoint, not 'latency'.")
     asked = request(
         sparsity=sparsity,
         criterion=criterion,

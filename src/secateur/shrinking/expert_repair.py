@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from secateur.blockwise import Outputs, Piece, gathered, rank_and_world
 from secateur.coupling import Group
-from secateur.shrinking.expert_merging import Merged, Merging, merge
 from secateur.shrinking.expert_rows import ExpertRows, rows_of_experts
 from secateur.shrinking.expert_streams import Beside, Pass, Side, of_model, runs_again
 from secateur.support import Forward, Undo
@@ -31,9 +30,9 @@ __all__ = [
     "Mended",
     "MendedMixtures",
     "OUTSIDE",
-    "change_mixtures",
     "leave_whole",
     "mend",
+    "mend_mixtures",
 ]
 
 # Of the mean diagonal: the one that is best on tokens that it did not see. Of 3072 tokens 1e-3 was, of 144 it was 1.
@@ -69,7 +68,7 @@ class MendedMixtures:
         return {name: each.why for name, each in self.found.items() if each.share is None}
 
 
-def change_mixtures(
+def mend_mixtures(
     model: nn.Module,
     dense: nn.Module,
     groups: Sequence[Group],
@@ -77,36 +76,28 @@ def change_mixtures(
     *,
     forward: Forward | None,
     undo: Undo,
-    repair: bool = True,
-    merging: Merging | None = None,
-) -> tuple[MendedMixtures, Merged]:
-    """Merges and repairs the mixtures of a model that lost experts, run beside the dense one; ``groups`` are the dense
-    one's.
-    """
-    mended, merged = MendedMixtures(), Merged()
+) -> MendedMixtures:
+    """Repairs a model of which experts left, beside the one that it was; ``groups`` are of the former."""
+    mended = MendedMixtures()
     if (name := runs_again(model, batches[0], forward)) is not None:
-        leave_whole(groups, f"{name or 'the model'} runs more than once in a forward pass", mended, merged)
-        return mended, merged
+        leave_whole(groups, f"{name or 'the model'} runs more than once in a forward pass", mended)
+        return mended
     with of_model(dense, batches, forward) as whole, of_model(model, batches, forward) as small:
         beside = Beside(whole, small, groups)
-        leave_whole(beside.outside, OUTSIDE, mended, merged)
+        leave_whole(beside.outside, OUTSIDE, mended)
 
         def change(name: str, its: Sequence[Group]) -> None:
-            if merging is not None:
-                merge(beside, merging, name, its, merged, undo=undo)
-            if repair:
-                mend(beside, small, name, its, mended, undo=undo)
+            mend(beside, small, name, its, mended, undo=undo)
 
         for _ in beside.run(change):
             pass
-    return mended, merged
+    return mended
 
 
-def leave_whole(groups: Iterable[Group], why: str, mended: MendedMixtures, merged: Merged) -> None:
+def leave_whole(groups: Iterable[Group], why: str, mended: MendedMixtures) -> None:
     """Mixtures of which nothing can change."""
     for group in groups:
         mended.found[group.name] = Mended(None, why)
-        merged.whole[group.name] = why
 
 
 def mend(

@@ -173,16 +173,6 @@ class Beside:
                 lack = output_rows(wanted, own).to(_rows(output).device) - output_rows(_wide(output), own)
             yield Pass(path, given, own, lack)
 
-    def givens(self, name: str, group: Group) -> Iterator[tuple[tuple[Any, Any], Tensor | None]]:
-        """What a mixture of the smaller model is given, batch by batch, and which tokens are no padding."""
-        path = places_of(self.small.model, group)[0]
-        for number, batch in enumerate(track(self.small.batches, f"watching {name or 'the model'}")):
-            given, _, _ = _through(self.small, number, batch, name, path)
-            own = Tokens.of(batch).own
-            if isinstance(self.small.batches, RunAlong):
-                own = torch.zeros(_rows(given).shape[0], dtype=torch.bool)
-            yield given, own
-
     def _look(self, name: str) -> None:
         """At a block of the dense model: where a mixture's outputs are no summand of the block's, they are kept."""
         for group in self._inside.get(name, ()):

@@ -7,7 +7,7 @@ values it is what they were made of.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -125,12 +125,10 @@ def plans_of(model: nn.Module) -> list[Plan]:
     return list(getattr(model, ATTRIBUTE, ()))
 
 
-def plan_of(model: nn.Module, coupling: Coupling, kept: Kept, names: Collection[str] | None = None) -> Plan:
-    """The plan that keeps these units of the axes; for the tensors in ``names`` alone, if they are given."""
+def plan_of(model: nn.Module, coupling: Coupling, kept: Kept) -> Plan:
+    """The plan that keeps these units of the axes."""
     tensors: dict[str, tuple[tuple[int, ...], dict[int, npt.NDArray[np.int64]]]] = {}
     for name, tensor in tensors_of(model).items():
-        if names is not None and name not in names:
-            continue
         masks = coupling.kept(name, kept)
         cuts = {at: np.flatnonzero(mask) for at, mask in enumerate(masks) if not mask.all()}
         if cuts:

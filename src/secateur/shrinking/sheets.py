@@ -5,8 +5,8 @@ Law: what leaves and what stays is named as the library names it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from secateur.report import Cells, Chart, Sheet
 from secateur.support import percent, printable
@@ -90,7 +90,7 @@ def experts_sheets(done: ShrunkExperts) -> list[Sheet]:
 
 
 def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[Sheet]:
-    """A row an expert, with what data says of it; a row a mixture, with what it loses; and what the model does."""
+    """A row an expert, with what data says of it; and what the model loses."""
     mixtures = {name: at for at, name in enumerate(profile.routed)}
     names, numbers, tokens, reap, stays = [], [], [], [], []
     for name, routed in profile.routed.items():
@@ -130,17 +130,9 @@ def profile_sheets(profile: Profile, stay: Mapping[str, Sequence[int]]) -> list[
 
 
 def _lost_sheets(profile: Profile) -> Iterator[Sheet]:
-    """What mixtures lose without experts, and what the model does."""
-    if profile.curves:
-        told = "The relative error of outputs on held-out tokens without so many of the experts, all else as it was."
-        errors = {name: curve.errors() for name, curve in profile.curves.items()}
-        yield _by_mixture("What mixtures lose alone", told, errors, lambda count: f"-{count}")
+    """What the model loses without experts."""
     if not profile.beyond:
         return
-    told = "The relative error of the stream behind each mixture's block, when all lose a share of their experts."
-    names = [name for name in profile.routed if all(name in each.streams for each in profile.beyond.values())]
-    streams = {name: {share: each.error(name) for share, each in profile.beyond.items()} for name in names}
-    yield _by_mixture("What streams lose", told, streams, lambda share: f"-{percent(share)}")
     shares = list(profile.beyond)
     lost = [each.lost / max(1, each.tokens) for each in profile.beyond.values()]
     cells = [
@@ -152,26 +144,3 @@ def _lost_sheets(profile: Profile) -> Iterator[Sheet]:
     chart = Chart("What the model loses", told, [percent(each) for each in shares], lost, "divergence",
                   series=["all mixtures"] * len(lost), places=gone, along="experts gone (%)")  # fmt: skip
     yield Sheet("What the model loses", cells, [chart])
-
-
-def _by_mixture(title: str, told: str, errors: Mapping[str, Mapping[Any, float]], shown: Callable[[Any], str]) -> Sheet:
-    """A row a mixture, a column a number of experts; drawn along the model, a line for each number."""
-    keys = sorted({key for each in errors.values() for key in each})
-    columns = {key: [each.get(key) for each in errors.values()] for key in keys}
-    cells = [Cells("router", [printable(name, 1000) for name in errors])]
-    cells += [
-        Cells(shown(key), its, ["" if each is None else f"{each:.1%}" for each in its]) for key, its in columns.items()
-    ]
-    chart = Chart(
-        title,
-        told,
-        [f"{name} {shown(key)}" for key in keys for name in errors],
-        [each for its in columns.values() for each in its],
-        "relative error",
-        share=max((each for its in columns.values() for each in its if each is not None), default=0) <= 1,
-        series=[shown(key) for key in keys for _ in errors],
-        places=[at for _ in keys for at in range(len(errors))],
-        along="the mixtures, first to last",
-        grid=[(shown(key), at) for key in keys for at in range(len(errors))],
-    )
-    return Sheet(title, cells, [chart])

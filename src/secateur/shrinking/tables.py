@@ -49,7 +49,6 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
         counts = [(printable(_counted(names)), f"{size} -> {left}") for (_, size, left), names in alike.items()]
         yield Rows(("~Experts", ">Stay"), [*counts])
         yield from unreached_parts(done.unreached, done.experts, first=done.asked.unreached_first)
-        yield from merged_parts(done.merged, done.unmerged)
         yield from mended_parts(done.mended, done.unmended)
         yield ""
     rows: dict[Any, list[Group]] = {}
@@ -96,15 +95,6 @@ def unreached_parts(
 def _numbers(units: Sequence[int]) -> str:
     more = f" and {len(units) - _NAMED} more" if len(units) > _NAMED else ""
     return ", ".join(map(str, units[:_NAMED])) + more
-
-
-def merged_parts(merged: Mapping[str, tuple[tuple[int, ...], ...]], unmerged: Mapping[str, str]) -> Iterator[Part]:
-    """Which experts became one."""
-    if merged:
-        count = sum(len(its) - 1 for groups in merged.values() for its in groups)
-        into = sum(map(len, merged.values()))
-        yield f"{count} experts were merged into {into} of those that stay."
-    yield from _left_so("merged", unmerged)
 
 
 def mended_parts(mended: Mapping[str, float], unmended: Mapping[str, str]) -> Iterator[Part]:
@@ -299,10 +289,9 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
     if profile is not None:
         sizes = {name: (len(each.tokens), 0) for name, each in profile.routed.items()}
         yield from unreached_parts(done.unreached, sizes, first=done.unreached_first)
-        yield from _texts_parts(profile)
+        yield _text_line(profile)
     else:
         yield f"Ranked by {done.rank}, without data."
-    yield from merged_parts(done.merged, done.unmerged)
     yield from mended_parts(done.mended, done.unmended)
     if profile is not None:
         yield from _lost_parts(profile)
@@ -313,7 +302,7 @@ def experts_parts(done: ShrunkExperts) -> Iterator[Part]:
 
 def profile_parts(profile: Profile) -> Iterator[Part]:
     """What data says of the experts of each mixture, and what it costs to leave some out."""
-    yield from _texts_parts(profile)
+    yield _text_line(profile)
     rows = []
     for name, routed in profile.routed.items():
         met = sorted((int(each) for each in routed.tokens), reverse=True)
@@ -323,30 +312,15 @@ def profile_parts(profile: Profile) -> Iterator[Part]:
     yield from _lost_parts(profile)
 
 
-def _texts_parts(profile: Profile) -> Iterator[Part]:
-    for text in profile.texts:
-        held = f", {text.held_out:,} held out" if text.held_out else ""
-        yield f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
+def _text_line(profile: Profile) -> str:
+    text = profile.text
+    held = f", {text.held_out:,} held out" if text.held_out else ""
+    return f"Ranked by {profile.rank} on {text.tokens:,} tokens of {printable(text.data)}{held}."
 
 
 def _lost_parts(profile: Profile) -> Iterator[Part]:
-    if profile.curves:
-        counts_of = sorted({count for each in profile.curves.values() for count in each.lost})
-        rows = []
-        for name, curve in profile.curves.items():
-            errors = curve.errors()
-            rows.append((printable(name), *(f"{errors[at]:.1%}" if at in errors else "" for at in counts_of)))
-        yield ""
-        yield "What the outputs of each mixture lose on held-out tokens without so many experts, as a relative error:"
-        yield Rows(("~Experts", *(f">-{count}" for count in counts_of)), rows)
     if profile.beyond:
         yield ""
-        yield "And the model's outputs when all mixtures lose a share: divergence from the dense ones, a token."
+        yield "What the model's outputs lose when all mixtures lose a share: divergence from the dense ones, a token."
         shares = [(percent(share), f"{each.lost / max(1, each.tokens):.3g}") for share, each in profile.beyond.items()]
         yield Rows((">Experts gone", ">Model output"), shares)
-        yield "The stream behind the block of each mixture, as a relative error:"
-        names = [name for name in profile.routed if all(name in each.streams for each in profile.beyond.values())]
-        yield Rows(
-            ("~Experts", *(f">-{percent(share)}" for share in profile.beyond)),
-            [(printable(name), *(f"{each.error(name):.1%}" for each in profile.beyond.values())) for name in names],
-        )
