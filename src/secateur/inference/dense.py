@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from secateur.inference.sparse_convolution import folded
+from secateur.inference.sparse_convolution import SparseConv2d, folded
 from secateur.support import private
 
-__all__ = ["ChannelsLastMaxPool2d", "FoldedConv2d", "may_be_turned", "may_fold"]
+__all__ = ["ChannelsLastMaxPool2d", "FoldedConv2d", "lay_out", "may_be_turned", "may_fold"]
 
 
 class FoldedConv2d(nn.Conv2d):
@@ -83,6 +83,26 @@ class ChannelsLastMaxPool2d(nn.MaxPool2d):
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ", rectified=True" * self.rectified
+
+
+def lay_out(model: nn.Module) -> None:
+    """Puts the weights of dense convolutions beside packed ones into the usual memory format, in place.
+
+    A dense convolution in ``channels_last`` would have each packed one after it copy its input: a ResNet-50 that came
+    so took twice as long.
+
+    >>> dense = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last)
+    >>> lay_out(nn.Sequential(dense, SparseConv2d.from_module(nn.Conv2d(4, 4, 3))))
+    >>> dense.weight.is_contiguous()
+    True
+    """
+    if not any(isinstance(module, SparseConv2d) for module in model.modules()):
+        return
+    for module in model.modules():
+        if private.is_convolution(module) and not isinstance(module, FoldedConv2d):  # that is as it was measured
+            for parameter in module.parameters(recurse=False):
+                if parameter.stride() != torch.empty(parameter.shape, device="meta").stride():
+                    parameter.data = parameter.data.clone(memory_format=torch.contiguous_format)
 
 
 def may_fold(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from secateur.inference.blocks import FusedBlock, FusedSequential, chains, fused_block, sequences, twin_of
-from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, may_be_turned, may_fold
+from secateur.inference.dense import ChannelsLastMaxPool2d, FoldedConv2d, lay_out, may_be_turned, may_fold
 from secateur.inference.followers import Absorbed, may_be_absorbed
 from secateur.inference.kinds import KINDS
 from secateur.inference.packing import is_conv1d, put
@@ -171,6 +171,7 @@ def load_packed(model: nn.Module, path: str | os.PathLike[str]) -> PackedFile:
     for name, chain in chains(model).items() if blocks else ():
         put(model, name, chain)
     sequences(model, lines)
+    lay_out(model)
     model.load_state_dict(rest, strict=False)
     kinds = {name: form.take("kind", str) for name, form in forms}
     return PackedFile(Path(path), kinds, Path(path).stat().st_size)
