@@ -309,11 +309,24 @@ def test_a_failing_pack_changes_nothing(clock):
     assert all(a is b for a, b in zip(before, model.modules(), strict=True))
 
 
-def test_frozen_layers_stay_frozen(clock):
+@pytest.mark.parametrize("trained", [(), ("weight",), ("bias",), ("weight", "bias")])
+def test_what_is_frozen_stays_frozen(trained, clock, tmp_path):
+    """Weights and biases each by themselves, also when read from a file."""
     clock(2.0)
-    model = model_of(GroupedColumns(16)).requires_grad_(False)
-    pack(model, torch.randn(4, 48))
-    assert not any(parameter.requires_grad for parameter in model.parameters())
+
+    def frozen(model):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.rpartition(".")[2] in trained)
+        return model
+
+    model, again = frozen(model_of(GroupedColumns(16))), frozen(three_layers())
+    pack(model, torch.randn(4, 48), kernels_too=False)
+    assert isinstance(model[0], GroupedLinear)
+    save_packed(model, tmp_path / "packed.safetensors")
+    load_packed(again, tmp_path / "packed.safetensors")
+    for packed in (model, again):
+        for name, parameter in packed.named_parameters():
+            assert parameter.requires_grad == ({"values": "weight"}.get(key := name.rpartition(".")[2], key) in trained)
 
 
 class Sum(nn.Module):

@@ -38,6 +38,7 @@ class FoldedConv2d(nn.Conv2d):
             channels_last: whether it computes, and returns, the channels of a place side by side.
         """
         weight, bias = module.weight.detach(), module.bias
+        first = next((each for each in (bias, getattr(norm, "bias", None), module.weight) if each is not None))
         if norm is not None:
             weight, bias = folded(weight, bias, norm)
         like = {"device": "meta", "dtype": weight.dtype, "padding_mode": module.padding_mode, "groups": module.groups}
@@ -47,7 +48,9 @@ class FoldedConv2d(nn.Conv2d):
         layout = torch.channels_last if channels_last else torch.contiguous_format
         made.weight = nn.Parameter(weight.clone(memory_format=layout), requires_grad=trained)
         zeros = weight.new_zeros(module.out_channels)
-        made.bias = nn.Parameter(zeros if bias is None else bias.detach().to(weight), requires_grad=trained)
+        # a copy: what is loaded later must not reach the dense layer's
+        bias = zeros if bias is None else bias.detach().to(weight, copy=True)
+        made.bias = nn.Parameter(bias, requires_grad=first.requires_grad)
         return made.train(module.training)
 
     @property

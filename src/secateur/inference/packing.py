@@ -58,7 +58,7 @@ from secateur.support import (
     unchanged,
 )
 
-__all__ = ["PackedLayer", "Packing", "is_conv1d", "pack", "put"]
+__all__ = ["PackedLayer", "Packing", "freeze_like", "is_conv1d", "pack", "put"]
 
 _GROUPS = (256, 128, 64, 32, 16)  # outputs that may share a choice of inputs, the fastest first
 _SLACK = 1.05  # times the fewest products that any number of groups needs
@@ -459,11 +459,10 @@ def _consider(
         expected = module(x)
         # what a packed layer is given where others are packed, too, whatever memory format the network came in
         usual = x.contiguous() if with_kernels and private.is_convolution(module) else x
-        trained = any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         of_rounded = _of_rounded(module, x) if any(_rounds(each) for each in candidates) else expected
         errors: list[float | None] = []
         for each in candidates:
-            each.to(x.device).requires_grad_(trained).eval()
+            freeze_like(module, each.to(x.device).eval())
             made = each(usual)
             if not _rounds(each, inputs=True):  # those see other inputs
                 _check_same(name, made, of_rounded if _rounds(each) else expected)
@@ -720,6 +719,16 @@ def _timed(functions: list[Callable[[Tensor], Any]], x: Tensor) -> list[float]:
     repeats = max(1, min(50, int(0.001 / max(longest, 1e-6))))
     times = alternating(calls, 9, repeats=repeats, finish=finish)
     return [1e3 * statistics.median(seconds) for seconds in times.values()]
+
+
+def freeze_like(dense: nn.Module, packed: nn.Module) -> None:
+    """A packed layer trains its weight and its bias where the dense one does, each by itself."""
+    own = [*dense.named_parameters(recurse=False)]
+    of_weight, of_bias = (
+        any(each.requires_grad for name, each in own if name.startswith("bias") == is_bias) for is_bias in (False, True)
+    )
+    for name, parameter in packed.named_parameters():
+        parameter.requires_grad_(of_bias if name.endswith("bias") else of_weight)
 
 
 def put(model: nn.Module, name: str, module: nn.Module) -> None:
