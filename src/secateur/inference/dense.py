@@ -38,7 +38,7 @@ class FoldedConv2d(nn.Conv2d):
             channels_last: whether it computes, and returns, the channels of a place side by side.
         """
         weight, bias = module.weight.detach(), module.bias
-        first = next((each for each in (bias, getattr(norm, "bias", None), module.weight) if each is not None))
+        first = next(each for each in (bias, getattr(norm, "bias", None), module.weight) if each is not None)
         if norm is not None:
             weight, bias = folded(weight, bias, norm)
         like = {"device": "meta", "dtype": weight.dtype, "padding_mode": module.padding_mode, "groups": module.groups}
