@@ -47,13 +47,13 @@ class Packed:
     trial: Trial
     one: nn.Module
     many: nn.Module
-    packing: Packing  # for a batch
+    packings: tuple[Packing, Packing]  # for one image, and for a batch
 
 
 def packed_of(trial: Trial, data: Digits) -> Packed:
     one, many = (copy.deepcopy(trial.model).eval() for _ in range(2))
-    pack(one, data.train_images[:1])
-    return Packed(trial, one, many, pack(many, data.train_images[:BATCH]))
+    packings = pack(one, data.train_images[:1]), pack(many, data.train_images[:BATCH])
+    return Packed(trial, one, many, packings)
 
 
 @torch.inference_mode()
