@@ -46,11 +46,9 @@ def test_notes_are_of_the_methods_that_ran() -> None:
     every = telling.notes(Plan(tuple(METHODS.values()), (4,), (0.9,), 3, 1), data, 7.0, checked=True)
     assert set(few) - {few[1], few[-1]} <= {*every, *few}
     assert any(note.startswith("LAMP scores") for note in few)
-    assert not any("ERK gives" in note or note.startswith(("Budgets", "The sanity")) for note in few)
+    assert not any("ERK gives" in note or note.startswith("The sanity") for note in few)
     assert "3 epochs for each of 2 seeds" in few[1]
     assert "Every method prunes" in few[1]
-    assert "Every other method prunes" in every[1]
-    assert sum(note.startswith("Budgets differ: SNIP, GraSP, SynFlow, RigL never") for note in every) == 1
     assert all(note == " ".join(note.split()) and note.endswith((".", ")")) for note in every)
     assert not any(sign in note for note in every for sign in "{}#\n")
 

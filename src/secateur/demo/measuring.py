@@ -116,4 +116,4 @@ def parameters_of(model: nn.Module) -> int:
 def network_of(trial: Trial) -> Network:
     whole = {name: torch.ones_like(weight, dtype=torch.bool) for name, weight in trial.originals.items()}
     title = f"{trial.label}, {100 * sparsity_of(trial.model):.1f} % removed, seed {trial.seed}"
-    return describe(title, trial.originals, whole | dict(trial.masks), method=trial.label)
+    return describe(title, trial.originals, whole | dict(trial.masks))

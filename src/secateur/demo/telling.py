@@ -12,7 +12,7 @@ from typing import Any
 from secateur.demo.data import Digits
 from secateur.demo.measuring import Packed
 from secateur.demo.training import BATCH
-from secateur.demo.trials import COLUMN_SPARSITY, COLUMNS, EVIDENCE_BATCH, LESS_WORK, Plan
+from secateur.demo.trials import COLUMN_SPARSITY, COLUMNS, LESS_WORK, Plan
 from secateur.inference import Packing
 from secateur.report import Row, Run, summarize
 
@@ -73,10 +73,8 @@ def notes(plan: Plan, data: Digits, seconds: float, *, checked: bool) -> tuple[s
         "notes",
         plan=plan,
         names={method.name for method in plan.methods},
-        scratch=[method.label for method in plan.methods if method.from_scratch],
         train_images=len(data.train_images),
         test_images=len(data.test_images),
-        evidence_batch=EVIDENCE_BATCH,
         batch=BATCH,
         less_work=LESS_WORK,
         columns=COLUMNS,
