@@ -257,10 +257,8 @@ TESTED_WITH = {
     "checkpoints/tables.py": "cli/printing/test_checkpoints.py",  # what print shows is what the command shows
     "cli/options.py": "cli/test_commands.py",  # an option of one name is declared once
     # a directory of fewer experts: found, ranked, written and seen again
-    "shrinking/expert_verification.py": "shrinking/test_expert_directory.py",
     "shrinking/mixtures.py": "shrinking/test_expert_directory.py",
     "shrinking/origins.py": "shrinking/test_expert_directory.py",
-    "shrinking/depth_verification.py": "shrinking/test_depth_directory.py",  # blocks that left: written and seen again
     "shrinking/profiles.py": "shrinking/test_expert_directory.py",
     # a page has what the command prints, and every row
     "blockwise/sheets.py": "cli/printing/test_blocks.py",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import zoo
 from secateur import shrink
-from secateur.checkpoints import open_checkpoint
-from secateur.shrinking import expert_merging, shrink_experts_checkpoint, verify_experts_checkpoint
+from secateur.checkpoints import open_checkpoint, verify_checkpoint
+from secateur.shrinking import expert_merging, shrink_experts_checkpoint
 from secateur.shrinking.expert_merging import assigned, groups_around
 from support.mixtures import SMALL, batches
 
@@ -113,7 +113,7 @@ def test_a_directory_is_what_memory_is(tmp_path):
     loaded = type(model).from_pretrained(tmp_path / "small")
     for name, each in loaded.state_dict().items():
         torch.testing.assert_close(each, model.state_dict()[name], rtol=1e-3, atol=1e-5)
-    found = verify_experts_checkpoint(tmp_path / "small", tmp_path / "dense")
+    found = verify_checkpoint(tmp_path / "small", tmp_path / "dense")
     assert found.ok, found.problems
     assert {each.name for each in found.tensors if each.unchanged is None} == {*done.repaired}
     unrepaired = {"batches": batches(), "repair": False, "verify": False}
