@@ -36,6 +36,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     copy_others,
+    digests_of_files,
     library_versions,
     nbytes_of_cut,
     open_checkpoint,
@@ -218,6 +219,10 @@ def shrink_experts_checkpoint(
     previous = previous_record(root)
     before = None if profile is None or not Path(profile).exists() else read_profile(Path(profile))
     planned = None if plan is None else read_profile(Path(plan))
+    there = {} if plan is None and profile is None else _files_of(checkpoint)
+    for known_before, path in ((before, profile), (planned, plan)):
+        if known_before is not None:
+            known_before.check_source(there, Path(path or ""))
     mixtures = mixtures_of(checkpoint, asked)
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
@@ -231,7 +236,7 @@ def shrink_experts_checkpoint(
         if before is not None:  # now, and not when all has run
             before.check_adds_up(mixtures.sizes, asked.rank_experts or "reap", Path(profile or ""))
             before.check_new(digest(run.every), Path(profile or ""))
-        found = _profiled(run)
+        found = replace(_profiled(run), source=there)
         return found if before is None else before.plus(found, Path(profile or ""))
 
     def made(profile: Profile | None, begun: Unfinished | None = None) -> tuple[Any, dict[str, Origin], ShrunkExperts]:
@@ -305,6 +310,12 @@ def _planned(
 def _unreached(known: Profile | None) -> dict[str, tuple[int, ...]]:
     found = {} if known is None else {name: each.unreached for name, each in known.routed.items()}
     return {name: each for name, each in found.items() if each}
+
+
+def _files_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """The digests of what a model is loaded from: its weights and its configuration."""
+    files = [*checkpoint.files, checkpoint.root / "config.json"]
+    return digests_of_files(checkpoint.root, [path.relative_to(checkpoint.root) for path in files])
 
 
 def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
@@ -503,8 +514,8 @@ def _write(
     begun.check_room(0 if there else done.nbytes[1])
     if not there:
         begun.empty()
-        copy_others(checkpoint, begun.folder, done.left_out)
-        (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
+    copy_others(checkpoint, begun.folder, done.left_out)  # those of an earlier run, too, are whole then
+    (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
     places: dict[str, str] = {}
     for file, names in track(files_of(checkpoint, written), "slicing"):
         place = file.as_posix()

@@ -18,7 +18,7 @@ from secateur.checkpoints import CheckpointError
 from secateur.report import Reported, Sheet
 from secateur.shrinking.mixtures import Beyond, Curve
 from secateur.shrinking.routing import RANKS, Routed
-from secateur.support import Fields, Part, write_whole
+from secateur.support import Fields, Part, printable, write_whole
 
 __all__ = ["Profile", "Text", "profile_in", "profile_values", "read_profile", "write_profile"]
 
@@ -46,6 +46,7 @@ class Profile(Reported):
         routed: of the experts.
         curves: what the outputs lost, on tokens that ranked nothing.
         beyond: of a share of the experts of all mixtures, what the model's outputs lost on these tokens without them.
+        source: the SHA-256 of the weights' files and ``config.json`` of the directory that was run.
     """
 
     texts: tuple[Text, ...]
@@ -53,6 +54,7 @@ class Profile(Reported):
     routed: Mapping[str, Routed]
     curves: Mapping[str, Curve] = field(default_factory=dict)
     beyond: Mapping[float, Beyond] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def _parts(self) -> Iterator[Part]:
         from secateur.shrinking.tables import profile_parts
@@ -63,6 +65,14 @@ class Profile(Reported):
         from secateur.shrinking.sheets import profile_sheets
 
         return profile_sheets(self, {})
+
+    def check_source(self, there: Mapping[str, str], path: Path) -> None:
+        """Raises CheckpointError if what was run is not the directory with these files."""
+        if other := sorted(name for name in {*self.source, *there} if self.source.get(name) != there.get(name)):
+            raise CheckpointError(
+                f"{path}: is of another model: {printable(', '.join(other[:3]), 200)} of the directory that was run "
+                "differs. Name its profile, or another file for a new one."
+            )
 
     def check_adds_up(self, sizes: Mapping[str, int], rank: str, path: Path) -> None:
         """Raises CheckpointError if what is learnt of mixtures of these sizes cannot be added."""
@@ -89,7 +99,7 @@ class Profile(Reported):
             curves[name] = Curve({count: one.lost[count] + two.lost[count] for count in both}, one.whole + two.whole)
         routed = {name: each.plus(other.routed[name]) for name, each in self.routed.items()}
         beyond = {share: each.plus(other.beyond[share]) for share, each in self.beyond.items() if share in other.beyond}
-        return Profile((*self.texts, *other.texts), self.rank, routed, curves, beyond)
+        return Profile((*self.texts, *other.texts), self.rank, routed, curves, beyond, self.source)
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -102,6 +112,7 @@ def profile_values(profile: Profile) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "version": 1,
+        "source": dict(profile.source),
         "rank": profile.rank,
         "texts": [vars(text) for text in profile.texts],
         "outputs": [{"share": share, **_beyond_of(each)} for share, each in profile.beyond.items()],
@@ -168,7 +179,7 @@ def profile_in(read: Fields) -> Profile:
     if rank not in RANKS:
         raise read.wrong("rank", f"is none of {', '.join(RANKS)}")
     beyond = dict(map(_beyond_in, read.inners("outputs"))) if "outputs" in read.values else {}
-    return Profile(texts, rank, routed, curves, beyond)
+    return Profile(texts, rank, routed, curves, beyond, read.each_named("source", str))
 
 
 def _beyond_in(read: Fields) -> tuple[float, Beyond]:
