@@ -61,6 +61,24 @@ def test_every_field_that_is_not_recorded_is_the_sources(place, tmp_path, change
     assert [*about_config(ours, claims, dense)] == [f"config.json: {problem}."]
 
 
+def test_a_configuration_that_says_all_is_compared_with_what_the_source_means(tmp_path):
+    """As verbs write it where the file of the source leaves out a part that changed."""
+    from transformers import LlamaConfig
+
+    short = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "rms_norm_eps": 0.5}
+    whole = LlamaConfig(**short).to_dict() | {"intermediate_size": 5, "transformers_version": "of another time"}
+    found = []
+    for name, values in (("dense", short), ("small", whole), ("other", whole | {"rms_norm_eps": 0.25})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(values))
+        save_file({"w": torch.zeros(3, 4)}, tmp_path / name / "model.safetensors")
+        checkpoint, claims = claim(tmp_path / name, config={"intermediate_size": {"to": 5}})
+        found.append(checkpoint)
+    dense, small, other = found
+    assert [*about_config(small, claims, dense)] == []
+    assert [*about_config(other, claims, dense)] == ["config.json: rms_norm_eps is 0.25, not 0.5."]
+
+
 def test_a_damaged_record_is_an_error(place):
     (place / "secateur.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"secateur\.json"):

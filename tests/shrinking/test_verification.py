@@ -166,14 +166,6 @@ def test_a_field_of_the_configuration_that_is_not_recorded_is_the_sources(made, 
     assert any(f"config.json: {next(iter(fields))}" in each for each in found.problems), found.problems
 
 
-def test_a_configuration_that_says_as_much_in_fewer_words_holds(made, tmp_path):
-    folder = shutil.copytree(made / "plain", tmp_path / "out")
-    without("rms_norm_eps", file="config.json")(folder)
-    (problem,) = verify_checkpoint(folder, made / "dense").problems or ("",)
-    default = type(make("llama").config)().rms_norm_eps == make("llama").config.rms_norm_eps
-    assert (problem == "") == default
-
-
 def test_a_configuration_that_builds_no_model_does_not_hold(made, tmp_path):
     folder = shutil.copytree(made / "plain", tmp_path / "out")
     changed("config.json", hidden_act="none")(folder)

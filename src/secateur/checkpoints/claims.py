@@ -29,7 +29,9 @@ A record that claims zeros. Other keys are ignored::
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -45,7 +47,7 @@ from secateur.checkpoints.slicing import Cuts, pieces_of_cut, write_bytes
 from secateur.patterns import NM, Block, Channels, GroupedColumns, Pattern, Rows, Unstructured, parse, word_of
 from secateur.support import Fields, printable
 
-__all__ = ["HINT", "Beside", "Part", "Structure", "Zeros", "about_config", "about_parameters", "claims_of"]
+__all__ = ["Beside", "HINT", "Part", "Structure", "Zeros", "about_config", "about_parameters", "claims_of"]
 
 HINT = " It is not the record of this model, or no longer."
 _PATTERNS: dict[str, Callable[..., Pattern]] = {
@@ -61,7 +63,7 @@ def claims_of(directory: Path) -> Fields:
 # ---- structure ------------------------------------------------------------------------------------------------------
 
 
-def write_part(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts) -> None:
+def _write_part(written: BinaryIO, checkpoint: Checkpoint, entry: TensorEntry, cuts: Cuts) -> None:
     """What stays of a tensor, as it was."""
     for piece in pieces_of_cut(checkpoint, entry, cuts):
         write_bytes(written, piece)
@@ -72,7 +74,7 @@ class Part(NamedTuple):
 
     name: str
     cuts: Cuts = MappingProxyType({})
-    write: Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None] = write_part
+    write: Callable[[BinaryIO, Checkpoint, TensorEntry, Cuts], None] = _write_part
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,20 @@ def about_config(checkpoint: Checkpoint, claims: Fields, dense: Checkpoint | Non
     changes = {place: change.values.get("to") for place, change in claims.inners_named("config")}
     ours, wanted = checkpoint.config, _changed(checkpoint.config if dense is None else dense.config, changes)
     if dense is not None and ours != wanted:
-        try:  # a field may be left out that is the class's own, or be there because it is
+        with contextlib.suppress(Exception):  # whatever a configuration raises: then the files are compared
             (_, mine), (_, its) = family_of(checkpoint), family_of(dense)
-            ours, wanted = mine.to_dict(), type(its).from_dict(_changed(its.to_dict(), changes)).to_dict()
-        except Exception:  # whatever a configuration raises: then the files are compared
-            pass
+            if _whole(ours) == (said := _whole(mine.to_dict())):  # written where the source's leaves out what changed
+                ours, wanted = said, _whole(type(its).from_dict(_changed(_whole(its.to_dict()), changes)).to_dict())
     yield from (
         f"config.json: {printable(place)} is {printable(str(value), 60)}, not {printable(str(other), 60)}."
         for place, value, other in _differences(ours, wanted)
     )
+
+
+def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a configuration says, as a file does, but for who wrote it."""
+    found = json.loads(json.dumps(dict(values), default=str))
+    return {key: value for key, value in found.items() if not key.startswith("_") and key != "transformers_version"}
 
 
 def _changed(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
