@@ -356,7 +356,7 @@ def _about_files(
     problems += [f"{printable(str(path))}: not in the source." for path in sorted(ours - theirs)]
     for path, text in beside.files.items():
         if (directory / path).exists() != (text is not None):
-            problems.append(f"{printable(str(path))}: {'not here' if text else 'says what the source says'}.")
+            problems.append(f"{printable(str(path))}: {'says what the source says' if text is None else 'not here'}.")
         elif text is not None and (directory / path).read_bytes() != text.encode():
             problems.append(f"{printable(str(path))}: is not what the source's becomes.")
     same = {path for path in ours & theirs if filecmp.cmp(directory / path, source / path, shallow=False)}

@@ -7,7 +7,9 @@ import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -95,7 +97,7 @@ def digests_of_files(root: Path, paths: Iterable[Path] | None = None) -> dict[st
     found = {}
     for path in track(sorted(files_below(root) if paths is None else paths), "reading the files"):
         with open_regular(root / path, error=CheckpointError) as file:
-            found[path.as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+            found[path.as_posix()] = hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
     return found
 
 
