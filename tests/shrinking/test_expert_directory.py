@@ -12,12 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from secateur import shrink
 from secateur.blockwise import divergence
-from secateur.checkpoints import CheckpointError, open_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
 from secateur.shrinking import (
-    has_fewer_experts,
-    is_shrunken,
     shrink_experts_checkpoint,
-    verify_experts_checkpoint,
 )
 from secateur.shrinking.mixtures import mixtures_of
 from secateur.shrinking.profiles import read_profile
@@ -90,7 +87,7 @@ def test_it_is_what_shrink_makes_in_memory(without_repair):
     assert mine.keys() == its.keys()
     assert all(torch.equal(mine[name], its[name]) for name in mine)
     assert done.parameters[1] == sum(each.numel() for each in loaded.parameters())
-    found = verify_experts_checkpoint(done.out, dense)
+    found = verify_checkpoint(done.out, dense)
     assert found.ok, found.problems
     assert {tensor.unchanged for tensor in found.tensors} == {True}
 
@@ -131,7 +128,7 @@ def test_a_configuration_that_asks_for_the_routers_scores_changes_nothing(dense,
 
 
 def test_what_was_repaired_is_told_apart(dense, mended):
-    found = verify_experts_checkpoint(mended.out, dense)
+    found = verify_checkpoint(mended.out, dense)
     assert found.ok, found.problems
     assert {tensor.name for tensor in found.tensors if tensor.unchanged is None} == {*mended.repaired}
     assert f"{len(mended.repaired)} tensors were repaired" in found.unchecked[0]
@@ -268,6 +265,9 @@ def mixture(**fields):
     [
         (lambda values: values.update(version=2), "version 1"),
         (lambda values: values.pop("text"), "text is missing"),
+        (lambda values: values.pop("source"), "source is missing"),
+        (lambda values: values["source"].update({"config.json": "0"}), "is of another model: config.json of the"),
+        (lambda values: values["source"].pop("model.safetensors"), "is of another model: model.safetensors of the"),
         (lambda values: values["mixtures"].clear(), "says nothing of"),
         (mixture(tokens=[1.0]), "is not of as many experts"),
         (mixture(tokens=[-1.0] * 8), "of at least 0"),
@@ -288,14 +288,21 @@ def test_a_profile_that_says_something_else_is_refused(dense, profiled, tmp_path
     assert not (tmp_path / "small").exists()
 
 
+def test_a_profile_of_other_weights_is_refused(dense, profiled, tmp_path):
+    other = shutil.copytree(dense, tmp_path / "other")
+    tensor("gate", lambda each: each + 1)(other)
+    for how in ({"plan": profiled[1]}, {"profile": profiled[1], "batches": batches()}):
+        with pytest.raises(CheckpointError, match=r"is of another model: model\.safetensors of the") as caught:
+            shrink_experts_checkpoint(other, tmp_path / "small", 2, verify=False, **how)
+        assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other"]
+
+
 # ---- verification ---------------------------------------------------------------------------------------------------
 
 
 def test_what_was_written_holds(dense, small):
-    assert has_fewer_experts(small)
-    assert not is_shrunken(small)
-    assert not has_fewer_experts(dense)
-    alone = verify_experts_checkpoint(small)
+    alone = verify_checkpoint(small)
     assert alone.ok
     assert "no source was given" in alone.unchecked[0]
     ended = run("verify", small, "--source", dense)
@@ -323,13 +330,14 @@ def other_experts(folder):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (tensor("experts.1.w1", lambda each: each + 1), "is not what stays of the source's"),
+        (tensor("experts.1.w1", lambda each: each + 1), "its bytes are not what stays of the source's"),
         (tensor("experts.1.w1", lambda each: each[1:]), "of the source stay F32"),
         (tensor("experts.5.w1", lambda _: None), "it is not here"),
-        (tensor("gate", lambda each: each.flip(0)), "is not what stays of the source's"),
+        (tensor("gate", lambda each: each.flip(0)), "its bytes are not what stays of the source's"),
         (tensor("input_layernorm", lambda _: None), "does not say that it left"),
-        (tensor("more", lambda _: torch.zeros(1)), "was more, which is not in the source"),
+        (tensor("more", lambda _: torch.zeros(1)), "more: not in the source"),
         (changed("config.json", num_local_experts=5), "config.json: num_local_experts is 5, not 6"),
+        (changed("config.json", num_experts_per_tok=1), "config.json: num_experts_per_tok is 1, not 2"),
         (changed("secateur.json", parameters={"from": 1, "to": 1}), "claims 1"),
         (changed("secateur.json", experts={"a": {"from": 8, "to": 6}}, kept={"a": [1]}), "keeps 1 experts, and says 6"),
         (changed("experts.json", gone=["lm_head.weight"]), "left, experts.json says; it is here"),
@@ -341,7 +349,7 @@ def other_experts(folder):
 def test_what_does_not_hold_is_named(dense, small, tmp_path, change, problem):
     shutil.copytree(small, tmp_path / "small")
     change(tmp_path / "small")
-    found = verify_experts_checkpoint(tmp_path / "small", dense)
+    found = verify_checkpoint(tmp_path / "small", dense)
     assert any(problem in each for each in found.problems), found.problems
 
 
@@ -360,4 +368,4 @@ def test_what_is_no_record_is_refused(dense, small, tmp_path, change, message):
     shutil.copytree(small, tmp_path / "small")
     change(tmp_path / "small")
     with pytest.raises(CheckpointError, match=message):
-        verify_experts_checkpoint(tmp_path / "small", dense)
+        verify_checkpoint(tmp_path / "small", dense)

@@ -82,6 +82,7 @@ def test_a_run_that_was_killed_at_any_moment_goes_on_to_the_same_bytes(dense, tm
         assert os.WTERMSIG(forked(lambda: dying(moment, dense, out))) == signal.SIGKILL, moment  # noqa: B023
         assert not out.exists()
         assert (tmp_path / "out.unfinished" / JOURNAL).is_file()
+    (tmp_path / "out.unfinished/result/config.json").write_text("{}")
     assert forked(lambda: dying("never", dense, out)) == 0
     counts = json.loads((tmp_path / "counts.json").read_text())
     assert not counts.keys() & {"run", "repair", "write", "slice"}, "what is done is not done again"

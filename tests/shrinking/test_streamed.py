@@ -21,8 +21,8 @@ from secateur.blockwise import DirectoryWalk, Piece, build_on_meta
 from secateur.blockwise import directory as block_files
 from secateur.blockwise import journal as resumable
 from secateur.blockwise.journal import JOURNAL
-from secateur.checkpoints import CheckpointError, open_checkpoint
-from secateur.shrinking import directory, shrink_checkpoint, verify_shrunken_checkpoint
+from secateur.checkpoints import CheckpointError, open_checkpoint, verify_checkpoint
+from secateur.shrinking import directory, shrink_checkpoint
 from secateur.shrinking.measuring import Measuring
 from secateur.shrinking.repairing import Repairing
 from support.families import batches, make
@@ -103,7 +103,7 @@ def test_normalizations_over_a_width_that_narrows_move_as_in_memory(tmp_path, fa
     assert {*done.normalizations} == {name for name in norms if expected[name].shape != dense[name].shape} != set()
     record = json.loads((tmp_path / "small/secateur.json").read_text())
     assert record["calibration"]["normalizations"] == list(done.normalizations)
-    seen = verify_shrunken_checkpoint(tmp_path / "small", source)
+    seen = verify_checkpoint(tmp_path / "small", source)
     assert seen.problems == ()
     plain = UNPROVED(source, tmp_path / "plain", 0.25, **asked, repair=False)
     assert plain.normalizations == ()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, files_below
+from secateur.checkpoints import Checkpoint, CheckpointError, check_new, copy_tree, digests_of_files, files_below
 from secateur.support import FULL, Fields, naming, printable, track, write_whole
 
 __all__ = ["LOCK", "Unfinished", "locked", "publish", "unfinished", "unfinished_copy", "unfinished_folder"]
@@ -118,8 +118,13 @@ class Unfinished:
             self._write()
 
     def copy(self) -> None:
-        """Copies the source, from the beginning if an earlier copy was broken off."""
+        """Copies the source, from the beginning if an earlier copy was broken off; of a whole one the files that no
+        block is written into are copied again where they are no longer what was copied."""
         if self.copied:
+            for path in files_below(self.source):
+                if path.suffix != ".safetensors" and not self._is_copied(path):
+                    (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(self.source / path, self.folder / path)
             return
         self.empty()
         before = self._statuses()
@@ -133,6 +138,13 @@ class Unfinished:
             self.files[_key(path)].update(status)
         self.copied = True
         self._write()
+
+    def _is_copied(self, path: Path) -> bool:
+        copied = self.folder / path
+        return (
+            copied.is_file()
+            and digests_of_files(self.folder, [path])[path.as_posix()] == self.files[_key(path)]["sha256"]
+        )
 
     def fill(self) -> None:
         """In place of `copy`: a folder, for what the caller writes there. Of the source nothing is read, so that its

@@ -21,7 +21,7 @@ from torch import nn
 
 from secateur import patterns, solvers
 from secateur.blockwise import OneShot, Solve, blaming_config, digest, oneshot
-from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, files_below, library_versions
+from secateur.checkpoints import CheckpointError, check_new, check_places, claims_of, digests_of_files, library_versions
 from secateur.patterns import Pattern
 from secateur.search.budgets import Budget, parse_budget
 from secateur.search.choosing import Choosing, kept_by
@@ -50,7 +50,7 @@ from secateur.search.scoring import SCORES, Score
 from secateur.search.sensitivity import Sensitivity
 from secateur.shrinking import CheckpointShrinking, example_of, shrink_checkpoint
 from secateur.solvers import admm
-from secateur.support import Fields, check_batches, described, device_of, track, unwrapped, write_whole
+from secateur.support import Fields, check_batches, described, device_of, unwrapped, write_whole
 
 __all__ = ["fit_checkpoint"]
 
@@ -129,7 +129,7 @@ def fit_checkpoint(
     if known is not None:
         check_unmade(shares, round_to, known.levels, kinds, solver)
     made_of = {
-        "source": _digest_of_files(source),
+        "source": _sha256(digests_of_files(source)),
         "batches": [digest(every), len(back)],
         "levels": None if known is None else known.levels.made.digest,
         "over": sorted(kinds),
@@ -358,16 +358,6 @@ def _loaded(model: nn.Module, folder: Path) -> nn.Module:
 
 def _listed(globs: str | Iterable[str] | None) -> list[str] | None:
     return None if globs is None else [globs] if isinstance(globs, str) else list(globs)
-
-
-def _digest_of_files(source: Path) -> str:
-    """The SHA-256 of all files of a directory, and of their names."""
-    total = hashlib.sha256()
-    for path in track(sorted(files_below(source)), "reading the files"):
-        with open(source / path, "rb") as file:
-            total.update(hashlib.file_digest(file, "sha256").digest())
-        total.update(hashlib.sha256(os.fsencode(path)).digest())
-    return total.hexdigest()
 
 
 def _sha256(values: Any) -> str:

@@ -35,6 +35,7 @@ from secateur.checkpoints import (
     Checkpoint,
     CheckpointError,
     copy_others,
+    digests_of_files,
     library_versions,
     nbytes_of_cut,
     open_checkpoint,
@@ -206,6 +207,9 @@ def shrink_experts_checkpoint(
     checkpoint = open_checkpoint(root)
     previous = previous_record(root)
     planned = None if plan is None else read_profile(Path(plan))
+    there = {} if plan is None and profile is None else _files_of(checkpoint)
+    if planned is not None:
+        planned.check_source(there, Path(plan or ""))
     mixtures = mixtures_of(checkpoint, asked)
     if planned is not None:
         _check_same(planned, mixtures, Path(plan or ""))
@@ -214,7 +218,9 @@ def shrink_experts_checkpoint(
         run = _run_of(mixtures, asked, batches, text, forward, activations, device, profiled=profile is not None)
 
     def known() -> Profile | None:
-        return planned if run is None or not by_data else _profiled(run)
+        if run is None or not by_data:
+            return planned
+        return replace(_profiled(run), source=there)
 
     if out is None:
         learned = known()
@@ -280,6 +286,12 @@ def _planned(
 def _unreached(known: Profile | None) -> dict[str, tuple[int, ...]]:
     found = {} if known is None else {name: each.unreached for name, each in known.routed.items()}
     return {name: each for name, each in found.items() if each}
+
+
+def _files_of(checkpoint: Checkpoint) -> dict[str, str]:
+    """The digests of what a model is loaded from: its weights and its configuration."""
+    files = [*checkpoint.files, checkpoint.root / "config.json"]
+    return digests_of_files(checkpoint.root, [path.relative_to(checkpoint.root) for path in files])
 
 
 def _check_same(known: Profile, mixtures: Mixtures, path: Path) -> None:
@@ -450,8 +462,8 @@ def _write(
     begun.check_room(0 if there else done.nbytes[1])
     if not there:
         begun.empty()
-        copy_others(checkpoint, begun.folder, done.left_out)
-        (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
+    copy_others(checkpoint, begun.folder, done.left_out)  # those of an earlier run, too, are whole then
+    (begun.folder / "config.json").write_text(config_text(checkpoint, mixtures.configured, choice.fields), "utf-8")
     places: dict[str, str] = {}
     for file, names in track(files_of(checkpoint, written), "slicing"):
         place = file.as_posix()

@@ -17,7 +17,7 @@ from secateur.checkpoints import CheckpointError
 from secateur.report import Reported, Sheet
 from secateur.shrinking.mixtures import Beyond
 from secateur.shrinking.routing import RANKS, Routed
-from secateur.support import Fields, Part, write_whole
+from secateur.support import Fields, Part, printable, write_whole
 
 __all__ = ["Profile", "Text", "profile_in", "profile_values", "read_profile", "write_profile"]
 
@@ -45,12 +45,14 @@ class Profile(Reported):
         routed: of the experts.
         beyond: of a share of the experts of all mixtures, what the model's outputs lost without them, on tokens that
             ranked nothing.
+        source: the SHA-256 of the weights' files and ``config.json`` of the directory that was run.
     """
 
     text: Text
     rank: str
     routed: Mapping[str, Routed]
     beyond: Mapping[float, Beyond] = field(default_factory=dict)
+    source: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def _parts(self) -> Iterator[Part]:
         from secateur.shrinking.tables import profile_parts
@@ -61,6 +63,14 @@ class Profile(Reported):
         from secateur.shrinking.sheets import profile_sheets
 
         return profile_sheets(self, {})
+
+    def check_source(self, there: Mapping[str, str], path: Path) -> None:
+        """Raises CheckpointError if what was run is not the directory with these files."""
+        if other := sorted(name for name in {*self.source, *there} if self.source.get(name) != there.get(name)):
+            raise CheckpointError(
+                f"{path}: is of another model: {printable(', '.join(other[:3]), 200)} of the directory that was run "
+                "differs. Name its profile, or another file for a new one."
+            )
 
 
 def write_profile(profile: Profile, path: Path) -> None:
@@ -73,6 +83,7 @@ def profile_values(profile: Profile) -> dict[str, Any]:
     return {
         "format": _FORMAT,
         "version": 1,
+        "source": dict(profile.source),
         "rank": profile.rank,
         "text": vars(profile.text),
         "outputs": [{"share": share, **vars(each)} for share, each in profile.beyond.items()],
@@ -116,7 +127,7 @@ def profile_in(read: Fields) -> Profile:
     if rank not in RANKS:
         raise read.wrong("rank", f"is none of {', '.join(RANKS)}")
     beyond = dict(map(_beyond_in, read.inners("outputs"))) if "outputs" in read.values else {}
-    return Profile(text, rank, routed, beyond)
+    return Profile(text, rank, routed, beyond, read.each_named("source", str))
 
 
 def _beyond_in(read: Fields) -> tuple[float, Beyond]:

@@ -4,15 +4,12 @@ from secateur.vocabulary.directory import shrink_vocabulary_checkpoint
 from secateur.vocabulary.module import shrink_vocabulary
 from secateur.vocabulary.outcome import ShrunkVocabulary, Unseen, vocabulary_parts
 from secateur.vocabulary.sheets import shrunken_sheets
-from secateur.vocabulary.verification import is_shrunken_vocabulary, verify_vocabulary_checkpoint
 
 __all__ = [
     "ShrunkVocabulary",
     "Unseen",
-    "is_shrunken_vocabulary",
     "shrink_vocabulary",
     "shrink_vocabulary_checkpoint",
     "shrunken_sheets",
-    "verify_vocabulary_checkpoint",
     "vocabulary_parts",
 ]
