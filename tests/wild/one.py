@@ -1,7 +1,4 @@
-"""Tries every verb on one model of a registry, in a process of its own; the row is written after each of them.
-
-python -m tests.wild.one REGISTRY NAME ROW.json
-"""
+"""Tries every verb on one model of a registry; the row is written after each of them."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ import copy
 import json
 import re
 import resource
-import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +22,22 @@ from secateur import Pruner, oneshot, shrink, sparsify
 from secateur.shrinking import load_shrunken, save_shrunken
 
 from .checker import disturbed, in_double, judge
-from .models import Wild, models_of
+from .models import Wild
 
 SHARE = 0.3  # of the parameters
 _MOST = re.compile(r"at most ([0-9.]+) ?% of the params can leave")
 _REASONS = 3  # of what stays whole, that a row says
 
 
-def main(registry: str, name: str, path: str) -> None:
+def tried(wild: Wild, path: Path, without: Collection[str] = ()) -> None:
+    """Write the row of a model; ``without`` are verbs that are left out."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    wild = next(each for each in models_of(registry) if each.name == name)
-    row: dict[str, Any] = {"registry": registry, "name": name, "status": "timeout"}
+    row: dict[str, Any] = {"registry": wild.registry, "name": wild.name, "status": "timeout"}
 
     def note(**entries: Any) -> None:
         row.update(entries)
-        Path(path).write_text(json.dumps(row))
+        path.write_text(json.dumps(row))
 
     note()
     torch.manual_seed(0)
@@ -50,19 +46,22 @@ def main(registry: str, name: str, path: str) -> None:
     example = in_double(wild.example())
     note(parameters=sum(each.numel() for each in model.parameters()))
     note(**_shrunk(model, example))
-    if row["status"] != "right":
-        note(most=_most(model, example))
-        less = 0.8 * row["most"] / 100
-        if row["status"] == "refused" and less > 0.001:
-            again = _shrunk(model, example, less)
-            note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
-    note(sparsify=_tried(lambda: _sparsified(model)))
-    note(pruner=_tried(lambda: _stepped(model, example)))
-    if wild.images:
-        note(oneshot=_tried(lambda: _oneshot(wild, model)))
-    note(saved=_tried(lambda: _saved(wild, model, example)) if row["status"] == "right" else "none")
+    note(most=_most(model, example))
+    less = 0.8 * row["most"] / 100
+    if row["status"] == "refused" and less > 0.001:
+        again = _shrunk(model, example, less)
+        note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
+    verbs: dict[str, Callable[[], str]] = {
+        "sparsify": lambda: _sparsified(model),
+        "pruner": lambda: _stepped(model, example),
+    }
     if row["status"] == "right":
-        note(most=_most(model, example))
+        verbs["saved"] = lambda: _saved(wild, model, example)
+    if wild.images:
+        verbs["oneshot"] = lambda: _oneshot(wild, model)
+    for verb, what in verbs.items():
+        if verb not in without:
+            note(**{verb: _tried(what)})
 
 
 def _tried(what: Callable[[], str]) -> str:
@@ -204,7 +203,3 @@ def _sum(out: Any) -> Tensor | None:
 
     real = [each.sum() for each in _flat(out) if each.is_floating_point() and each.requires_grad]
     return torch.stack(real).sum() if real else None
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
