@@ -58,19 +58,26 @@ def _totals(rows: list[dict[str, Any]]) -> Iterator[str]:
     counts = Counter(row["status"] for row in rows)
     seconds = [row["seconds"] for row in rows if "seconds" in row]
     said = ", ".join(f"{count} {status}" for status, count in counts.most_common())
-    yield f"{len(rows)} models: {said}."
-    yield f"Seconds of `shrink`: {statistics.median(seconds):.1f} in the median, {max(seconds):.1f} at most."
+    yield f"- {len(rows)} models: {said}."
+    yield f"- Seconds of `shrink`: {statistics.median(seconds):.1f} in the median, {max(seconds):.1f} at most."
     for verb in _OTHERS:
         tried = Counter(str(row[verb]).partition(":")[0] for row in rows if row.get(verb, "none") != "none")
         said = ", ".join(f"{count} {status}" for status, count in tried.most_common())
-        yield f"`{verb}` was tried on {sum(tried.values())} of them{': ' if said else ''}{said}."
+        yield f"- `{verb}` was tried on {sum(tried.values())} of them{': ' if said else ''}{said}."
 
 
 def _row(row: dict[str, Any]) -> str:
     most = f"{row['most']:.1f} %" if "most" in row else ""
     seconds = f"{row['seconds']:.1f}" if "seconds" in row else ""
     whole = row.get("whole") or (row.get("less") or {}).get("whole") or []
-    cells = (row["name"], f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else "", row["status"], most, seconds, _reasons(whole))
+    cells = (
+        row["name"],
+        f"{row['parameters'] / 1e6:.1f} M" if "parameters" in row else "",
+        row["status"],
+        most,
+        seconds,
+        _reasons(whole),
+    )
     return f"| {' | '.join(cells)} |"
 
 
