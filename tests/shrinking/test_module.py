@@ -395,3 +395,26 @@ def test_batch_normalizations_are_made_anew_only_where_outputs_come_nearer_by_th
     assert rows == images
     assert lost <= more * (1 + 1e-4)
     assert torch.isin(model[4].running_mean, statistics).all() or images == 256
+
+
+class Asserted(nn.Module):
+    """Says by ``torch._assert`` what it is called with, as half of timm does: torch hands that call to a mode again."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 32), nn.LayerNorm(32), nn.Linear(32, 4)
+
+    def forward(self, x):
+        torch._assert(x.shape[-1] == 8, "the width of the input")
+        hidden = self.norm(self.first(x).relu())
+        torch._assert(hidden.shape[-1] == self.first.out_features, "the width inside")
+        return self.last(hidden)
+
+
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_model_that_asserts_what_it_is_called_with_loses_units(calibrated):
+    model, x = Asserted(), torch.randn(16, 8)
+    shrunk = shrink(model, x, 0.3, batches=[x] if calibrated else None)
+    assert model.first.out_features < 32
+    assert model(x).shape == (16, 4)
+    assert shrunk.parameters[1] == sum(each.numel() for each in model.parameters())

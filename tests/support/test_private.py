@@ -1,6 +1,7 @@
 """Private parts of torch: each does what its name says, on the torch that is installed."""
 
 import collections
+import dis
 import warnings
 
 import pytest
@@ -19,9 +20,10 @@ class Seen(TorchFunctionMode):
 
     def __init__(self):
         super().__init__()
-        self.names = []
+        self.names, self.functions = [], []
 
     def __torch_function__(self, func, kinds, args=(), kwargs=None):
+        self.functions.append(func)
         self.names.append(func.__name__)
         return func(*args, **(kwargs or {}))
 
@@ -208,6 +210,39 @@ def test_written_in_python_shows_what_it_calls():
     torch.testing.assert_close(out, torch.nn.functional.normalize(x, dim=2))
     assert private.written_in_python(torch.relu) is None
     assert private.written_in_python(len) is None
+
+
+def late(x):
+    from torch.overrides import handle_torch_function, has_torch_function
+
+    return handle_torch_function(late, (x,), x) if has_torch_function((x,)) else x + 1
+
+
+def test_written_in_python_is_never_handed_to_a_mode_again():
+    """However it asks whether a mode wants it: by a name of its module, or through torch, as torch._assert does."""
+    with Seen() as seen:
+        private.written_in_python(torch._assert)(torch.tensor(True), "never")
+        private.written_in_python(torch.nn.init.uniform_)(torch.empty(2))
+    assert torch._assert not in seen.functions
+    assert torch.nn.init.uniform_ not in seen.functions
+    with pytest.raises(AssertionError, match="sizes"):
+        private.written_in_python(torch._assert)(False, "sizes")
+    assert private.written_in_python(late) is None  # it asks what it imports itself: it stays whole
+
+
+def test_each_function_of_torch_that_is_written_in_python_can_be_opened():
+    names = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+    found = 0
+    for func in torch.overrides.get_testing_overrides():
+        made = private.written_in_python(func)
+        if made is not None:
+            asked = [each.argval for each in dis.get_instructions(made) if each.argval in names]
+            through = [each for each in dis.get_instructions(made) if each.argval == "overrides"]
+            assert asked
+            for name in asked:
+                assert through or not made.__globals__[name](None), func
+            found += 1
+    assert found > 100
 
 
 def test_experts_in_turn_is_a_field_of_configurations_with_experts():

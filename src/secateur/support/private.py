@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dis
 import functools
 import operator
 import sys
@@ -338,6 +339,20 @@ def _no(*_: Any) -> bool:
     return False
 
 
+_ASKS = "has_torch_function"  # how the names begin of what tells a function of torch to hand itself over
+
+
+class _Unasked:
+    """A module of torch, in which no mode and no subclass wants a function as a whole."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        value = _no if name.startswith(_ASKS) else getattr(self.module, name)
+        return _Unasked(value) if value is torch.overrides else value
+
+
 def optimizer_inside(wrapper: Any) -> Any:
     """The optimizer in Accelerate's wrapper or Lightning's; None for what is neither."""
     return getattr(wrapper, "optimizer", getattr(wrapper, "_optimizer", None))
@@ -494,12 +509,18 @@ def version_of(tensor: Tensor) -> int:
 def written_in_python(func: Any) -> Callable[..., Any] | None:
     """A function of torch that is written in Python, such that the functions that it calls are seen; None for others.
 
-    Such a function asks first whether a mode or a subclass wants it as a whole; in this one nobody does.
+    Such a function asks first whether a mode or a subclass wants it as a whole; in this one nobody does. It asks by a
+    name of its own module (``has_torch_function_unary``) or through torch (``overrides.has_torch_function``). One that
+    imports what it asks with while it runs cannot be made so, and would call its mode without end: None, too.
     """
     code = getattr(func, "__code__", None)
-    if code is None or not any(name.startswith("has_torch_function") for name in code.co_names):
+    if code is None or not any(name.startswith(_ASKS) for name in code.co_names):
         return None
-    told = {name: _no for name in code.co_names if name.startswith("has_torch_function")}
+    if any(each.opname == "IMPORT_FROM" and each.argval.startswith(_ASKS) for each in dis.get_instructions(code)):
+        return None
+    its = {name: func.__globals__[name] for name in code.co_names if name in func.__globals__}
+    told: dict[str, Any] = {name: _no for name in its if name.startswith(_ASKS)}
+    told |= {name: _Unasked(value) for name, value in its.items() if value is torch or value is torch.overrides}
     made = types.FunctionType(code, {**func.__globals__, **told}, func.__name__, func.__defaults__, func.__closure__)
     made.__kwdefaults__ = func.__kwdefaults__
     return made

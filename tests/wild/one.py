@@ -1,0 +1,210 @@
+"""Tries every verb on one model of a registry, in a process of its own; the row is written after each of them.
+
+python -m tests.wild.one REGISTRY NAME ROW.json
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from secateur import Pruner, oneshot, shrink, sparsify
+from secateur.shrinking import load_shrunken, save_shrunken
+
+from .checker import disturbed, in_double, judge
+from .models import Wild, models_of
+
+SHARE = 0.3  # of the parameters
+_MOST = re.compile(r"at most ([0-9.]+) ?% of the params can leave")
+_REASONS = 3  # of what stays whole, that a row says
+
+
+def main(registry: str, name: str, path: str) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    wild = next(each for each in models_of(registry) if each.name == name)
+    row: dict[str, Any] = {"registry": registry, "name": name, "status": "timeout"}
+
+    def note(**entries: Any) -> None:
+        row.update(entries)
+        Path(path).write_text(json.dumps(row))
+
+    note()
+    torch.manual_seed(0)
+    model = disturbed(wild.build()).eval()
+    torch.manual_seed(1)
+    example = in_double(wild.example())
+    note(parameters=sum(each.numel() for each in model.parameters()))
+    note(**_shrunk(model, example))
+    if row["status"] != "right":
+        note(most=_most(model, example))
+        less = 0.8 * row["most"] / 100
+        if row["status"] == "refused" and less > 0.001:
+            again = _shrunk(model, example, less)
+            note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
+    note(sparsify=_tried(lambda: _sparsified(model)))
+    note(pruner=_tried(lambda: _stepped(model, example)))
+    if wild.images:
+        note(oneshot=_tried(lambda: _oneshot(wild, model)))
+    note(saved=_tried(lambda: _saved(wild, model, example)) if row["status"] == "right" else "none")
+    if row["status"] == "right":
+        note(most=_most(model, example))
+
+
+def _tried(what: Callable[[], str]) -> str:
+    """What it says, or what it raises: "refused: ..." for an error that a user is to read, else "crash: ..."."""
+    try:
+        return what()
+    except Exception as error:
+        kind = "refused" if isinstance(error, ValueError) else "crash"
+        return f"{kind}: {type(error).__name__}: {str(error)[:300]}{'' if kind == 'refused' else _where(error)}"
+
+
+def _where(error: Exception) -> str:
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if "secateur" in each.filename]
+    return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+
+
+def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> dict[str, Any]:
+    """Shrinks a copy and has it judged."""
+    smaller = copy.deepcopy(model)
+    start = time.perf_counter()
+    try:
+        done = shrink(smaller, example, share)
+    except Exception as error:
+        refused = isinstance(error, ValueError)
+        text = str(error) if refused else f"{type(error).__name__}: {error}{_where(error)}"
+        row = {"status": "refused" if refused else "crash", "message": text[:500]}
+        return row | {"seconds": round(time.perf_counter() - start, 2), "peak": _peak()}
+    row = {"seconds": round(time.perf_counter() - start, 2), "peak": _peak(), "got": round(done.got, 4)}
+    verdict = judge(model, done, example)
+    lost = sum(1 for mask in done.kept.values() if not mask.all())
+    return row | {
+        "status": verdict.status,
+        "message": verdict.words,
+        "gap": verdict.gap,
+        "groups": [lost, len(done.coupling.groups)],
+        "whole": _whole(model, done),
+    }
+
+
+def _peak() -> int:
+    """Megabytes that the process held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+
+
+def _whole(model: nn.Module, done: Any) -> list[str]:
+    """The reasons that keep most parameters whole, and an example of each."""
+    sizes = {name: each.numel() for name, each in model.named_parameters()}
+    weight, first = Counter[str](), dict[str, str]()
+    for (name, _), reason in done.coupling.frozen.items():
+        if reason not in ("an input of the model", "an output of the model"):
+            weight[reason] += sizes.get(name, 0)
+            first.setdefault(reason, name)
+    return [f"{first[reason]}: {reason}" for reason, _ in weight.most_common(_REASONS)]
+
+
+def _most(model: nn.Module, example: Any) -> float:
+    """How many percent can leave at most, as the refusal of nearly all says."""
+    try:
+        done = shrink(copy.deepcopy(model), example, 0.9999)
+    except Exception as error:
+        found = _MOST.search(str(error))
+        return float(found[1]) if found else 0.0
+    return round(100 * done.got, 2)
+
+
+def _sparsified(model: nn.Module) -> str:
+    pruned = copy.deepcopy(model)
+    masks = sparsify(pruned, 0.5)
+    weights = dict(pruned.named_parameters())
+    gone = sum(int((~mask).sum()) for mask in masks.values())
+    if any(bool(weights[name][~mask].any()) for name, mask in masks.items()):
+        return "wrong: a removed weight is not zero"
+    total = sum(mask.numel() for mask in masks.values())
+    return "right" if abs(gone - total / 2) < 1 else f"wrong: {gone} of {total} left"
+
+
+def _stepped(model: nn.Module, example: Any) -> str:
+    trained = copy.deepcopy(model).train()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=1e-6)
+    pruner = Pruner(trained, optimizer, lambda step: 0.5, every=1, total_steps=2, verbose=False)
+    try:
+        loss = _sum(_called(trained, example))
+    except Exception:
+        trained.eval()
+        loss = _sum(_called(trained, example))
+    if loss is None or not loss.requires_grad:
+        loss = torch.stack([each.sum() for each in trained.parameters()]).sum()
+    loss.backward()
+    optimizer.step()
+    weights = dict(trained.named_parameters())
+    masks = pruner.masks
+    if not masks or any(bool(weights[name][~mask].any()) for name, mask in masks.items()):
+        return "wrong: a removed weight is not zero"
+    return "right"
+
+
+def _oneshot(wild: Wild, model: nn.Module) -> str:
+    pruned = copy.deepcopy(model).float()
+    oneshot(pruned, [(wild.example(),), (wild.example(),)], 0.5, solver="sparsegpt")
+    return "right" if any(bool((each == 0).any()) for each in pruned.parameters()) else "wrong: nothing is zero"
+
+
+def _saved(wild: Wild, model: nn.Module, example: Any) -> str:
+    """Saved in each of three ways and loaded again, it computes the same."""
+    smaller = shrink(copy.deepcopy(model), example, SHARE, verify=False).model.eval()
+    expected = _numbers(smaller, example)
+    with tempfile.TemporaryDirectory() as directory:
+        torch.save(smaller, f"{directory}/whole.pt")
+        whole = torch.load(f"{directory}/whole.pt", weights_only=False)
+        other = copy.deepcopy(smaller)
+        with torch.no_grad():
+            for each in other.parameters():
+                each.zero_()
+        other.load_state_dict(smaller.state_dict(), strict=True)
+        save_shrunken(smaller, f"{directory}/shrunken")
+        torch.manual_seed(0)
+        loaded = load_shrunken(wild.build().double().eval(), f"{directory}/shrunken")
+    for what, each in (("torch.save", whole), ("load_state_dict", other), ("load_shrunken", loaded)):
+        found = _numbers(each, example)
+        if len(found) != len(expected) or not all(map(torch.equal, found, expected)):
+            return f"wrong: behind {what} it computes something else"
+    return "right"
+
+
+def _numbers(model: nn.Module, example: Any) -> list[Tensor]:
+    from .checker import _Counts, _outputs
+
+    return [each.nan_to_num() for each in _outputs(model, example, _Counts(), training=False)]
+
+
+def _called(model: nn.Module, example: Any) -> Any:
+    if isinstance(example, dict):
+        return model(**example)
+    return model(*example) if isinstance(example, tuple | list) else model(example)
+
+
+def _sum(out: Any) -> Tensor | None:
+    from .checker import _flat
+
+    real = [each.sum() for each in _flat(out) if each.is_floating_point() and each.requires_grad]
+    return torch.stack(real).sum() if real else None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,1 @@
+"""One file a library of models; each has ``models() -> list[Wild]``."""
