@@ -11,6 +11,7 @@ from torch import nn
 
 from ..models import Wild
 from ..operators import provide
+from .torchaudio import without_extension
 
 STEPS = torch.tensor([3, 40])
 
@@ -24,6 +25,7 @@ def models() -> list[Wild]:
 
 def _built(kind: str, config: dict[str, Any]) -> nn.Module:
     provide()
+    without_extension()
     import diffusers
 
     model: nn.Module = getattr(diffusers, kind)(**config)
@@ -74,7 +76,11 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
     (
         "UNet2DModel",
         "UNet2DModel",
-        {**_UNET, "down_block_types": ("DownBlock2D", "AttnDownBlock2D"), "up_block_types": ("AttnUpBlock2D", "UpBlock2D")},
+        {
+            **_UNET,
+            "down_block_types": ("DownBlock2D", "AttnDownBlock2D"),
+            "up_block_types": ("AttnUpBlock2D", "UpBlock2D"),
+        },
         _picture(),
     ),
     (
@@ -122,7 +128,7 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
             "block_out_channels": (16, 32),
             "in_channels": 3,
             "out_channels": 3,
-            "extra_in_channels": 16,
+            "extra_in_channels": 32,
             "down_block_types": ("DownBlock1DNoSkip", "DownBlock1D"),
             "up_block_types": ("UpBlock1D", "UpBlock1DNoSkip"),
             "sample_size": 32,
@@ -184,7 +190,17 @@ _LIST: list[tuple[str, str, dict[str, Any], Callable[[], Any]]] = [
         },
         _encoded(),
     ),
-    ("AutoencoderTiny", "AutoencoderTiny", {"encoder_block_out_channels": (16, 16, 16), "decoder_block_out_channels": (16, 16, 16), "num_encoder_blocks": (1, 2, 1), "num_decoder_blocks": (1, 2, 1)}, _encoded()),
+    (
+        "AutoencoderTiny",
+        "AutoencoderTiny",
+        {
+            "encoder_block_out_channels": (16, 16, 16),
+            "decoder_block_out_channels": (16, 16, 16),
+            "num_encoder_blocks": (1, 2, 1),
+            "num_decoder_blocks": (1, 2, 1),
+        },
+        _encoded(),
+    ),
     ("VQModel", "VQModel", {**_VAE, "num_vq_embeddings": 32, "sample_size": 32}, _encoded()),
     (
         "AutoencoderDC",

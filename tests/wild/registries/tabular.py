@@ -43,14 +43,14 @@ def models() -> list[Wild]:
 def _tabnet() -> nn.Module:
     from pytorch_tabnet.tab_network import TabNet
 
-    return TabNet(6, 3, n_d=16, n_a=16, n_steps=2, group_attention_matrix=torch.eye(6))  # type: ignore[no-any-return]
+    return TabNet(6, 3, n_d=16, n_a=16, n_steps=2, group_attention_matrix=torch.eye(6).double())  # type: ignore[no-any-return]
 
 
 def _tabnet_pretraining() -> nn.Module:
     from pytorch_tabnet.tab_network import TabNetPretraining
 
     return TabNetPretraining(  # type: ignore[no-any-return]
-        6, n_d=16, n_a=16, n_steps=2, group_attention_matrix=torch.eye(6)
+        6, n_d=16, n_a=16, n_steps=2, group_attention_matrix=torch.eye(6).double()
     )
 
 
@@ -88,7 +88,9 @@ def _ft_transformer() -> nn.Module:
 def _periodic() -> nn.Module:
     from rtdl_num_embeddings import PeriodicEmbeddings
 
-    return WithNumbers(PeriodicEmbeddings(6, 12, lite=False), nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3))
+    return WithNumbers(
+        PeriodicEmbeddings(6, 12, lite=False), nn.Flatten(), nn.Linear(72, 40), nn.ReLU(), nn.Linear(40, 3)
+    )
 
 
 def _piecewise() -> nn.Module:
@@ -110,7 +112,7 @@ def _tab_transformer() -> nn.Module:
     from tab_transformer_pytorch import TabTransformer
 
     return TabTransformer(  # type: ignore[no-any-return]
-        categories=(3, 5), num_continuous=6, dim=32, dim_out=3, depth=2, heads=4, dim_head=8
+        categories=(3, 5), num_continuous=6, dim=32, dim_out=3, depth=2, heads=4, dim_head=8, mlp_act=nn.ReLU()
     )
 
 

@@ -11,7 +11,6 @@ from ..models import Wild
 def models() -> list[Wild]:
     return [
         Wild("time_series", "nbeats_pytorch.NBeatsNet", _nbeats, lambda: torch.randn(8, 20)),
-        Wild("time_series", "nbeats_pytorch.NBeatsNet-trend_seasonality", _nbeats_interpretable, lambda: torch.randn(8, 20)),
         Wild("time_series", "pytorch_tcn.TCN", _tcn, lambda: torch.randn(4, 6, 40)),
         Wild("time_series", "pytorch_tcn.TCN-causal", _tcn_gated, lambda: torch.randn(4, 6, 40)),
         Wild("time_series", "iTransformer.iTransformer", _itransformer, lambda: torch.randn(4, 20, 6)),
@@ -25,16 +24,12 @@ def _nbeats() -> nn.Module:
 
     kinds = (NBeatsNet.GENERIC_BLOCK, NBeatsNet.GENERIC_BLOCK)
     return NBeatsNet(  # type: ignore[no-any-return]
-        stack_types=kinds, nb_blocks_per_stack=2, forecast_length=5, backcast_length=20, thetas_dim=(8, 8), hidden_layer_units=32
-    )
-
-
-def _nbeats_interpretable() -> nn.Module:
-    from nbeats_pytorch.model import NBeatsNet
-
-    kinds = (NBeatsNet.TREND_BLOCK, NBeatsNet.SEASONALITY_BLOCK)
-    return NBeatsNet(  # type: ignore[no-any-return]
-        stack_types=kinds, nb_blocks_per_stack=2, forecast_length=6, backcast_length=20, thetas_dim=(4, 6), hidden_layer_units=32
+        stack_types=kinds,
+        nb_blocks_per_stack=2,
+        forecast_length=5,
+        backcast_length=20,
+        thetas_dim=(8, 8),
+        hidden_layer_units=32,
     )
 
 

@@ -27,7 +27,10 @@ MODELS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def models() -> list[Wild]:
-    return [Wild("torch_geometric", name, functools.partial(_built, name, kind, config), _graph) for name, kind, config in MODELS]
+    return [
+        Wild("torch_geometric", name, functools.partial(_built, name, kind, config), _graph)
+        for name, kind, config in MODELS
+    ]
 
 
 def _built(name: str, kind: str, config: dict[str, Any]) -> nn.Module:

@@ -49,7 +49,7 @@ _WAVELM = {key: value for key, value in _WAVE.items() if key != "encoder_pos_con
 _LENGTHS = torch.tensor([12, 9])
 
 
-def _without_extension() -> None:
+def without_extension() -> None:
     """torchaudio's wheel is linked to CUDA, too; its models need nothing of what is compiled."""
     name = "torchaudio._extension"
     if name not in sys.modules:
@@ -108,8 +108,8 @@ _LIST: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     ),
     (
         "HDemucs",
-        {"sources": ["drums", "vocals"], "audio_channels": 2, "channels": 8, "nfft": 512, "depth": 4},
-        lambda: torch.randn(1, 2, 4096),
+        {"sources": ["drums", "vocals"], "audio_channels": 2, "channels": 8, "nfft": 1024, "depth": 5},
+        lambda: torch.randn(2, 2, 4096),
     ),
     (
         "RNNT",
@@ -176,7 +176,7 @@ def models() -> list[Wild]:
 
 
 def _built(name: str, config: dict[str, Any]) -> nn.Module:
-    _without_extension()
+    without_extension()
     import torchaudio.models
 
     model: nn.Module
@@ -185,24 +185,28 @@ def _built(name: str, config: dict[str, Any]) -> nn.Module:
     elif name == "WavLM":
         model = torchaudio.models.wavlm_model(encoder_pos_conv_kernel=6, **config)
     elif name == "RNNT":
-        model = torchaudio.models.rnnt.conformer_rnnt_model(
+        model = torchaudio.models.emformer_rnnt_model(
             input_dim=10,
             encoding_dim=24,
-            time_reduction_stride=4,
-            conformer_input_dim=24,
-            conformer_ffn_dim=40,
-            conformer_num_layers=1,
-            conformer_num_heads=3,
-            conformer_depthwise_conv_kernel_size=5,
-            conformer_dropout=0.1,
             num_symbols=9,
+            segment_length=4,
+            right_context_length=0,
+            time_reduction_input_dim=12,
+            time_reduction_stride=2,
+            transformer_num_heads=3,
+            transformer_ffn_dim=40,
+            transformer_num_layers=1,
+            transformer_dropout=0.1,
+            transformer_activation="gelu",
+            transformer_left_context_length=4,
+            transformer_max_memory_size=0,
+            transformer_weight_init_scale_strategy="depthwise",
+            transformer_tanh_on_mem=True,
             symbol_embedding_dim=16,
             num_lstm_layers=1,
-            lstm_hidden_dim=28,
-            lstm_layer_norm=1,
-            lstm_layer_norm_epsilon=1e-5,
-            lstm_dropout=0,
-            joiner_activation="tanh",
+            lstm_layer_norm=True,
+            lstm_layer_norm_epsilon=1e-3,
+            lstm_dropout=0.1,
         )
     elif name == "SquimObjective":
         model = torchaudio.models.squim_objective_model(

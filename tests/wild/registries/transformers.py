@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ..models import Wild
+from ..operators import provide
 from .torchaudio import without_extension
 
 FROM_ZOO = """
@@ -195,7 +196,18 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
             "speaker_embeddings": torch.randn(2, 12),
         },
     ),
-    ("SpeechT5HifiGan", {"model_in_dim": 10, "upsample_initial_channel": 32, "upsample_rates": [4, 4], "upsample_kernel_sizes": [8, 8], "resblock_kernel_sizes": [3, 5], "resblock_dilation_sizes": [[1, 3], [1, 3]]}, lambda: {"spectrogram": torch.randn(2, 12, 10)}),
+    (
+        "SpeechT5HifiGan",
+        {
+            "model_in_dim": 10,
+            "upsample_initial_channel": 32,
+            "upsample_rates": [4, 4],
+            "upsample_kernel_sizes": [8, 8],
+            "resblock_kernel_sizes": [3, 5],
+            "resblock_dilation_sizes": [[1, 3], [1, 3]],
+        },
+        lambda: {"spectrogram": torch.randn(2, 12, 10)},
+    ),
     ("VitsModel", _VITS, lambda: {"input_ids": torch.randint(1, 20, (2, 9))}),
     (
         "FastSpeech2ConformerModel",
@@ -220,7 +232,20 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
         },
         lambda: {"input_ids": torch.randint(1, 20, (1, 9))},
     ),
-    ("EncodecModel", {"num_filters": 8, "upsampling_ratios": [4, 2], "hidden_size": 16, "codebook_size": 16, "codebook_dim": 16, "num_lstm_layers": 1, "target_bandwidths": [24.0], "sampling_rate": 16000}, lambda: {"input_values": torch.randn(2, 1, 64)}),
+    (
+        "EncodecModel",
+        {
+            "num_filters": 8,
+            "upsampling_ratios": [4, 2],
+            "hidden_size": 16,
+            "codebook_size": 16,
+            "codebook_dim": 16,
+            "num_lstm_layers": 1,
+            "target_bandwidths": [24.0],
+            "sampling_rate": 16000,
+        },
+        lambda: {"input_values": torch.randn(2, 1, 64)},
+    ),
     (
         "ViltModel",
         {**_TEXT, "image_size": 32, "patch_size": 8},
@@ -264,9 +289,25 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     (
         "SamModel",
         {
-            "vision_config": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "mlp_dim": 48, "output_channels": 16, "image_size": 64, "patch_size": 16, "window_size": 2, "global_attn_indexes": [1]},
+            "vision_config": {
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "mlp_dim": 48,
+                "output_channels": 16,
+                "image_size": 64,
+                "patch_size": 16,
+                "window_size": 2,
+                "global_attn_indexes": [1],
+            },
             "prompt_encoder_config": {"hidden_size": 16, "image_size": 64, "patch_size": 16, "mask_input_channels": 4},
-            "mask_decoder_config": {"hidden_size": 16, "mlp_dim": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "iou_head_hidden_dim": 16},
+            "mask_decoder_config": {
+                "hidden_size": 16,
+                "mlp_dim": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "iou_head_hidden_dim": 16,
+            },
         },
         lambda: {**_pictures(64)(), "input_points": 64 * torch.rand(2, 1, 3, 2)},
     ),
@@ -277,7 +318,14 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     ),
     (
         "LevitForImageClassification",
-        {"image_size": 64, "hidden_sizes": [16, 24, 32], "num_attention_heads": [2, 3, 4], "depths": [1, 1, 1], "key_dim": [4, 4, 4], "num_labels": 5},
+        {
+            "image_size": 64,
+            "hidden_sizes": [16, 24, 32],
+            "num_attention_heads": [2, 3, 4],
+            "depths": [1, 1, 1],
+            "key_dim": [4, 4, 4],
+            "num_labels": 5,
+        },
         _pictures(64),
     ),
     (
@@ -287,7 +335,15 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
     ),
     (
         "LayoutLMv3ForTokenClassification",
-        {**_TEXT, "input_size": 32, "patch_size": 8, "coordinate_size": 5, "shape_size": 6, "num_labels": 5, "max_2d_position_embeddings": 64},
+        {
+            **_TEXT,
+            "input_size": 32,
+            "patch_size": 8,
+            "coordinate_size": 5,
+            "shape_size": 6,
+            "num_labels": 5,
+            "max_2d_position_embeddings": 64,
+        },
         lambda: {"input_ids": _ids(), "bbox": torch.randint(0, 20, (2, 7, 4)).sort().values, **_pictures()()},
     ),
 ]
@@ -295,8 +351,16 @@ OWN: list[tuple[str, dict[str, Any], Callable[[], Any]]] = [
 
 def models() -> list[Wild]:
     zoo = _zoo()
-    found = [Wild("transformers", name, functools.partial(_of_zoo, name, 0), functools.partial(_of_zoo, name, 1)) for name in FROM_ZOO if name in zoo]
-    found += [Wild("transformers", name, functools.partial(_built, name, config), example) for name, config, example in OWN if name != "EfficientFormerForImageClassification"]
+    found = [
+        Wild("transformers", name, functools.partial(_of_zoo, name, 0), functools.partial(_of_zoo, name, 1))
+        for name in FROM_ZOO
+        if name in zoo
+    ]
+    found += [
+        Wild("transformers", name, functools.partial(_built, name, config), example)
+        for name, config, example in OWN
+        if name != "EfficientFormerForImageClassification"
+    ]
     return found
 
 
@@ -304,6 +368,7 @@ def _zoo() -> dict[str, Callable[[], tuple[nn.Module, Any]]]:
     tests = str(Path(__file__).parents[2])
     if tests not in sys.path:
         sys.path.insert(0, tests)
+    provide()
     without_extension()
     from zoo import ZOO
 
@@ -315,6 +380,7 @@ def _of_zoo(name: str, part: int) -> Any:
 
 
 def _built(name: str, config: dict[str, Any]) -> nn.Module:
+    provide()
     without_extension()
     import transformers
 

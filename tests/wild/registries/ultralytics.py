@@ -30,7 +30,7 @@ DETECTION = [
 TASKS = [
     f"{name}-{task}" for name in ("yolov8n", "yolo11n", "yolo12n", "yolo26n") for task in ("seg", "pose", "obb", "cls")
 ]
-OTHERS = ["yolo26n-sem", "yolo26n-depth", "yolov8n-rtdetr", "rtdetr-resnet50"]
+OTHERS = ["yolo26n-sem", "yolo26n-depth", "rtdetr-resnet50"]
 
 
 def models() -> list[Wild]:
