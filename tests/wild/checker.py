@@ -1,4 +1,4 @@
-"""Whether a shrunken model computes what its original does with zeros where entries left; shares no code with the proof.
+"""Whether a shrunken model computes what its original does with zeros where entries left; no code is the proof's.
 
 What left is read off ``Shrunk.plans`` and held to the values: a smaller tensor has to be the slice of the original's,
 or a multiple of it. The original with zeros and the smaller model then run on the same inputs in float64, in evaluation
@@ -90,10 +90,12 @@ def _dishonest(original: nn.Module, done: Any) -> str:
     """What a smaller tensor holds that is no slice of the original's; "" where all are."""
     plans = {name: kept for plan in done.plans for name, (_, kept) in plan.tensors.items()}
     scaled = {name for plan in done.plans for name, *_ in plan.scales}
-    before = {**dict(original.named_parameters()), **dict(original.named_buffers())}
-    after = {**dict(done.model.named_parameters()), **dict(done.model.named_buffers())}
+    before, after = dict(original.named_parameters()), dict(done.model.named_parameters())
     if before.keys() != after.keys():
-        return f"other tensors: {sorted(before.keys() ^ after.keys())[:3]}"
+        return f"other parameters: {sorted(before.keys() ^ after.keys())[:3]}"
+    buffers = dict(original.named_buffers())  # a forward pass may put others in place
+    before |= {name: buffers[name] for name in plans if name in buffers}
+    after |= {name: value for name, value in done.model.named_buffers() if name in before}
     for name, value in after.items():
         expected = before[name].detach()
         for at, indices in plans.get(name, {}).items():

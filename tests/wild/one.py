@@ -80,17 +80,17 @@ def _where(error: Exception) -> str:
 
 
 def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> dict[str, Any]:
-    """Shrinks a copy and has it judged."""
+    """Shrinks a copy and has it judged; the seconds are those of the processor, in one thread."""
     smaller = copy.deepcopy(model)
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         done = shrink(smaller, example, share)
     except Exception as error:
         refused = isinstance(error, ValueError)
         text = str(error) if refused else f"{type(error).__name__}: {error}{_where(error)}"
         row = {"status": "refused" if refused else "crash", "message": text[:500]}
-        return row | {"seconds": round(time.perf_counter() - start, 2), "peak": _peak()}
-    row = {"seconds": round(time.perf_counter() - start, 2), "peak": _peak(), "got": round(done.got, 4)}
+        return row | {"seconds": round(time.process_time() - start, 2), "peak": _peak()}
+    row = {"seconds": round(time.process_time() - start, 2), "peak": _peak(), "got": round(done.got, 4)}
     verdict = judge(model, done, example)
     lost = sum(1 for mask in done.kept.values() if not mask.all())
     return row | {

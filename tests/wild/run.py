@@ -51,7 +51,7 @@ def main() -> int:
                 "[\n" + ",\n".join(json.dumps(rows[key], sort_keys=True) for key in sorted(rows)) + "\n]\n"
             )
     print(_summary(mine))
-    return int(any(_is_bad(row) for row in mine))
+    return int(any(is_bad(row) for row in mine))
 
 
 def _chosen(asked: argparse.Namespace) -> list[tuple[str, str]]:
@@ -87,7 +87,7 @@ def _limited() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
-def _is_bad(row: dict[str, Any]) -> bool:
+def is_bad(row: dict[str, Any]) -> bool:
     others = (str(row.get(verb, "")) for verb in ("sparsify", "pruner", "oneshot", "saved"))
     return row["status"] in _BAD or any(each.startswith(("wrong", "crash")) for each in others)
 
@@ -98,8 +98,8 @@ def _line(row: dict[str, Any]) -> str:
     }
     return (
         f"{row['registry']:12} {row['name']:34} {row['status']:9} {row.get('got', 0):6.1%} of at most "
-        f"{row.get('most', 0):5.1f} % {row.get('seconds', 0):6.1f} s {row.get('peak', 0):5} MB  {row.get('message', '')}"
-        f" {row.get('stopped', '')} {others or ''}"
+        f"{row.get('most', 0):5.1f} % {row.get('seconds', 0):6.1f} s {row.get('peak', 0):5} MB "
+        f" {row.get('message', '')} {row.get('stopped', '')} {others or ''}"
     )
 
 

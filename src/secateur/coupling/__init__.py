@@ -15,7 +15,7 @@ from secateur.coupling.axes import (
     unify,
 )
 from secateur.coupling.equations import Polynomial, counted, evaluated, representative
-from secateur.coupling.finding import OUTPUT, find_coupling
+from secateur.coupling.finding import OUTPUT, UNUSED, find_coupling
 from secateur.coupling.flow import SameDraws
 from secateur.coupling.groups import Coupling, Group, Kept
 from secateur.coupling.operations import Operation, Weight, declare, name_of, operation, rule, written_in_others
@@ -41,6 +41,7 @@ __all__ = [
     "Removed",
     "SameDraws",
     "Spot",
+    "UNUSED",
     "Weight",
     "Whereabouts",
     "concatenated",

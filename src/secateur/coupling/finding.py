@@ -24,9 +24,10 @@ from secateur.coupling.spots import Whereabouts
 from secateur.coupling.trace import Trace, Unseen
 from secateur.support import in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
-__all__ = ["OUTPUT", "find_coupling"]
+__all__ = ["OUTPUT", "UNUSED", "find_coupling"]
 
 OUTPUT = "an output of the model"  # why what is returned stays whole
+UNUSED = "not used in the forward pass"  # why what no function was given does
 
 _TURNS = 64  # passes with other choices, at most
 
@@ -79,7 +80,7 @@ def find_coupling(
     for tensor in tensors.values():
         if id(tensor) not in used:
             for dim in trace.dims(tensor):
-                freeze(dim, "not used in the forward pass")
+                freeze(dim, UNUSED)
     reached = {leaf for axis in trace.reached for leaf in leaves(axis)}
     for tensor in tensors.values():
         if id(tensor) not in used:

@@ -7,12 +7,13 @@ coarse the smaller model of the two that are nearest is taken. Groups that are t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from secateur.coupling import Axis, Group
+from secateur.coupling import UNUSED, Axis, Group
 from secateur.pipeline import make_masks
 from secateur.shrinking.amounts import Amount
 from secateur.shrinking.costs import amount_of, by_cost, cost_of, prices_of
@@ -21,12 +22,13 @@ from secateur.shrinking.request import Request
 from secateur.shrinking.steps import Integers, Steps, path_by_loss, path_by_share
 from secateur.shrinking.subject import Subject
 from secateur.shrinking.ties import ROUNDED, Tied, by_tie
-from secateur.support import track
+from secateur.support import printable, track
 
 __all__ = ["Counted", "counted"]
 
 _FINE = 0.01  # of the target: the smallest step of counts that are rounded unasked is worth no more
 _COARSE = 0.05  # of the target: where the nearest is further off, the smaller model is taken
+_REASONS, _NAMED = 2, 5  # of what stays whole, and of what takes no part, that an error says
 _MEASURED = 8  # times a model is built to find out its time
 
 
@@ -91,13 +93,13 @@ def counted(
             ideal = parts_at(asked.sparsity)
             steps.goal = amount(ideal)  # it has said how many: only what rounding adds is evened out
         else:
-            ideal = _where_met(parts_at, asked, amount, goal, steps)
+            ideal = _where_met(parts_at, subject, asked, amount, goal, steps)
         path = path_by_share(ideal, tied)
     found = steps.reached(path)
     less, more = steps.beside(found)
     missing = steps.missing(found)
     if missing > 0 and more is found and missing > steps.smallest(found) / 2:
-        raise _unattainable(asked, 1 - amount(found) / whole, chosen=all(group.chosen for group in groups))
+        raise _unattainable(subject, asked, 1 - amount(found) / whole, chosen=all(group.chosen for group in groups))
     if found is less and missing > _COARSE * whole:
         found = more
     return Counted(counts(found), counts(less), counts(more))
@@ -138,13 +140,18 @@ def _allocation(
 
 
 def _where_met(
-    parts_at: Callable[[float], list[float]], asked: Request, amount: Amount, goal: float, steps: Steps
+    parts_at: Callable[[float], list[float]],
+    subject: Subject,
+    asked: Request,
+    amount: Amount,
+    goal: float,
+    steps: Steps,
 ) -> list[float]:
     """What the allocation gives each tie at the share at which what was asked has left."""
     most = parts_at(1.0)
     whole = steps.amount(steps.whole)
     if amount(most) - goal > max(steps.smallest(steps.whole) / 2, 1e-9 * whole):
-        raise _unattainable(asked, 1 - amount(most) / whole)
+        raise _unattainable(subject, asked, 1 - amount(most) / whole)
     low, high = 0.0, 1.0
     for _ in track(range(24), "looking for the counts"):
         middle = (low + high) / 2
@@ -158,7 +165,7 @@ def _measured(subject: Subject, asked: Request, counts_at: Callable[[float], dic
     time = cost_of(subject.model, subject.coupling, subject.inputs[0], asked.target)
     whole, shortest = time({}), time(counts_at(1.0))
     if shortest > (1 - asked.sparsity) * whole:
-        raise _unattainable(asked, max(0.0, 1 - shortest / whole))
+        raise _unattainable(subject, asked, max(0.0, 1 - shortest / whole))
     low, high = 0.0, 1.0
     for _ in track(range(_MEASURED), "looking for the counts"):
         middle = (low + high) / 2
@@ -167,9 +174,45 @@ def _measured(subject: Subject, asked: Request, counts_at: Callable[[float], dic
     return Counted(found, found, found)
 
 
-def _unattainable(asked: Request, most: float, *, chosen: bool = False) -> ValueError:
+def _unattainable(subject: Subject, asked: Request, most: float, *, chosen: bool = False) -> ValueError:
     assert asked.sparsity is not None
     attainable = math.floor(1e4 * most + 1e-6) / 1e4  # what is said can be asked for
     what = f"at most {attainable:.2%} of the {'experts' if chosen else asked.target} can leave"
     why = f"{'as many stay as are chosen at a time, and ' if chosen else ''}the rest is frozen or kept"
-    return ValueError(f"{what}, not {asked.sparsity:.1%}: {why}.")
+    return ValueError(f"{what}, not {asked.sparsity:.1%}: {why}.{'' if chosen else _whole(subject)}")
+
+
+def _whole(subject: Subject) -> str:
+    """Why most parameters stay whole: first what the example does not run, then the reasons that freeze most."""
+    sizes = {name: parameter.numel() for name, parameter in subject.model.named_parameters()}
+    entries, frozen = sum(sizes.values()), subject.coupling.frozen
+    idle = [name for name in sizes if frozen.get((name, 0)) == UNUSED]
+    said = ""
+    if share := sum(sizes[name] for name in idle) / entries:
+        said = f" {share:.1%} of all parameters take no part in the forward pass: {_modules(idle, sizes)}."
+    weights = Counter[str]()
+    for (name, _), reason in frozen.items():
+        if name not in idle:
+            weights[reason] += sizes.get(name, 0)
+    most = [reason for reason, count in weights.most_common(_REASONS) if count > _COARSE * entries]
+    if most:
+        first = {reason: next(name for (name, _), why in frozen.items() if why == reason) for reason in most}
+        said += f" Most of what is frozen: {', '.join(f'{first[each]} ({printable(each)})' for each in most)}."
+    return said
+
+
+def _modules(names: Sequence[str], every: Collection[str]) -> str:
+    """The outermost modules all of whose parameters are among the names; of many the first.
+
+    >>> _modules(["a.0.weight", "a.1.weight", "b.weight"], ["a.0.weight", "a.1.weight", "b.weight", "b.bias"])
+    'a, b.weight'
+    """
+    others = {path for name in {*every} - {*names} for path in _paths(name)}
+    outer = list(dict.fromkeys(next(path for path in _paths(name) if path not in others) for name in names))
+    return ", ".join(outer[:_NAMED]) + (f" and {len(outer) - _NAMED} more" if len(outer) > _NAMED else "")
+
+
+def _paths(name: str) -> list[str]:
+    """The modules that a parameter is in, the outermost first, and itself."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]

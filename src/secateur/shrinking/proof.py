@@ -57,6 +57,11 @@ from secateur.shrinking.oracle import Oracle, kept_by, oracles, without_chosen, 
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
 from secateur.support import in_dtype, in_mode, private, restored, run_example, seeded, tensors_in, tensors_of
 
+_NOTHING = (
+    "the model returns no finite number for the example, so there is nothing to compare; give an example that it has a "
+    "result for, or verify=False."
+)
+
 __all__ = ["differs", "outputs", "right_branches", "verify_shrunken", "wrong_groups"]
 
 
@@ -217,21 +222,28 @@ def wrong_groups(
     sets = list(by_tie.values())
     if _are_right_in_parts(model, coupling, [group for each in sets for group in each], kept, inputs):
         return []
-    _check_numbers(model, coupling, inputs)
-    return on_calm_probes(model, lambda probe, calm: _wrong_among(probe, calm, coupling, sets, kept, inputs))
+
+    def look(probe: nn.Module, calm: float) -> list[Group]:
+        try:
+            found = _wrong_among(probe, calm, coupling, sets, kept, inputs)
+        except IncomparableError:
+            _check_numbers(probe, coupling, inputs)
+            raise
+        if found:
+            _check_numbers(probe, coupling, inputs)
+        return found
+
+    return on_calm_probes(model, look)
 
 
-def _check_numbers(model: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
-    """ValueError where the model returns nothing to compare. Its probe, twice the model, is let go of here."""
-    if not _has_numbers(probe_of(model), coupling, inputs):
-        raise ValueError(
-            "the model returns no finite number for the example, so there is nothing to compare; give an example that "
-            "it has a result for, or verify=False."
-        )
-
-
-def _has_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> bool:
+def _check_numbers(probe: nn.Module, coupling: Coupling, inputs: Sequence[Any]) -> None:
+    """ValueError where the model returns nothing to compare; asked of the original where it is not found equal."""
     every = [each for number, training in coupling.passes for each in outputs(probe, inputs[number], training=training)]
+    if not _has_numbers(every):
+        raise ValueError(_NOTHING)
+
+
+def _has_numbers(every: Iterable[Tensor]) -> bool:
     return any(each.is_floating_point() and bool(torch.isfinite(each).any()) for each in every)
 
 
@@ -248,10 +260,10 @@ def _are_right_in_parts(
     forms = ("sums", "affine") if any(statistics.values()) else ("sums",)
     compared_on = functools.partial(_runs, lending.module, coupling, inputs, statistics)
     with lending, contextlib.suppress(Exception):  # whatever the model raises: a whole probe shows why
-        if not _has_numbers(lending.module, coupling, inputs):
-            return False
         lending.zero(plan_of(lending.module, coupling, zeroed_of(coupling, kept)))
         expected = {form: all_of(compared_on(form, without)) for form in forms}
+        if not _has_numbers(expected["sums"]):
+            return False
         lending.cut(plan_of(lending.module, coupling, kept))
         for form in forms:
             found = all_of(compared_on(form, after, backward=True))
@@ -434,6 +446,8 @@ def _differs_in_form(
         except Exception as error:  # whatever the model raises, this removal breaks it
             return f"it raises {type(error).__name__}: {error}"
         if difference(expected, found) is None:
+            if not _has_numbers(expected):
+                raise ValueError(_NOTHING)
             return BLIND if calm < 1 and not would_show(probe, plan, runs(after)) else None
         undo()
         undo = None

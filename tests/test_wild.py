@@ -1,0 +1,95 @@
+"""The checker of `wild`, on a model of our own: what is right is found right, and what is broken is found wrong."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from secateur import shrink
+from wild import checker, run
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Normalized(nn.Module):
+    """A residual stream, behind which are a layer norm, a group norm and a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16)
+        self.inner, self.groups, self.back = nn.Conv2d(16, 24, 1), nn.GroupNorm(2, 24), nn.Conv2d(24, 16, 1)
+        self.last, self.drop, self.head = nn.LayerNorm(16), nn.Dropout(0.5), nn.Linear(16, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.stem(x))
+        x = x + self.back(self.groups(self.inner(x)).relu())
+        return self.head(self.drop(self.last(x.mean((2, 3)))))
+
+
+@pytest.fixture
+def original() -> nn.Module:
+    torch.manual_seed(0)
+    return checker.disturbed(Normalized()).eval()
+
+
+@pytest.fixture
+def example() -> torch.Tensor:
+    return torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def shrunken(model: nn.Module, example: torch.Tensor):
+    return shrink(copy.deepcopy(model), example.double(), 0.4, round_to=2)
+
+
+def test_what_is_right_is_found_right(original: nn.Module, example: torch.Tensor) -> None:
+    done = shrunken(original, example)
+    assert any(name == "last.weight" for plan in done.plans for name in plan.tensors)
+    assert checker.judge(original, done, example).status == "right"
+
+
+def test_another_number_in_a_weight_is_found(original: nn.Module, example: torch.Tensor) -> None:
+    done = shrunken(original, example)
+    with torch.no_grad():
+        done.model.back.weight[0, 0] += 1e-3
+    assert checker.judge(original, done, example).status == "wrong"
+
+
+def test_slices_of_a_consumer_that_are_not_those_of_its_producer_are_found(
+    original: nn.Module, example: torch.Tensor
+) -> None:
+    """The plan and the tensors agree with each other, and not with what the producer keeps."""
+    done = shrunken(original, example)
+    (plan,) = done.plans
+    kept = plan.tensors["head.weight"][1][1]
+    other = min({*range(16)} - {*kept.tolist()})
+    kept[0] = other
+    kept.sort()
+    with torch.no_grad():
+        done.model.head.weight.copy_(original.head.weight[:, torch.from_numpy(kept)])
+    assert checker.judge(original, done, example).status == "wrong"
+
+
+def test_what_shows_nothing_is_not_called_right(original: nn.Module, example: torch.Tensor) -> None:
+    with torch.no_grad():
+        original.head.weight.zero_()
+    assert checker.judge(original, shrunken(original, example), example).status == "unjudged"
+
+
+def test_a_row_says_what_is_bad() -> None:
+    assert run.is_bad({"status": "wrong"})
+    assert run.is_bad({"status": "right", "oneshot": "crash: KeyError"})
+    assert not run.is_bad({"status": "refused", "sparsify": "right"})
+
+
+def test_the_page_of_models_is_what_the_rows_say() -> None:
+    spec = importlib.util.spec_from_file_location("make_models", ROOT / "docs" / "make_models.py")
+    assert spec is not None
+    assert spec.loader is not None
+    maker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(maker)
+    assert maker.PAGE.read_text() == maker.page(), "the rows changed; write the page again: python docs/make_models.py"
