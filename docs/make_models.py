@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = ROOT / "benchmarks" / "wild" / "rows.json"
+ROWS = ROOT / "tests" / "wild" / "rows.json"
 PAGE = ROOT / "docs" / "models.md"
 HEAD = """# Models of other libraries
 
@@ -32,7 +32,7 @@ a processor. **Stays whole** names what keeps most parameters, beside the model'
 | refused | `shrink` changed nothing and says why |
 | unjudged | the checker can't say, and says why |
 
-<!-- Made from benchmarks/wild/rows.json: python docs/make_models.py -->
+<!-- Made from tests/wild/rows.json: python docs/make_models.py -->
 """
 _OTHERS = ("sparsify", "pruner", "oneshot", "saved")
 _LONG = 160

@@ -294,3 +294,30 @@ def test_a_recurrent_model_on_meta_becomes_real_and_runs(tmp_path):
         fresh = Last()
     torch.testing.assert_close(load_shrunken(fresh, tmp_path)(X), model(X))
     assert is_unchanged(fresh, state_of(fresh))
+
+
+class Places(nn.Module):
+    """Its table of places is made as large as the input asks, and is in no state dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 12), nn.Linear(12, 3)
+        self.register_buffer("table", torch.zeros(1), persistent=False)
+
+    def forward(self, x):
+        if self.table.shape[0] != x.shape[1]:
+            self.table = torch.linspace(0, 1, x.shape[1])
+        return self.last(self.first(x).relu()) + self.table[:, None]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_buffer_that_no_state_dict_holds_comes_back_as_large_as_it_was(tmp_path, device):
+    x = torch.randn(2, 5, 4)
+    small = shrink(Places(), x, 0.4).model
+    expected = small(x)
+    save_shrunken(small, tmp_path)
+    with torch.device(device):
+        fresh = Places()
+    loaded = load_shrunken(fresh, tmp_path)
+    assert loaded.table.shape == (5,)
+    torch.testing.assert_close(loaded(x), expected)

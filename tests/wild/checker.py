@@ -1,7 +1,7 @@
 """Whether a shrunken model computes what its original does with zeros where entries left; no code is the proof's.
 
 What left is read off ``Shrunk.plans`` and held to the values: a smaller tensor has to be the slice of the original's,
-or a multiple of it. The original with zeros and the smaller model then run on the same inputs in float64, in evaluation
+or a multiple of it. The original with zeros and the smaller model then run on the same inputs, in evaluation
 and in training mode. Where a normalization or a mean runs over what lost entries, the original divides by as many as
 the smaller model did at the same call: zeros add nothing to sums.
 """
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 __all__ = ["Verdict", "compare", "disturbed", "in_double", "judge"]
 
-TOLERANCE = 1e-7  # of the largest number of an output
+TOLERANCE, COARSE = 1e-7, 1e-3  # of the largest number of an output, in float64 and in float32
 _ROUNDINGS = 1e4  # times what the output moves when every weight moves in its last place
 _DROPPING = ("p", "dropout", "drop_prob", "attn_drop_p", "dropout_p", "dropout_rate", "drop_rate", "attention_dropout")
 
@@ -71,7 +71,6 @@ def in_double(value: Any) -> Any:
 
 def judge(original: nn.Module, done: Any, example: Any) -> Verdict:
     """Compare what `shrink` returned for a copy of ``original``, a model in float64, with the original."""
-    example = in_double(example)
     if words := _dishonest(original, done):
         return Verdict("wrong", words)
     masked = copy.deepcopy(original)
@@ -108,33 +107,34 @@ def _dishonest(original: nn.Module, done: Any) -> str:
 
 
 def compare(masked: nn.Module, smaller: nn.Module, example: Any, dense: nn.Module | None = None) -> Verdict:
-    """Compare two models on an example in float64, in both modes. Their dropout is set to zero."""
-    example = in_double(example)
+    """Compare two models on an example in both modes, in the dtype of their weights. Their dropout is set to zero."""
+    kind = next(each.dtype for each in masked.parameters() if each.is_floating_point())
+    tolerance = COARSE if kind == torch.float32 else TOLERANCE
+    if kind == torch.float64:
+        example = in_double(example)
     for model in (masked, smaller, *(() if dense is None else (dense := copy.deepcopy(dense),))):
         _without_dropout(model)
-    worst, shown, modes = 0.0, False, 0
+    worst, shown, modes = 0.0, dense is None, 0
     for training in (False, True):
-        try:
-            dense_out = None if dense is None else _outputs(dense, example, _Counts(), training=training)
-            if dense is None:
-                _outputs(masked, example, _Counts(), training=training)
-        except Exception as error:  # whatever the original raises
-            if not training:
-                return Verdict("unjudged", f"the original raises {type(error).__name__}: {error}")
-            continue  # such as a detector without targets, or a batch normalization of a single value
-        counts = _Counts()
+        counts, raised = _Counts(), ""
         try:
             found = _outputs(smaller, example, counts, training=training)
         except Exception as error:
-            return Verdict("wrong", f"training={training}: raises {type(error).__name__}: {error}")
-        replay = _Counts(counts.calls)
+            raised = f"training={training}: raises {type(error).__name__}: {error}"
+        replay = _Counts(None if raised else counts.calls)
         try:
             expected = _outputs(masked, example, replay, training=training)
         except _OtherCallsError as error:
             return Verdict("unjudged", f"training={training}: {error}")
+        except Exception as error:  # such as of a detector without targets, or a batch normalization of a single value
+            if not training or not raised:
+                return Verdict("unjudged", f"training={training}: the original raises {type(error).__name__}: {error}")
+            continue
+        if raised:
+            return Verdict("wrong", raised)
         modes += 1
         gap = _gap(expected, found)
-        if gap > TOLERANCE:
+        if gap > tolerance:
             moves = _moves(masked, expected, example, counts, training=training)
             words = f"training={training}: the outputs differ by {gap:.2g} of their largest number"
             if replay.by_hand:
@@ -143,7 +143,7 @@ def compare(masked: nn.Module, smaller: nn.Module, example: Any, dense: nn.Modul
                 return Verdict("unjudged", f"{words}, and the original's own move by {moves:.2g} by rounding", gap)
             return Verdict("wrong", words, gap)
         worst = max(worst, gap)
-        shown = shown or dense_out is None or _gap(dense_out, expected) > 10 * TOLERANCE
+        shown = shown or _gap(_outputs(dense, example, _Counts(), training=training), expected) > 10 * tolerance
     if not shown:
         return Verdict("unjudged", "the outputs are those of the dense model: a wrong slice would not show", worst)
     return Verdict("right", f"{modes} modes", worst)
@@ -218,9 +218,9 @@ def _moves(model: nn.Module, expected: list[Tensor], example: Any, counts: _Coun
     moved = copy.deepcopy(model)
     draw = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in moved.parameters():
+        for parameter in (each for each in moved.parameters() if each.is_floating_point()):
             sign = torch.randint(0, 2, parameter.shape, generator=draw) * 2 - 1
-            parameter.mul_(1 + sign.to(parameter) * 2.3e-16)
+            parameter.mul_(1 + sign.to(parameter) * torch.finfo(parameter.dtype).eps)
     return _gap(expected, _outputs(moved, example, _Counts(counts.calls), training=training))
 
 

@@ -1,7 +1,4 @@
-"""Tries every verb on one model of a registry, in a process of its own; the row is written after each of them.
-
-python -m tests.wild.one REGISTRY NAME ROW.json
-"""
+"""Tries every verb on one model of a registry; the row is written after each of them."""
 
 from __future__ import annotations
 
@@ -9,13 +6,12 @@ import copy
 import json
 import re
 import resource
-import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,46 +19,65 @@ import torch
 from torch import Tensor, nn
 
 from secateur import Pruner, oneshot, shrink, sparsify
-from secateur.shrinking import load_shrunken, save_shrunken
+from secateur.coupling import find_coupling
+from secateur.shrinking import groups_in_scope, load_shrunken, save_shrunken, subject_of
+from secateur.shrinking.counting import counted
+from secateur.shrinking.request import request
 
 from .checker import disturbed, in_double, judge
-from .models import Wild, models_of
+from .models import Wild
 
 SHARE = 0.3  # of the parameters
 _MOST = re.compile(r"at most ([0-9.]+) ?% of the params can leave")
 _REASONS = 3  # of what stays whole, that a row says
 
 
-def main(registry: str, name: str, path: str) -> None:
+def tried(wild: Wild, path: Path, without: Collection[str] = ()) -> None:
+    """Write the row of a model; ``without`` are verbs that are left out."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    wild = next(each for each in models_of(registry) if each.name == name)
-    row: dict[str, Any] = {"registry": registry, "name": name, "status": "timeout"}
+    row: dict[str, Any] = {"registry": wild.registry, "name": wild.name, "status": "timeout"}
 
     def note(**entries: Any) -> None:
         row.update(entries)
-        Path(path).write_text(json.dumps(row))
+        path.write_text(json.dumps(row))
 
     note()
     torch.manual_seed(0)
     model = disturbed(wild.build()).eval()
     torch.manual_seed(1)
-    example = in_double(wild.example())
+    plain = wild.example()
+    example = in_double(plain)
+    if not _runs(model, example):  # such as code that makes numbers of float32 itself
+        model, example = model.float(), plain
     note(parameters=sum(each.numel() for each in model.parameters()))
-    note(**_shrunk(model, example))
-    if row["status"] != "right":
-        note(most=_most(model, example))
-        less = 0.8 * row["most"] / 100
-        if row["status"] == "refused" and less > 0.001:
-            again = _shrunk(model, example, less)
-            note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
-    note(sparsify=_tried(lambda: _sparsified(model)))
-    note(pruner=_tried(lambda: _stepped(model, example)))
+    found, done = _shrunk(model, example)
+    note(**found)
+    note(most=_most(model, example, done))
+    less = 0.8 * row["most"] / 100
+    if row["status"] == "refused" and less > 0.001:
+        again, _ = _shrunk(model, example, less)
+        note(less={key: again.get(key) for key in ("status", "message", "got", "whole")})
+    verbs: dict[str, Callable[[], str]] = {
+        "sparsify": lambda: _sparsified(model),
+        "pruner": lambda: _stepped(model, example),
+    }
+    if done is not None:
+        verbs["saved"] = lambda: _saved(wild, done.model, example)
     if wild.images:
-        note(oneshot=_tried(lambda: _oneshot(wild, model)))
-    note(saved=_tried(lambda: _saved(wild, model, example)) if row["status"] == "right" else "none")
-    if row["status"] == "right":
-        note(most=_most(model, example))
+        verbs["oneshot"] = lambda: _oneshot(wild, model)
+    for verb, what in verbs.items():
+        if verb not in without:
+            note(**{verb: _tried(what)})
+
+
+def _runs(model: nn.Module, example: Any) -> bool:
+    try:
+        with torch.no_grad():
+            _called(copy.deepcopy(model), example)
+    except RuntimeError:
+        return False
+    return True
 
 
 def _tried(what: Callable[[], str]) -> str:
@@ -79,7 +94,7 @@ def _where(error: Exception) -> str:
     return f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
 
 
-def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> dict[str, Any]:
+def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> tuple[dict[str, Any], Any]:
     """Shrinks a copy and has it judged; the seconds are those of the processor, in one thread."""
     smaller = copy.deepcopy(model)
     start = time.process_time()
@@ -89,17 +104,18 @@ def _shrunk(model: nn.Module, example: Any, share: float = SHARE) -> dict[str, A
         refused = isinstance(error, ValueError)
         text = str(error) if refused else f"{type(error).__name__}: {error}{_where(error)}"
         row = {"status": "refused" if refused else "crash", "message": text[:500]}
-        return row | {"seconds": round(time.process_time() - start, 2), "peak": _peak()}
+        return row | {"seconds": round(time.process_time() - start, 2), "peak": _peak()}, None
     row = {"seconds": round(time.process_time() - start, 2), "peak": _peak(), "got": round(done.got, 4)}
     verdict = judge(model, done, example)
     lost = sum(1 for mask in done.kept.values() if not mask.all())
-    return row | {
+    judged = {
         "status": verdict.status,
         "message": verdict.words,
         "gap": verdict.gap,
         "groups": [lost, len(done.coupling.groups)],
         "whole": _whole(model, done),
     }
+    return row | judged, done
 
 
 def _peak() -> int:
@@ -118,14 +134,16 @@ def _whole(model: nn.Module, done: Any) -> list[str]:
     return [f"{first[reason]}: {reason}" for reason, _ in weight.most_common(_REASONS)]
 
 
-def _most(model: nn.Module, example: Any) -> float:
+def _most(model: nn.Module, example: Any, done: Any) -> float:
     """How many percent can leave at most, as the refusal of nearly all says."""
+    coupling = find_coupling(model, example) if done is None else done.coupling
+    asked = request(sparsity=0.9999)
     try:
-        done = shrink(copy.deepcopy(model), example, 0.9999)
+        counted(subject_of(model, coupling, [example]), groups_in_scope(coupling, asked), asked)
     except Exception as error:
         found = _MOST.search(str(error))
         return float(found[1]) if found else 0.0
-    return round(100 * done.got, 2)
+    return 99.99
 
 
 def _sparsified(model: nn.Module) -> str:
@@ -165,9 +183,8 @@ def _oneshot(wild: Wild, model: nn.Module) -> str:
     return "right" if any(bool((each == 0).any()) for each in pruned.parameters()) else "wrong: nothing is zero"
 
 
-def _saved(wild: Wild, model: nn.Module, example: Any) -> str:
+def _saved(wild: Wild, smaller: nn.Module, example: Any) -> str:
     """Saved in each of three ways and loaded again, it computes the same."""
-    smaller = shrink(copy.deepcopy(model), example, SHARE, verify=False).model.eval()
     expected = _numbers(smaller, example)
     with tempfile.TemporaryDirectory() as directory:
         torch.save(smaller, f"{directory}/whole.pt")
@@ -204,7 +221,3 @@ def _sum(out: Any) -> Tensor | None:
 
     real = [each.sum() for each in _flat(out) if each.is_floating_point() and each.requires_grad]
     return torch.stack(real).sum() if real else None
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """Runs every verb on the models of other libraries, each in a process of its own, and writes a row for each.
 
-python -m tests.wild.run [REGISTRY ...] [--only GLOB] [--quick] [--json OUT] [--limit SECONDS] [--again]
+python -m tests.wild.run [REGISTRY ...] [--only GLOB] [--quick] [--json OUT] [--limit SECONDS]
 
 ``--json`` is read first: rows of models that do not run now stay. The exit status is 1 where a model is wrong, or
 raises what no user is to read.
@@ -11,18 +11,27 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import multiprocessing
 import os
 import resource
+import signal
 import statistics
-import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .models import models_of, registries
+from .models import Wild, models_of, registries
+from .one import tried
 
-QUICK: tuple[tuple[str, str], ...] = ()
+QUICK = {  # the quickest of as many kinds
+    "timm": (
+        "fasternet_t0 ghostnet_050 hgnetv2_b0 iformer_t lcnet_035 test_byobnet test_convnext test_efficientnet "
+        "test_mambaout test_maxvit test_nfnet test_resnet test_vit test_vit_relpos"
+    ),
+    "torchvision": "squeezenet1_1",
+}
 MEMORY = 10 << 30  # bytes that a process may ask for
 _BAD = ("wrong", "crash", "timeout")
 
@@ -32,59 +41,67 @@ def main() -> int:
     read.add_argument("registry", nargs="*", help="of these only")
     read.add_argument("--only", help="a glob of names")
     read.add_argument("--quick", action="store_true", help="the fixed few")
+    read.add_argument("--part", default="0/1", help="every nth model from the kth on: K/N")
     read.add_argument("--json", type=Path, help="where the rows are, or become")
-    read.add_argument("--limit", type=float, default=180.0, help="seconds for one model, with all verbs")
-    read.add_argument("--bad", action="store_true", help="only those whose row is not right, or that have none")
+    read.add_argument("--limit", type=float, default=180.0, help="seconds of the processor for one model, all verbs")
+    read.add_argument("--without", default="", help="verbs that are left out: oneshot,pruner,...")
+    read.add_argument("--missing", action="store_true", help="only those that have no row, or one that is not right")
     asked = read.parse_args()
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    if asked.json and asked.json.exists():
-        rows = {(each["registry"], each["name"]): each for each in json.loads(asked.json.read_text())}
+    rows = _rows(asked.json)
     mine = []
-    for registry, name in _chosen(asked):
-        if asked.bad and rows.get((registry, name), {}).get("status") == "right":
+    for wild in _chosen(asked):
+        key = wild.registry, wild.name
+        if asked.missing and rows.get(key, {}).get("status") == "right":
             continue
-        rows[registry, name] = row = _run(registry, name, asked.limit)
+        row = _run(wild, asked.limit, asked.without.split(","))
         mine.append(row)
         print(_line(row), flush=True)
         if asked.json:
-            asked.json.write_text(
-                "[\n" + ",\n".join(json.dumps(rows[key], sort_keys=True) for key in sorted(rows)) + "\n]\n"
-            )
+            rows = _rows(asked.json)  # other parts may have written theirs
+            rows[key] = row
+            lines = ",\n".join(json.dumps(rows[each], sort_keys=True) for each in sorted(rows))
+            asked.json.write_text(f"[\n{lines}\n]\n")
     print(_summary(mine))
     return int(any(is_bad(row) for row in mine))
 
 
-def _chosen(asked: argparse.Namespace) -> list[tuple[str, str]]:
+def _rows(path: Path | None) -> dict[tuple[str, str], dict[str, Any]]:
+    if path is None or not path.exists():
+        return {}
+    return {(each["registry"], each["name"]): each for each in json.loads(path.read_text())}
+
+
+def _chosen(asked: argparse.Namespace) -> list[Wild]:
+    names = asked.registry or ([*QUICK] if asked.quick else registries())
+    every = [each for name in names for each in models_of(name)]
     if asked.quick:
-        return [each for each in QUICK if not asked.registry or each[0] in asked.registry]
-    every = [each for registry in asked.registry or registries() for each in models_of(registry)]
-    return [(each.registry, each.name) for each in every if not asked.only or fnmatch.fnmatch(each.name, asked.only)]
+        every = [each for each in every if each.name in QUICK.get(each.registry, "").split()]
+    first, step = map(int, asked.part.split("/"))
+    return [each for each in every if not asked.only or fnmatch.fnmatch(each.name, asked.only)][first::step]
 
 
-def _run(registry: str, name: str, limit: float) -> dict[str, Any]:
+def _run(wild: Wild, limit: float, without: Sequence[str]) -> dict[str, Any]:
     """The row of a model; a process that dies, or takes too long, leaves what it had written until then."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "row.json"
-        command = [sys.executable, "-m", f"{__package__}.one", registry, name, str(path)]
-        row: dict[str, Any] = {"registry": registry, "name": name, "status": "crash"}
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        try:
-            done = subprocess.run(
-                command, timeout=limit, capture_output=True, text=True, env=environment, preexec_fn=_limited
-            )
-        except subprocess.TimeoutExpired:
-            row |= json.loads(path.read_text()) if path.exists() else {"status": "timeout"}
-            return row | {"stopped": f"after {limit:g} s"}
+        process = multiprocessing.get_context("fork").Process(target=_child, args=(wild, path, limit, without))
+        process.start()
+        process.join()
+        row: dict[str, Any] = {"registry": wild.registry, "name": wild.name, "status": "timeout"}
         row |= json.loads(path.read_text()) if path.exists() else {}
-        if done.returncode:
-            words = done.stderr.strip().splitlines()[-1:] or [f"exit {done.returncode}"]
-            row |= {"stopped": words[0][:300]}
+        if process.exitcode == -signal.SIGXCPU:
+            row["stopped"] = f"after {limit:g} s"
+        elif process.exitcode:
+            row |= {"stopped": f"the process ended with {process.exitcode}"}
             row["status"] = "crash" if row["status"] == "timeout" else row["status"]
         return row
 
 
-def _limited() -> None:
+def _child(wild: Wild, path: Path, limit: float, without: Sequence[str]) -> None:
+    used = int(sum(os.times()[:2]))
+    resource.setrlimit(resource.RLIMIT_CPU, (used + int(limit), used + int(limit) + 5))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    tried(wild, path, without)
 
 
 def is_bad(row: dict[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from torch import Tensor
 
 from secateur.coupling import UNUSED, Axis, Group
@@ -75,6 +76,10 @@ def counted(
 
     possible = None if subject.configured is None else (lambda parts: subject.is_possible(counts(parts)))
     steps = Steps(tied, amount, goal, possible)
+    if asked.allocate is None and asked.target != "latency" and possible is None:
+        least = np.array([each.choices()[-1] for each in tied])  # looking for what is not there takes long
+        if steps.missing(least) > steps.smallest(least) / 2:
+            raise _unattainable(subject, asked, 1 - amount(least) / whole, chosen=all(each.chosen for each in groups))
     if asked.allocate is None:
         behind = late(subject.coupling, groups) if asked.target != "units" else {}
         path = path_by_loss(loss or even(amount, tied, behind), tied, amount)

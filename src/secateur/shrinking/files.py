@@ -94,8 +94,9 @@ def load_shrunken(model: nn.Module, directory: str | Path) -> nn.Module:
         if mine.keys() != tensors.keys():
             other = sorted(mine.keys() ^ tensors.keys())
             raise ValueError(f"the model and {directory} differ in {', '.join(other[:5])}.")
+        unsaved = _unsaved(model)
         for name, tensor in mine.items():
-            if tensor.shape != tensors[name].shape:
+            if tensor.shape != tensors[name].shape and name not in unsaved:
                 shapes = f"{tuple(tensors[name].shape)}, in the model {tuple(tensor.shape)}"
                 raise ValueError(f"{name} has in {directory} shape {shapes} once the plan is carried out.")
             if _kind(tensor) != _kind(tensors[name]):
@@ -148,9 +149,20 @@ def _kind(tensor: Tensor) -> str:
     return "truth" if tensor.dtype == torch.bool else "integer"
 
 
+def _unsaved(model: nn.Module) -> set[str]:
+    """The buffers that no state dict holds: a forward pass may put others in place, as large as its input asks."""
+    return {
+        f"{path}.{key}" if path else key
+        for path, module in model.named_modules()
+        for key in private.unsaved_buffers_of(module)
+    }
+
+
 def _put(model: nn.Module, tensor: Tensor, value: Tensor, undo: Undo) -> None:
     """Gives a tensor its values; one on meta becomes real, wherever the model has it."""
-    if not tensor.is_meta:
+    if not tensor.is_meta and tensor.shape != value.shape:
+        value = value.to(tensor)
+    elif not tensor.is_meta:
         undo.values(tensor)
         tensor.data.copy_(value)
         return

@@ -28,6 +28,12 @@ _MODELS: dict[str, dict[str, Any]] = {
     "coat_lite_tiny": {},
     "coat_tiny": {},
     "convit_tiny": {},
+    "test_vit": {},
+    "test_convnext": {},
+    "test_maxvit": {},
+    "test_mambaout": {},
+    "test_efficientnet": {},
+    "test_resnet": {},
     "convmixer_768_32": {},
     "convnext_atto": {},
     "convnextv2_atto": {},
@@ -162,7 +168,55 @@ _MODELS: dict[str, dict[str, Any]] = {
     "legacy_xception": {},
     "xcit_nano_12_p16_224": {},
 }
-_SIZES: dict[str, int] = {"nasnetalarge": 128, "pnasnet5large": 128}  # pictures that are smaller than the model's own
+_SIDE = 96  # pixels of a picture, which costs a sixth of 224 and shows as much; these take no other than their own
+_OWN = [
+    "test_maxvit",
+    "test_vit",
+    "bat_resnext26ts",
+    "beit_base_patch16_224",
+    "botnet26t_256",
+    "cait_xxs24_224",
+    "coat_lite_tiny",
+    "coat_tiny",
+    "coatnet_nano_rw_224",
+    "convit_tiny",
+    "crossvit_tiny_240",
+    "deepseek_vit_412m",
+    "deit_tiny_distilled_patch16_224",
+    "deit_tiny_patch16_224",
+    "efficientformer_l1",
+    "efficientformerv2_s0",
+    "eva02_tiny_patch14_224",
+    "gcvit_xxtiny",
+    "gmixer_12_224",
+    "gmlp_ti16_224",
+    "halonet_h1",
+    "hiera_tiny_224",
+    "levit_128s",
+    "levit_conv_128s",
+    "maxvit_pico_rw_256",
+    "maxxvit_rmlp_nano_rw_256",
+    "mixer_s32_224",
+    "mvitv2_tiny",
+    "nest_tiny",
+    "pit_ti_224",
+    "resmlp_12_224",
+    "samvit_base_patch16_224",
+    "swin_tiny_patch4_window7_224",
+    "swinv2_cr_tiny_224",
+    "swinv2_tiny_window8_256",
+    "test_vit_relpos",
+    "tiny_vit_5m_224",
+    "tnt_s_patch16_224",
+    "visformer_tiny",
+    "vit_base_patch16_siglip_224",
+    "vit_small_r26_s32_224",
+    "vit_srelpos_small_patch16_224",
+    "vit_tiny_patch16_224",
+    "vitamin_small_224",
+    "volo_d1_224",
+]
+_SIZES: dict[str, int] = {"gemma4_vit_167m": 192, "qwen3_vit_88m": 192, "sam2_hiera_tiny": 256}
 
 
 def models() -> list[Wild]:
@@ -173,7 +227,8 @@ def models() -> list[Wild]:
     found = []
     for name, options in _MODELS.items():
         known = get_pretrained_cfg(name)
-        size = _SIZES.get(name) or (224 if known is None else known.input_size[-1])
+        own = 224 if known is None else known.input_size[-1]
+        size = _SIZES.get(name, own if name in _OWN else _SIDE)
         build = functools.partial(_build, name, **options)
         found.append(Wild("timm", name, build, pictures(size), images=True))
     return found

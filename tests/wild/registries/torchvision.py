@@ -39,15 +39,23 @@ _CLASSIFICATION = {
     "wide_resnet50_2": 96,
 }
 _SEGMENTATION = ("deeplabv3_mobilenet_v3_large", "deeplabv3_resnet50", "fcn_resnet50", "lraspp_mobilenet_v3_large")
-_DETECTION = {
-    "fasterrcnn_mobilenet_v3_large_320_fpn": {"box_score_thresh": 0.0, "box_detections_per_img": 5},
-    "fasterrcnn_resnet50_fpn": {"box_score_thresh": 0.0, "box_detections_per_img": 5},
-    "fcos_resnet50_fpn": {"score_thresh": 0.0, "detections_per_img": 5},
-    "keypointrcnn_resnet50_fpn": {"box_score_thresh": 0.0, "box_detections_per_img": 5},
-    "maskrcnn_resnet50_fpn": {"box_score_thresh": 0.0, "box_detections_per_img": 5},
-    "retinanet_resnet50_fpn": {"score_thresh": 0.0, "detections_per_img": 5},
-    "ssd300_vgg16": {"score_thresh": 0.0, "detections_per_img": 5},
-    "ssdlite320_mobilenet_v3_large": {"score_thresh": 0.0, "detections_per_img": 5},
+# random weights are sure of nothing: what they find counts, too, but not much of it is looked at
+_FEW = {"score_thresh": 0.0, "detections_per_img": 5, "topk_candidates": 50}
+_PROPOSED = {
+    "box_score_thresh": 0.0,
+    "box_detections_per_img": 5,
+    "rpn_pre_nms_top_n_test": 50,
+    "rpn_post_nms_top_n_test": 20,
+}
+_DETECTION: dict[str, dict[str, Any]] = {
+    "fasterrcnn_mobilenet_v3_large_320_fpn": _PROPOSED,
+    "fasterrcnn_resnet50_fpn": _PROPOSED,
+    "fcos_resnet50_fpn": _FEW,
+    "keypointrcnn_resnet50_fpn": _PROPOSED,
+    "maskrcnn_resnet50_fpn": _PROPOSED,
+    "retinanet_resnet50_fpn": _FEW,
+    "ssd300_vgg16": _FEW,
+    "ssdlite320_mobilenet_v3_large": _FEW,
 }
 _VIDEO = {"mc3_18": 56, "mvit_v1_b": 224, "r2plus1d_18": 56, "r3d_18": 56, "s3d": 112, "swin3d_t": 64}
 _FRAMES = {"mvit_v1_b": 16, "s3d": 16}

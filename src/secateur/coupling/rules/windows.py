@@ -50,6 +50,17 @@ def _pool(call: Call) -> None:
         call.returns([*x[: len(x) - places], *made], out)
 
 
+@rule("roi_align", "roi_pool")
+def _regions(call: Call) -> None:
+    """torchvision's: of each box ``(picture, x, y, x, y)`` the places in it, of all channels."""
+    x, boxes = call.dims(call.get(0, "input")), call.dims(call.get(1, "rois"))
+    freeze(x[0], "chosen by a tensor")
+    freeze(boxes[1], "the corners of a box")
+    for dim in x[2:]:
+        freeze(dim, "a dimension that a window moves over")
+    call.returns([boxes[0], x[1], *(call.fresh(size, "a place") for size in call.out.shape[2:])])
+
+
 @rule("unfold", "im2col")
 def _unfold(call: Call) -> None:
     x = call.dims(call.args[0])
