@@ -29,6 +29,9 @@ def _built(kind: str, config: dict[str, Any]) -> nn.Module:
     import diffusers
 
     model: nn.Module = getattr(diffusers, kind)(**config)
+    if kind == "AutoencoderOobleck":  # what the old weight_norm computed is no leaf, which nothing can copy
+        with torch.no_grad():
+            model(torch.randn(1, 2, 64))
     return model
 
 

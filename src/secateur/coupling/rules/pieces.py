@@ -19,7 +19,6 @@ from secateur.coupling.trace import Call, Dims, without_rule
 
 __all__: list[str] = []
 
-
 _NAMED = {"column_stack": 1, "hstack": 1, "vstack": 0, "dstack": 2}  # and the dimension that each joins along
 
 
