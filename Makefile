@@ -44,10 +44,11 @@ wild-quick: $(WILD)/.installed
 	PYTHONPATH=src OMP_NUM_THREADS=1 $(WILD)/bin/python -m tests.wild.run --quick
 
 # secateur is not installed there, but what it needs: the kernels are not compiled for it
-$(WILD)/.installed: pyproject.toml constraints.txt tests/wild/requirements.txt
+$(WILD)/.installed: pyproject.toml constraints.txt tests/wild/requirements.txt tests/wild/requirements_alone.txt
 	$(PYTHON) -m venv $(WILD)
 	$(WILD)/bin/python -m pip install -q --no-compile -c constraints.txt torch filelock lazy_loader numpy rich \
 	  safetensors typer -r tests/wild/requirements.txt
+	$(WILD)/bin/python -m pip install -q --no-compile --no-deps -r tests/wild/requirements_alone.txt
 	touch $@
 
 lint: $(VENV)/.test

@@ -302,3 +302,20 @@ def test_verify_shrunken_leaves_both_as_they_are_and_knows_where_a_model_comes_f
     twice = shrink(copy.deepcopy(shrunken), x, 0.5).model
     verify_shrunken(original, twice, x)
     verify_shrunken(shrunken, twice, x)
+
+
+class NumbersOfPython(nn.Module):
+    """As pools over regions of interest find the scale of a map: a tensor becomes a number of Python's."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 16), nn.Linear(16, 3)
+
+    def forward(self, x):
+        scale = 2 ** float(torch.tensor(0.3).log2().round()) + torch.tensor(2.0).__float__()
+        return self.head(self.inner(x).relu() * scale)
+
+
+def test_a_tensor_that_becomes_a_number_is_no_tensor_in_the_proof():
+    done = shrink(NumbersOfPython(), torch.randn(2, 4), 0.5)
+    assert done.model.inner.out_features == 8

@@ -11,6 +11,10 @@ from support.traced import assert_a_call_on_slices_gives_the_slices_of_its_resul
 # name: (function of tensors, their sizes, how many axes stay free)
 CALLS = {
     "cat": (lambda a, b: torch.cat([a, b], 1), "a,b a,c", 3),
+    "column_stack": (lambda a, b: torch.column_stack([a, b]), "a,b a,c", 3),
+    "hstack": (lambda a, b: torch.hstack([a, b]), "a,b a,c", 3),
+    "vstack": (lambda a, b: torch.vstack([a, b]), "a,b c,b", 3),
+    "dstack": (lambda a, b: torch.dstack([a, b]), "a,b,c a,b,d", 4),
     "stack": (lambda a, b: torch.stack([a, b], 1), "a,b a,b", 2),
     "unbind": (lambda a: a.unbind(1), "a,2,b", 2),
     "chunk": (lambda a: a.chunk(2, 1), "a,2b", 3),

@@ -19,16 +19,18 @@ from secateur.coupling.trace import Call, Dims, without_rule
 
 __all__: list[str] = []
 
+_NAMED = {"column_stack": 1, "hstack": 1, "vstack": 0, "dstack": 2}  # and the dimension that each joins along
 
-@rule("hstack", "vstack", "dstack")
+
+@rule(*_NAMED)
 @rule("cat", "concat", "concatenate", values="cut", rows="moved")
 def _cat(call: Call) -> None:
     given = list(call.get(0, "tensors"))
-    if call.name in ("hstack", "vstack", "dstack") and any(each.dim() < 3 for each in given):
+    named = _NAMED.get(call.name)
+    if named is not None and any(each.dim() < max(named + 1, 2) for each in given):  # they get dimensions first
         without_rule(call)
         return
     tensors = [each for each in given if each.dim() > 1 or each.numel()]
-    named = {"hstack": 1, "vstack": 0, "dstack": 2}.get(call.name)
     at = named if named is not None else int(call.kwargs.get("axis", call.get(1, "dim", 0))) % call.out.dim()
     parts = [call.dims(tensor) for tensor in tensors]
     for part in parts[1:]:

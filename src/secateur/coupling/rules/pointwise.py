@@ -58,9 +58,9 @@ def _not_dropped(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return x.clone()
 
 
-def _as_double(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
-    """The proof computes in float64, whatever the code asks for."""
-    return x.double()
+def _as_double(func: Any, x: Tensor, *_: Any, **__: Any) -> Any:
+    """The proof computes in float64, whatever the code asks for. ``float(x)`` has the name of ``x.float()``."""
+    return func(x) if func.__name__ == "__float__" else x.double()
 
 
 def _leaky(_func: Any, x: Tensor, *_: Any, **__: Any) -> Tensor:
