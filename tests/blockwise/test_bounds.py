@@ -128,7 +128,7 @@ def test_in_blocks_as_many_leave_as_of_the_whole(pattern, sparsity, solver, monk
     free(monkeypatch, 4 * MB)
     monkeypatch.setattr(bounds, "CAPS", (256, 128))
     done = oneshot(parts, batches(), sparsity, **given)
-    assert [text.startswith("wide.weight: Gram matrix in 4 blocks of 128 inputs") for text in done.warnings][0]
+    assert next(text.startswith("wide.weight: Gram matrix in 4 blocks of 128 inputs") for text in done.warnings)
     assert "wide.weight: Gram matrix in 4 blocks of 128 inputs" in str(done)
     ours, theirs = masks_of(parts), masks_of(whole)
     for name in ("wide.weight", "head.weight"):
