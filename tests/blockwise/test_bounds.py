@@ -1,5 +1,6 @@
 """What evidence takes is known by shapes before anything runs, and what is too large is summed in blocks, and named."""
 
+import contextlib
 import copy
 import math
 
@@ -57,35 +58,29 @@ class Probe:
         return sum(met.sums.gram.nbytes for met in self.found.values())
 
 
-def summed_in(width, model, monkeypatch):
-    """What a walk sums where a block has at most so many inputs; None: whole."""
+def summed_in(model, monkeypatch, memory):
+    """What a walk sums where so much is free; None: nothing says how much."""
     job = Probe(model)
-    if width is None:
-        walk_model(model, batches(), job)
-        return job
-    monkeypatch.setattr(bounds, "CAPS", (width,))
-    demands = demands_of(model, parts_of(model), job)
-    most = {name: width for each in demands.values() for name in each}
-    needed = bounds._taken(demands, bounds._widths(demands, most), job)
-    monkeypatch.setattr(bounds, "free_memory", lambda _=None: 2 * needed)
-    with pytest.warns(SolverWarning, match="blocks of"):
+    monkeypatch.setattr(bounds, "LEAST", 64)
+    free(monkeypatch, memory)
+    with contextlib.nullcontext() if memory is None else pytest.warns(SolverWarning, match="blocks of"):
         walk_model(model, batches(), job)
     return job
 
 
-@pytest.mark.parametrize("width", [None, 64, 128, 256])
-def test_what_shapes_say_is_what_is_summed(width, monkeypatch):
+@pytest.mark.parametrize("memory", [None, 30 * MB, 10 * MB, 7 * MB])
+def test_what_shapes_say_is_what_is_summed(memory, monkeypatch):
     model = network()
-    job = summed_in(width, model, monkeypatch)
-    demands = demands_of(model, parts_of(model), job)[""]
-    said = sum(each.entries(each.width(width or each.inputs)) for each in demands.values())
+    job = summed_in(model, monkeypatch, memory)
+    demands, form = demands_of(model, parts_of(model), job)[""], form_of(model, parts_of(model), job)
+    said = sum(each.entries(form.widths.get(name, each.inputs)) for name, each in demands.items())
     assert 4 * said == job.summed()
-    assert (width is None) == all(met.whole is None for met in job.found.values())
+    assert (memory is None) == all(met.whole is None for met in job.found.values())
 
 
 def test_blocks_are_those_on_the_diagonal_of_the_whole_matrix(monkeypatch):
     model = network()
-    whole, parts = summed_in(None, model, monkeypatch), summed_in(128, model, monkeypatch)
+    whole, parts = summed_in(model, monkeypatch, None), summed_in(model, monkeypatch, 10 * MB)
     for piece, met in parts.found.items():
         of = met.whole or piece
         start = piece.offset - of.offset
@@ -97,7 +92,7 @@ def test_blocks_are_those_on_the_diagonal_of_the_whole_matrix(monkeypatch):
 
 def test_the_outputs_that_blocks_add_up_to_are_the_whole_products(monkeypatch):
     model = network()
-    job, seen = summed_in(128, model, monkeypatch), []
+    job, seen = summed_in(model, monkeypatch, 10 * MB), []
     model.wide.register_forward_hook(lambda *given: seen.append(given[-1]))
     with torch.no_grad():
         for batch in batches():
@@ -126,7 +121,7 @@ def test_in_blocks_as_many_leave_as_of_the_whole(pattern, sparsity, solver, monk
     given = {"solver": solver, "pattern": pattern, "include": ["wide.weight", "head.weight"]}
     assert not oneshot(whole, batches(), sparsity, **given).warnings
     free(monkeypatch, 4 * MB)
-    monkeypatch.setattr(bounds, "CAPS", (256, 128))
+    monkeypatch.setattr(bounds, "LEAST", 64)
     done = oneshot(parts, batches(), sparsity, **given)
     assert next(text.startswith("wide.weight: Gram matrix in 4 blocks of 128 inputs") for text in done.warnings)
     assert "wide.weight: Gram matrix in 4 blocks of 128 inputs" in str(done)
@@ -147,7 +142,7 @@ def test_blocks_repair_what_no_repair_leaves(monkeypatch):
     parts, plain, dense = network(), network(), network()
     oneshot(plain, batches(), 0.6, solver="wanda", pattern=Unstructured())
     free(monkeypatch, 4 * MB)
-    monkeypatch.setattr(bounds, "CAPS", (256, 128))
+    monkeypatch.setattr(bounds, "LEAST", 64)
     assert oneshot(parts, batches(), 0.6).warnings
     assert distance(parts, dense) < 0.5 * distance(plain, dense)
 
@@ -155,7 +150,7 @@ def test_blocks_repair_what_no_repair_leaves(monkeypatch):
 def test_units_leave_and_are_repaired_in_blocks(monkeypatch):
     parts, plain, dense = network(), network(), network()
     free(monkeypatch, 8 * MB)
-    monkeypatch.setattr(bounds, "CAPS", (256, 128))
+    monkeypatch.setattr(bounds, "LEAST", 64)
     given = {"batches": batches(), "include": "grouped.*"}
     with pytest.warns(SolverWarning, match=r"wide\.weight: Gram matrix in 4 blocks of 128 inputs"):
         done = shrink(parts, (batches()[0],), 0.2, **given)
@@ -176,7 +171,7 @@ def test_copies_within_a_block_cost_nothing(monkeypatch):
                 model.grouped.bias[16 * group + 8 + at] = model.grouped.bias[16 * group + at]
     dense = copy.deepcopy(model)
     free(monkeypatch, 14 * MB)
-    monkeypatch.setattr(bounds, "CAPS", (256,))
+    monkeypatch.setattr(bounds, "LEAST", 64)
     with pytest.warns(SolverWarning, match="in 2 blocks of 256 inputs"):
         shrink(model, (batches()[0],), 0.2, batches=batches(), include="grouped.*")
     with torch.no_grad():

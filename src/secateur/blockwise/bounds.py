@@ -7,7 +7,7 @@ inputs that are solved each for itself, is named; where that is not enough, an e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ SHARE = 0.5  # of the free memory that evidence may take
 ALWAYS_WHOLE = 6144  # inputs of a convolution: ResNet's and VGG's 4608 are below
 PER_WEIGHT = 1 << 17  # a convolution's entries of the Gram matrix for each output, of more inputs than that
 IN_TIME = 2048  # inputs of a block of such a convolution: a tenth of a second a block, once
-CAPS = (8192, 4096, 2048, 1024, 512)  # inputs of a block, where memory asks for blocks
+LEAST = 512  # inputs of a block, where memory asks for blocks
 
 
 class Demand(NamedTuple):
@@ -92,7 +92,7 @@ class Form:
 
 def form_of(model: nn.Module, blocks: Mapping[str, nn.Module], job: Job) -> Form:
     """Whole where all fits in half of the free memory, and convolutions whose time would grow beyond their size in
-    blocks of 2,048 inputs; else in the largest blocks that fit.
+    blocks of 2,048 inputs; else the largest are halved until all fits.
 
     Raises:
         ValueError: not even the smallest blocks fit.
@@ -100,27 +100,19 @@ def form_of(model: nn.Module, blocks: Mapping[str, nn.Module], job: Job) -> Form
     if "gram" not in job.words:
         return Form()
     demands = demands_of(model, blocks, job)
-    splits = not isinstance(job, MatrixJob) or isinstance(
-        job.pattern, Unstructured | Rows | NM | Block | GroupedColumns
-    )
-    most = {
-        name: IN_TIME if splits and _is_slow(each) else each.inputs
-        for its in demands.values()
-        for name, each in its.items()
-    }
+    pattern = getattr(job, "pattern", None)  # whose groups of weights have to lie in blocks of inputs
+    splits = pattern is None or isinstance(pattern, Unstructured | Rows | NM | Block | GroupedColumns)
+    every = {name: each for its in demands.values() for name, each in its.items()}
+    widths = {name: each.width(IN_TIME if splits and _is_slow(each) else each.inputs) for name, each in every.items()}
     device = next((each.device for each in model.parameters() if each.device.type != "meta"), None)
     known = [each for each in gathered(free_memory(device)) if each is not None]
-    free = min(known) if known else None
-    widths, taken = _widths(demands, most), 0
-    for cap in (max(most.values(), default=0), *(CAPS if splits else ())):
-        widths = _widths(demands, {name: min(each, cap) for name, each in most.items()})
-        taken = _taken(demands, widths, job)
-        if free is None or taken <= SHARE * free:
-            break
-    else:
-        assert free is not None
-        raise ValueError(_too_much(demands, taken, free, splits=splits))
-    every = {name: each for its in demands.values() for name, each in its.items()}
+    while known and (taken := _taken(demands, widths, job)) > SHARE * min(known):  # the largest is halved
+        narrower = {name: each.width(max(LEAST, widths[name] // 2)) for name, each in every.items() if splits}
+        left = [name for name, width in narrower.items() if width < widths[name]]
+        if not left:
+            raise ValueError(_too_much(every, taken, min(known), splits=splits))
+        name = max(left, key=lambda each: every[each].entries(widths[each]))
+        widths[name] = narrower[name]
     coarse = {name: width for name, width in widths.items() if width < every[name].inputs}
     return Form(coarse, {name: _note(every[name], width) for name, width in coarse.items()})
 
@@ -155,10 +147,6 @@ def _is_slow(each: Demand) -> bool:
     return each.unit > 1 and each.inputs > ALWAYS_WHOLE and each.inputs**2 > PER_WEIGHT * each.outputs
 
 
-def _widths(demands: Mapping[str, Mapping[str, Demand]], most: Mapping[str, int]) -> dict[str, int]:
-    return {name: each.width(most[name]) for its in demands.values() for name, each in its.items()}
-
-
 def _taken(demands: Mapping[str, Mapping[str, Demand]], widths: Mapping[str, int], job: Job) -> int:
     """Bytes of the block that takes most, with the copies that solvers make of the largest Gram matrix.
 
@@ -183,13 +171,11 @@ def _note(each: Demand, width: int) -> str:
     )
 
 
-def _too_much(demands: Mapping[str, Mapping[str, Demand]], taken: int, free: int, *, splits: bool) -> str:
-    sizes: Sequence[tuple[int, str]] = [
-        (each.count * each.inputs**2, name) for its in demands.values() for name, each in its.items()
-    ]
-    largest, name = max(sizes)
-    how = f"even in blocks of {CAPS[-1]} inputs" if splits else "and this pattern leaves them whole"
+def _too_much(every: Mapping[str, Demand], taken: int, free: int, *, splits: bool) -> str:
+    name = max(every, key=lambda each: every[each].count * every[each].inputs ** 2)
+    size = bytes_text(4 * every[name].count * every[name].inputs ** 2)
+    how = f"even in blocks of {LEAST} inputs" if splits else "and this pattern leaves them whole:"
     return (
-        f"{name}: its Gram matrix takes {bytes_text(4 * largest)}, {how} all evidence takes {bytes_text(taken)}, and "
-        f"half of the free {bytes_text(free)} is less; leave it out with exclude=, or free memory."
+        f"{name}: its Gram matrix takes {size}, {how} all evidence takes {bytes_text(taken)}, and half of the free "
+        f"{bytes_text(free)} is less; leave it out with exclude=, or free memory."
     )
