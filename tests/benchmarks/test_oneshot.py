@@ -4,12 +4,13 @@ Law: no sentence is both calibrated on and measured on, an error is over all tok
 """
 
 import itertools
+import math
 
 import pytest
 import torch
 from torch import nn
 
-from benchmarks.oneshot import layers, peers, quality, speed, stages
+from benchmarks.oneshot import crepe, layers, peers, quality, speed, stages
 from benchmarks.support import corpora
 from benchmarks.support.language_models import MiniLM
 from secateur import NM
@@ -192,3 +193,14 @@ def test_networks_of_layers_are_measured_beside_criteria(monkeypatch, capsys):
     assert row.keys() == {"network", "sparsity", "dense", *layers.CRITERIA, *layers.WAYS}
     assert all(0 <= row[way][0] <= 100 for way in ("dense", *layers.CRITERIA, *layers.WAYS))
     assert "| CNN | 50% |" in capsys.readouterr().out
+
+
+def test_a_frame_is_right_within_half_a_semitone():
+    frames, cents = crepe.tones(40, seed=2)
+    torch.testing.assert_close(frames.std(1), torch.ones(40))
+    assert float(frames.mean(1).abs().max()) < 1e-5
+    assert 1200 * math.log2(5.9) < float(cents.min()) < float(cents.max()) < 1200 * math.log2(102)
+    for off, share in ((0, 100.0), (40, 100.0), (60, 0.0)):
+        bins = ((cents + off - crepe.FIRST) / crepe.CENTS).round().long().clamp(0, crepe.BINS - 1)
+        heard = iter(nn.functional.one_hot(bins, crepe.BINS).float().split(50))
+        assert crepe.right(lambda _, heard=heard: next(heard), frames, cents) == share

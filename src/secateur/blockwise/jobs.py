@@ -48,17 +48,18 @@ class Solved(NamedTuple):
 
 class Pruned(NamedTuple):
     """The result for one block: a `Layer` for each weight that was solved, and ``{reason: names}`` of those that could
-    not be pruned."""
+    not be pruned; ``in_blocks`` has a note on each whose Gram matrix was summed in blocks."""
 
     block: str
     layers: tuple[Layer, ...] = ()
     left_alone: Mapping[str, tuple[str, ...]] = {}
+    in_blocks: Mapping[str, str] = {}
 
     def and_then(self, later: Pruned) -> Pruned:
         """This result, and that of a later stage of the block."""
         reasons = dict.fromkeys([*self.left_alone, *later.left_alone])
         left_alone = {why: (*self.left_alone.get(why, ()), *later.left_alone.get(why, ())) for why in reasons}
-        return Pruned(self.block, (*self.layers, *later.layers), left_alone)
+        return Pruned(self.block, (*self.layers, *later.layers), left_alone, {**self.in_blocks, **later.in_blocks})
 
 
 class Job(Protocol):

@@ -94,6 +94,7 @@ def observe(
     around: bool = False,
     keep: bool = False,
     keep_dense: bool = False,
+    widths: Mapping[str, int] | None = None,
 ) -> dict[Piece, Met]:
     """The statistics of the inputs of the block's weights when the batches are run up to it and through it, summed over
     all processes; one without a share of its own adds nothing.
@@ -106,14 +107,16 @@ def observe(
         around: the sums that the products' outputs are added to have statistics, too.
         keep: what the block returns is stored, as by `store`: it is run to its end.
         keep_dense: the same of the dense block.
+        widths: ``{name: inputs of a block}`` of the weights whose inputs are summed in blocks.
 
     Raises:
         ValueError: a batch does not run the block, the model runs it more than once, or a sum is not finite.
     """
     block = replay.blocks[name]
     owners, whole = experts_owners(block), name == WHOLE
-    pairs = Pairs(wanted, frozenset(words), unfolds=whole) if beside_dense or around else None
-    products = Products(wanted, frozenset(words), unfolds=whole) if pairs is None else pairs
+    kind = Pairs if beside_dense or around else Products
+    products = kind(wanted, frozenset(words), unfolds=whole, widths=widths)
+    pairs = products if isinstance(products, Pairs) else None
     products.repeated = repeated
     tokens, first, dense = Tokens(), None, False
 
@@ -167,6 +170,9 @@ def observe(
     found = reduced(products)
     if any(weight.dim() == 1 for weight in block.parameters()):
         found = _with_biases(found, products.biases_in(dict(block.named_parameters())))
+    if widths:
+        wholes = {piece: matrix for each in gathered(products.wholes) for piece, matrix in each.items()}
+        found = {piece: replace(met, whole=wholes.get(piece)) for piece, met in found.items()}
     for sums in {id(met.sums): met.sums for met in found.values()}.values():
         sums.finish()
     for piece, met in found.items():

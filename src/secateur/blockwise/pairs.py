@@ -98,8 +98,15 @@ class Pairs(Products):
     The first batch is watched to the end of the block, within `learning`, to learn which products end in a sum.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
-        super().__init__(parameters, words, unfolds=unfolds)
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        words: frozenset[str],
+        *,
+        unfolds: bool = False,
+        widths: Mapping[str, int] | None = None,
+    ) -> None:
+        super().__init__(parameters, words, unfolds=unfolds, widths=widths)
         self.by_name = dict(parameters)
         self.before: _Pass | None = None  # of the dense model
         self.now = _Pass()
@@ -153,7 +160,7 @@ class Pairs(Products):
                 self.added[piece] = _plus(self.added.get(piece), lack, *here.inputs.rows())
                 continue
             leader = self.shared.get(piece, piece)
-            in_a_sum = piece in self.expected
+            in_a_sum = piece in self.expected or piece in self.wholes  # then its own: so many numbers as the weight
             if not there.copied or (not in_a_sum and (leader, meeting.number) in crossed):
                 continue
             crossed.add((leader, meeting.number))
@@ -184,6 +191,8 @@ class Pairs(Products):
         output = super().__torch_function__(func, types, args, kwargs)
         if func in _ADDITIONS:
             self._follow_addition(args, kwargs or {}, output)
+        elif self.wholes and any(each.piece in self.wholes for each in self.just_met):
+            self._see_outputs(func, output)
         elif (meeting := self.product_of(func, args, kwargs or {})) is not None:
             value = output[0] if isinstance(output, tuple) else output
             ends = self.expected is None or meeting.piece in self.expected
@@ -193,8 +202,26 @@ class Pairs(Products):
             raise AllMetError
         return output
 
+    def _see_outputs(self, func: Any, output: Any) -> None:
+        """The outputs of matrices whose inputs are summed in blocks: what those blocks' outputs are added up to."""
+        if self.is_dense or not isinstance(output, Tensor) or not (func in CONVOLUTIONS or func is functional.linear):
+            return
+        parts: dict[Piece, list[Meeting]] = {}
+        for meeting in self.just_met:
+            if meeting.piece in self.wholes:
+                parts.setdefault(self.wholes[meeting.piece], []).append(meeting)
+        at = output.dim() - 1 - CONVOLUTIONS.get(func, 0)
+        rows = output.detach().movedim(at, -1).flatten(0, -2)
+        for number, its in enumerate(parts.values()):
+            outputs = its[0].piece.shape[0]
+            index = self.now.inputs[its[0]].index
+            own = rows[:, number * outputs :][:, :outputs]
+            sums = self.around.setdefault(its[0].piece, Sums(_AROUND))
+            sums.add_inputs(own if index is None else own[index])
+            self.around.update((meeting.piece, sums) for meeting in its)
+
     def _has_seen_all(self) -> bool:
-        return not self.expected and self._has_met_all()
+        return not self.expected and not self.wholes and self._has_met_all()
 
     def _sums_are_there(self) -> bool:
         found = self.now.sums()

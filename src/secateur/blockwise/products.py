@@ -80,6 +80,7 @@ class Met:
     that would restore the dense model; it is of one matrix, and there only where the dense model ran beside the pruned
     one. ``lacked`` is the sum of the residual over tokens, (outputs,). ``around`` has statistics of the sum that the
     outputs were added to, such as the residual stream. ``bias`` is added to this product's outputs and no other's.
+    Of a block of a matrix' inputs, which is summed on its own, ``whole`` is the matrix.
 
     >>> met = Met(Sums(frozenset(["gram"])))
     >>> met.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]))
@@ -94,6 +95,7 @@ class Met:
     around: Sums | None = None
     lacked: Tensor | None = None
     bias: Bias | None = None
+    whole: Piece | None = None
 
     @property
     def tokens(self) -> int:
@@ -231,6 +233,9 @@ class Inputs(Protocol):
     def copied(self) -> Inputs:
         """With memory of its own, which stays as it is now."""
 
+    def columns(self, start: int, stop: int) -> Inputs:
+        """These inputs alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Rows:
@@ -247,6 +252,9 @@ class Rows:
         kept = self.every.clone() if self.index is None else self.every[self.index]
         return Rows(self.x, kept)
 
+    def columns(self, start: int, stop: int) -> Rows:
+        return Rows(self.x, self.every[:, start:stop], self.index)
+
 
 def _key(x: Tensor) -> tuple[Any, ...]:
     """Equal for what is the same tensor with the same values, as long as it lives."""
@@ -260,6 +268,7 @@ class Products(TorchFunctionMode):
         parameters: ``{name: parameter}``.
         words: what to sum of the inputs; see `secateur.evidence.VOCABULARY`.
         unfolds: convolutions, which are products with patches, and the gates of recurrent layers are watched as well.
+        widths: ``{name: inputs of a block}`` of those whose inputs are summed in blocks, each a piece of its own.
 
     >>> layer = nn.Linear(2, 3)
     >>> products = Products({"weight": layer.weight}, frozenset(["input_norm"]))
@@ -269,9 +278,17 @@ class Products(TorchFunctionMode):
     [('weight', {'input_norm': tensor([[5., 1.]])})]
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], words: frozenset[str], *, unfolds: bool = False) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        words: frozenset[str],
+        *,
+        unfolds: bool = False,
+        widths: Mapping[str, int] | None = None,
+    ) -> None:
         super().__init__()
-        self.words, self.unfolds = words, unfolds
+        self.words, self.unfolds, self.widths = words, unfolds, widths or {}
+        self.wholes: dict[Piece, Piece] = {}  # of each block of inputs the matrix
         self.parameters = {p.untyped_storage().data_ptr(): (name, p) for name, p in parameters.items()}
         self.exactly = {p.data_ptr(): (name, p) for name, p in parameters.items()}
         self.met: dict[Piece, Met] = {}
@@ -362,9 +379,23 @@ class Products(TorchFunctionMode):
                 offset = (bias.data_ptr() - vector.data_ptr()) // bias.element_size()
                 if _memory(bias) == _memory(vector) and 0 <= offset <= len(vector) - len(bias):
                     found[piece] = Bias(name, offset, len(bias))
-        return found
+        return found | {part: found[whole] for part, whole in self.wholes.items() if whole in found}
 
     def _met(self, piece: Piece, inputs: Inputs, key: Any) -> None:
+        """As one, or block by block of its inputs."""
+        outputs, size = piece.shape
+        width = self.widths.get(piece.name, size)
+        if width >= size:
+            self._met_one(piece, inputs, key)
+            return
+        for start in range(0, size, width):
+            stop = min(start + width, size)
+            offset = piece.offset + start * piece.strides[1]
+            part = Piece(piece.name, offset, (outputs, stop - start), piece.strides)
+            self.wholes[part] = piece
+            self._met_one(part, inputs.columns(start, stop), (*key, start))
+
+    def _met_one(self, piece: Piece, inputs: Inputs, key: Any) -> None:
         if (piece, key) in self.counted:
             return  # the same product twice, such as a function that hands on to another
         self.repeated = self.repeated or any(piece == other for other, _ in self.counted)

@@ -9,7 +9,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from secateur.blockwise.products import Met, Piece
 from secateur.blockwise.targets import full_name
 from secateur.criteria import magnitude
 from secateur.patterns import Pattern, Rows, Unstructured
-from secateur.solvers import aimed, from_criterion
+from secateur.solvers import aimed, best_mask, from_criterion
 
 __all__ = ["DOES_NOT_FIT", "MatrixJob", "Solve", "complete"]
 
@@ -78,7 +78,7 @@ def _solve_stage(
         if not pieces and is_expert(local) and isinstance(module.get_submodule(local.rpartition(".")[0]), nn.Linear):
             strides = parameter.stride(0), parameter.stride(1)
             pieces = [Piece(local, 0, (parameter.shape[0], parameter.shape[1]), strides)]  # an expert without tokens
-        pattern = _pattern_for(parameter, pieces, job.pattern)
+        pattern = _pattern_for(parameter, pieces[0], job.pattern) if pieces else job.pattern
         if (reason := _why_not(pieces, pattern)) is not None:
             left_alone[reason] = (*left_alone.get(reason, ()), full)
             continue
@@ -87,7 +87,7 @@ def _solve_stage(
         said: Layer | Exception | None = None
         if owner == rank:
             try:
-                said = _solve_pieces(full, block, parameter, solved, pieces, found, replace(job, pattern=pattern))
+                said = _solve_pieces(full, block, parameter, solved, pieces, found, job)
             except (ValueError, TypeError, RuntimeError) as error:
                 if world == 1:
                     raise
@@ -118,14 +118,52 @@ class _Unflattened:
         return self.pattern.spread(keep, torch.Size(self.shape)).reshape(shape)
 
 
-def _pattern_for(parameter: Tensor, pieces: Sequence[Piece], pattern: Pattern) -> Pattern:
-    """The pattern; of a convolution such that it sees the shape of a group's weight."""
-    if not pieces or parameter.dim() <= 2 or isinstance(pattern, Unstructured | Rows):
+def _pattern_for(parameter: Tensor, piece: Piece, pattern: Pattern) -> Pattern:
+    """The pattern; of a convolution such that it sees the shape of a group's weight, or of a block of its channels."""
+    if parameter.dim() <= 2 or isinstance(pattern, Unstructured | Rows):
         return pattern
-    outputs, inputs = pieces[0].shape
-    if inputs != math.prod(parameter.shape[1:]):
+    (outputs, inputs), kernel = piece.shape, parameter.shape[2:]
+    if piece.strides != (math.prod(parameter.shape[1:]), 1) and inputs != math.prod(parameter.shape[1:]):
         return pattern  # experts
-    return _Unflattened(pattern, (outputs, *parameter.shape[1:]))
+    return _Unflattened(pattern, (outputs, inputs // math.prod(kernel), *kernel))
+
+
+def _sparsities(
+    parameter: Tensor, pieces: Sequence[Piece], found: Mapping[Piece, Met], job: MatrixJob, full: str
+) -> list[float | None]:
+    """Of each piece. Blocks of one matrix' inputs keep together, exactly, what the matrix would: where all weights
+    compete, each block what Wanda's scores say of all, else its share of the columns."""
+    asked = job.sparsities[full]
+    shares: list[float | None] = [asked] * len(pieces)
+    wholes: dict[Piece, list[int]] = {}
+    for at, piece in enumerate(pieces):
+        if piece in found and (whole := found[piece].whole) is not None:
+            wholes.setdefault(whole, []).append(at)
+    if asked is None or job.pattern.density is not None:
+        return shares
+    for whole, its in wholes.items():
+        pattern = _pattern_for(parameter, whole, job.pattern)
+        sizes = [_units(_pattern_for(parameter, pieces[at], job.pattern), pieces[at]) for at in its]
+        if isinstance(pattern, Unstructured):
+            grams = [found[pieces[at]].sums.gram for at in its]
+            scores = [
+                pieces[at].of(parameter).float().abs() * (1 if gram is None else gram.diagonal().sqrt())
+                for at, gram in zip(its, grams, strict=True)
+            ]
+            mask = best_mask(torch.cat(scores, 1), asked, pattern)
+            kept = [int(part.sum()) for part in mask.split([pieces[at].shape[1] for at in its], 1)]
+        else:
+            ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
+            until = [end - round(asked * end) for end in ends]
+            kept = [end - start for start, end in zip([0, *until[:-1]], until, strict=True)]
+        for at, size, count in zip(its, sizes, kept, strict=True):
+            shares[at] = 1 - count / size
+    return shares
+
+
+def _units(pattern: Pattern, piece: Piece) -> int:
+    """Of each group."""
+    return int(pattern.pool(torch.empty(piece.shape, device="meta")).shape[1])
 
 
 def _why_not(pieces: Sequence[Piece], pattern: Pattern) -> str | None:
@@ -151,7 +189,9 @@ def _solve_pieces(
     started = time.monotonic()
     zeros = lost = whole = 0.0
     tokens, unseen, said = 0, [], []
-    for number, piece in enumerate(pieces):
+    sparsities = _sparsities(parameter, pieces, found, job, full)
+    for number, (piece, sparsity) in enumerate(zip(pieces, sparsities, strict=True)):
+        pattern = _pattern_for(parameter, piece, job.pattern)
         # a copy: outputs first in memory, whatever the layout, and a solver of somebody's own may write into it
         matrix = piece.of(parameter).clone(memory_format=torch.contiguous_format)
         met = found.get(piece)
@@ -160,13 +200,13 @@ def _solve_pieces(
                 warnings.simplefilter("always")
                 if met is None or not met.tokens:
                     unseen.append(number)
-                    new, mask = from_criterion(magnitude)(matrix, job.sparsities[full], job.pattern)
+                    new, mask = from_criterion(magnitude)(matrix, sparsity, pattern)
                 else:
-                    tokens += met.tokens
+                    tokens += met.tokens if met.whole is None or met.whole.offset == piece.offset else 0
                     evidence = met.evidence(job.words)
                     if job.aim and met.lacking is not None:
                         matrix = aimed(matrix, met.lacking, gram=evidence["gram"], aim=job.aim)
-                    new, mask = job.solver(matrix, job.sparsities[full], job.pattern, **evidence)
+                    new, mask = job.solver(matrix, sparsity, pattern, **evidence)
         except (ValueError, TypeError) as error:
             raise type(error)(f"{full}: {error}") from error
         if not bool(new.isfinite().all()):

@@ -8,17 +8,20 @@ one, that has at each point what it would have by itself.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
 
+from secateur.blockwise.bounds import Form, form_of
 from secateur.blockwise.jobs import Job, Pruned, Solved
 from secateur.blockwise.observation import find_next, observe, stages_of, store
 from secateur.blockwise.replay import LostOutputError, Replay
 from secateur.blockwise.solving import DOES_NOT_FIT, MatrixJob
 from secateur.blockwise.targets import block_of, full_name
 from secateur.patterns import word_of
+from secateur.solvers import SolverWarning
 from secateur.support import track
 
 __all__ = ["Weights", "check_pruned", "never_run", "run_through", "walk", "with_all_outputs"]
@@ -47,11 +50,25 @@ def walk(
     replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, *, already: Sequence[str] = ()
 ) -> Iterator[Pruned]:
     """Prunes block after block in the order in which the model runs them, and gives each once its weights are written;
-    those ``already`` pruned are only run."""
+    those ``already`` pruned are only run.
+
+    Raises:
+        ValueError: what is to be summed takes more memory than there is.
+
+    Warns:
+        SolverWarning: some of it is summed in blocks, and the job's own result has no layers to say it of.
+    """
+    form = form_of(replay.model, replay.blocks, job)
+    if form.notes and not isinstance(job, MatrixJob):
+        name, note = next(iter(form.notes.items()))
+        more = f" So are {len(form.notes) - 1} more." if len(form.notes) > 1 else ""
+        warnings.warn(f"{name}: {note}{more}", SolverWarning, stacklevel=4)
     for name in track(already, "running finished blocks"):
         _pass_through(replay, weights, batches, name)
     for _ in track(range(len(replay.blocks) - len(already)), "pruning blocks"):
-        step = with_all_outputs(replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job))
+        step = with_all_outputs(
+            replay, weights, batches, functools.partial(_prune_next, replay, weights, batches, job, form)
+        )
         if step is None:
             return
         pruned, kept = step
@@ -151,7 +168,9 @@ def _store_dense(replay: Replay, batches: Sequence[Any], name: str) -> None:
         store(replay, batches, name)
 
 
-def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: Job) -> tuple[Pruned, bool] | None:
+def _prune_next(
+    replay: Replay, weights: Weights, batches: Sequence[Any], job: Job, form: Form
+) -> tuple[Pruned, bool] | None:
     """The block that the model runs next, with its new weights, and whether what it returns is stored already; None
     where there is none."""
     name = find_next(replay, batches)
@@ -162,12 +181,14 @@ def _prune_next(replay: Replay, weights: Weights, batches: Sequence[Any], job: J
     wanted = {local: p for local, p in block.named_parameters() if full_name(name, local) in job.targets}
     goes_on = len(replay.done) + 1 < len(replay.blocks)
     if goes_on and wanted and not (job.changes or job.in_stages or job.beside_dense):
-        found = observe(replay, batches, name, wanted, job.words, around=job.around, keep=True)
+        widths = form.within(name, wanted)
+        found = observe(replay, batches, name, wanted, job.words, around=job.around, keep=True, widths=widths)
         new, pruned = job.solve_stage(name, block, wanted, found)
+        pruned = form.noted(pruned, wanted)
         weights.commit(pruned, new)
         return pruned, True
     goes_on = goes_on and replay.dense is not None
-    kept, new, pruned = _solved(replay, batches, job, name, wanted, keep_dense=goes_on)
+    kept, new, pruned = _solved(replay, batches, job, form, name, wanted, keep_dense=goes_on)
     if goes_on and not kept:
         _store_dense(replay, batches, name)  # as long as it has its dense weights
     weights.commit(pruned, new)
@@ -178,6 +199,7 @@ def _solved(
     replay: Replay,
     batches: Sequence[Any],
     job: Job,
+    form: Form,
     name: str,
     wanted: Mapping[str, nn.Parameter],
     *,
@@ -209,8 +231,9 @@ def _solved(
             beside_dense=job.beside_dense and differs,
             around=job.around,
             keep_dense=kept,
+            widths=form.within(name, stage),
         )
         more, said = job.solve_stage(name, replay.blocks[name], stage, found)
         new |= more
-        pruned = pruned.and_then(said)
+        pruned = pruned.and_then(form.noted(said, stage))
     return kept, new, pruned

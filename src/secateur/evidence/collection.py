@@ -6,7 +6,8 @@ gathering it leaves the model as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +15,16 @@ from torch import Tensor, nn
 
 from secateur.evidence.gradients import GRADIENTS, Gradients, averaged, flow_of, hessian_product
 from secateur.evidence.observation import Observation, groups_of_ranks
-from secateur.evidence.places import places_of
+from secateur.evidence.places import Place, places_of
 from secateur.evidence.statistics import STATISTICS
 from secateur.evidence.vocabulary import Evidence, checked_words, needs
 from secateur.support import (
     Forward,
     Loss,
+    bytes_text,
     check_batches,
     device_of,
+    free_memory,
     is_sharded,
     loss_of,
     moved,
@@ -76,7 +79,8 @@ def collect(
     Raises:
         TypeError: a word is unknown or can't be gathered from batches, a weight's module is of a kind whose inputs
             are not known, or there is no loss.
-        ValueError: no batches, a loss or evidence that is not finite, a weight that the batches never reach.
+        ValueError: no batches, a loss or evidence that is not finite, a weight that the batches never reach, Gram
+            matrices that take more than half of the free memory.
 
     >>> layer = nn.Linear(2, 1)
     >>> collect(layer, [torch.tensor([[3.0, 1.0]]), torch.tensor([[4.0, 0.0]])], ["input_norm"])
@@ -105,6 +109,8 @@ def collect(
 
     found: Evidence = {name: {} for name in places}
     device = device_of(inner)
+    if "gram" in words:
+        _check_room(places, device)
     first, count = None, 0
     gradients = Gradients(places, frozenset(words) & GRADIENTS)
     statistics = Observation(places, frozenset(words) & frozenset(STATISTICS))
@@ -144,6 +150,22 @@ def collect(
                 raise ValueError(f"{name}: {word} has entries that are NaN or infinite; look at the batches for such.")
     names = {identity_of(weights[name]): name for name in places}
     return {name: {word: found[names[identity_of(weight)]][word] for word in words} for name, weight in weights.items()}
+
+
+def _check_room(places: Mapping[str, Sequence[Place]], device: torch.device | None) -> None:
+    """ValueError, before anything runs, where the Gram matrices would take more than half of the free memory."""
+    free, sizes = free_memory(device), dict[str, int]()
+    for name, (place, *_) in places.items():
+        shape = place.parameter.shape
+        inputs_first = type(place.module).__name__ == "Conv1D" and hasattr(place.module, "nf")
+        sizes[name] = 4 * (shape[0] if inputs_first else math.prod(shape[1:])) ** 2
+    if free is not None and 2 * sum(sizes.values()) > free:
+        name = max(sizes, key=lambda each: sizes[each])
+        raise ValueError(
+            f"{name}: its Gram matrix takes {bytes_text(sizes[name])}, all that are asked for take "
+            f"{bytes_text(sum(sizes.values()))}, and half of the free {bytes_text(free)} is less; leave it out with "
+            "exclude= (weights= here), or take a criterion that asks for vectors, such as wanda."
+        )
 
 
 def _merge(found: Evidence, word: str, tensors: Mapping[str, Tensor]) -> None:

@@ -41,6 +41,12 @@ class Patches:
         """With inputs of its own, which stay as they are now."""
         return self if self.own else replace(self, x=self.x.detach().clone(), own=True)
 
+    def columns(self, start: int, stop: int) -> Patches:
+        """What meets these inputs of the weight alone, whole channels of the group."""
+        size = math.prod(self.kernel)
+        first = self.group * (self.x.shape[1] // self.groups)
+        return replace(self, x=self.x[:, first + start // size : first + stop // size], group=0, groups=1)
+
     def rows(self) -> Iterator[Tensor]:
         """(examples · places, channels of the group · kernel)."""
         channels = self.x.shape[1] // self.groups

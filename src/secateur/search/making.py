@@ -55,6 +55,7 @@ from secateur.shrinking import (
     names_of,
     not_finite,
     shorter,
+    slopes_of,
     subject_of,
     ties_around,
 )
@@ -461,7 +462,7 @@ class _Both:
         for piece, met in found.items():
             if piece.name != name or not met.tokens:
                 continue
-            slopes = self.slopes.get(piece.named(full_name(block, name)))
+            slopes = slopes_of(self.slopes, piece, met, full_name(block, name))
             if slopes is None or met.sums.gram is None:
                 return None
             change = piece.of(new).double() - piece.of(dense).double()

@@ -12,7 +12,7 @@ from secateur.shrinking.experts import ranked
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.grading import Grade, Grading, counts_at, gradable
 from secateur.shrinking.losses import ties_around
-from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, not_finite
+from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, not_finite, slopes_of
 from secateur.shrinking.module import Shrunk, shrink
 from secateur.shrinking.output_costs import OutputCosts, running
 from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
@@ -86,6 +86,7 @@ __all__ = [
     "save_shrunken",
     "shorter",
     "shrink",
+    "slopes_of",
     "shrink_checkpoint",
     "shrink_depth_checkpoint",
     "shrink_experts_checkpoint",

@@ -68,11 +68,12 @@ def chosen_by_data(
     job = Repairing(coupling, left, choice.kept, measured, free, repair=repair)
     changes = {name: each for name, each in model.named_parameters() if name in job.targets or each.dim() == 1}
     before = dict(zip(changes, undo.values(*changes.values()), strict=True))  # biases are among them
-    walk_model(model, batches, job, forward=forward)
+    walked = walk_model(model, batches, job, forward=forward)
+    in_blocks = {name: note for pruned in walked for name, note in pruned.in_blocks.items()}
     plan = plan_of(model, coupling, job.kept)
     if repair:
         rescale(model, plan, batches, forward=forward)
-    return replace(choice, kept=job.kept, plan=plan), before
+    return replace(choice, kept=job.kept, plan=plan, in_blocks=in_blocks), before
 
 
 def _measured(

@@ -7,7 +7,7 @@ code compares it with.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class Choice:
         left: how much of the target stays, as a share of what the subject has.
         beside: the same of the two nearest to what was asked that exist; this is one of them, the larger comes first.
         refused: why groups had to stay that were to leave, by what they do (`role_of`).
+        in_blocks: ``{parameter: note}`` of those whose Gram matrix was summed in blocks of inputs.
     """
 
     kept: dict[Axis, npt.NDArray[np.bool_]]
@@ -51,6 +52,7 @@ class Choice:
     left: float
     beside: tuple[float, float]
     refused: Mapping[Any, str]
+    in_blocks: Mapping[str, str] = field(default_factory=dict)
 
 
 def choose(

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from secateur.blockwise import Met, Piece, Pruned, Solved, full_name
 from secateur.coupling import Axis, Coupling, Group
 from secateur.shrinking.consumers import Columns, columns_of, rows_of
-from secateur.shrinking.measuring import WORDS, chunk_of, counts_of, elimination_of, output_squares
+from secateur.shrinking.measuring import (
+    WORDS,
+    chunk_of,
+    counts_of,
+    elimination_of,
+    output_squares,
+    slopes_of,
+    whole_squares,
+)
 from secateur.shrinking.repairing import DAMPING, repaired
 from secateur.shrinking.request import Request
 from secateur.shrinking.scope import groups_in_scope
@@ -189,14 +197,14 @@ class Grading:
             name = full_name(block, piece.name)
             if name not in self.targets or not each.tokens:
                 continue
-            parameter, slopes = stage[piece.name], self.slopes.get(piece.named(name))
+            parameter, slopes = stage[piece.name], slopes_of(self.slopes, piece, each, name)
             met = each
             if met.bias is not None and full_name(block, met.bias.name) not in self.free:
                 met = replace(met, bias=None)  # something else holds it
             matrix = piece.of(parameter)
             for axis, rows in rows_of(self.coupling, groups, name, piece, parameter).items():
-                energy = output_squares(matrix, met)
-                producers.setdefault(axis, []).append((rows, energy, slopes, met.tokens))
+                if (energy := whole_squares(piece, parameter, found)) is not None:
+                    producers.setdefault(axis, []).append((rows, energy, slopes, met.tokens))
             columns = columns_of(self.coupling, groups, name, piece, parameter)
             if not columns:
                 continue
@@ -271,7 +279,9 @@ def _repair(
     gone = np.zeros(each.piece.shape[1], dtype=bool)
     gone[[column for unit in np.flatnonzero(~kept) for column in each.units[unit]]] = True
     mask = torch.from_numpy(~gone).to(matrix.device)
-    bias = None if each.bias is None or met.bias is None else met.bias.of(each.bias[1])
+    bias = None  # as blocks of inputs before this one have moved it
+    if each.bias is not None and met.bias is not None:
+        bias = met.bias.of(values.get(*each.bias))
     found, moved, lost = repaired(matrix, bias, layer, met, mask, moves=each.moves)
     new = values.setdefault(each.name, each.parameter.detach().clone())
     each.piece.of(new).copy_(found[:, : each.piece.shape[1]])

@@ -37,6 +37,8 @@ __all__ = [
     "for_slopes",
     "not_finite",
     "output_squares",
+    "slopes_of",
+    "whole_squares",
     "with_constant",
 ]
 
@@ -135,12 +137,14 @@ class Measuring:
             met = without_bias_of(self.shared, block, each)
             name, parameter = full_name(block, piece.name), stage[piece.name]
             columns = columns_of(self.coupling, self.groups, name, piece, parameter)
-            matrix, slopes = piece.of(parameter), self.slopes.get(piece.named(name))
+            matrix, slopes = piece.of(parameter), slopes_of(self.slopes, piece, met, name)
             if not met.tokens:
                 continue
             if slopes is not None or not self.slopes:
                 for axis, rows in rows_of(self.coupling, self.groups, name, piece, parameter).items():
-                    energy = output_squares(matrix, met)
+                    energy = whole_squares(piece, parameter, found)
+                    if energy is None:
+                        continue
                     energy = energy / energy.sum() if slopes is None else energy * counts_of(matrix, met, slopes)
                     costs = np.nan_to_num([float(energy[its].sum()) for its in rows])
                     given[axis] = self._together(given[axis], costs) if axis in given else costs
@@ -310,6 +314,20 @@ def output_squares(matrix: Tensor, met: Met) -> Tensor:
     assert met.sums.gram is not None  # one of the words
     weight = matrix.double()
     return (weight @ met.sums.gram.double() * weight).sum(1)
+
+
+def whole_squares(piece: Piece, parameter: Tensor, found: Mapping[Piece, Met]) -> Tensor | None:
+    """`output_squares`; where inputs were summed in blocks, the first one's are those of all, and others have none."""
+    whole = found[piece].whole
+    parts = [piece] if whole is None else [part for part, met in found.items() if met.whole == whole]
+    if parts[0] != piece:
+        return None
+    return torch.stack([output_squares(part.of(parameter), found[part]) for part in parts]).sum(0)
+
+
+def slopes_of(slopes: Mapping[Piece, Tensor], piece: Piece, met: Met, name: str) -> Tensor | None:
+    """Along a matrix' outputs, by its parameter's name in the model; a block of its inputs has the matrix' slopes."""
+    return slopes.get((met.whole or piece).named(name))
 
 
 def _ranks(order: Sequence[int]) -> Tensor:

@@ -68,6 +68,8 @@ class Shrunk(Reported):
             also by the proof.
         kept: which units stay, of the groups that lost some.
         plans: what left, in order: branches, then experts, then channels.
+        in_blocks: ``{parameter: note}`` of the weights whose Gram matrix was too large, so that it was summed, and the
+            weight repaired, in blocks of inputs.
         multiply_adds: those of the example before and after, as far as they are contractions.
         parameters, nbytes: ``(before, after)``, the bytes of parameters and buffers.
     """
@@ -89,6 +91,7 @@ class Shrunk(Reported):
     multiply_adds: tuple[int, int]
     parameters: tuple[int, int]
     nbytes: tuple[int, int]
+    in_blocks: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def _sheets(self) -> list[Sheet]:
         from secateur.shrinking.sheets import model_sheets
@@ -357,6 +360,7 @@ def shrink(
             multiply_adds=(work, coupling.multiply_adds(counts)),
             parameters=parameters,
             nbytes=nbytes,
+            in_blocks={} if choice is None else choice.in_blocks,
         )
         if report is not None:
             report(done)

@@ -24,6 +24,7 @@ from secateur.shrinking.measuring import (
     chunk_of,
     counts_of,
     elimination_of,
+    slopes_of,
     with_constant,
 )
 from secateur.solvers import Elimination, eliminated
@@ -99,7 +100,7 @@ class Repairing:
             moves = self.repair and name in self.free
             if its or (moves and met.lacking is not None):
                 matrix, columns[piece] = piece.of(stage[piece.name]), its
-                slopes = self.measured.slopes.get(piece.named(name))
+                slopes = slopes_of(self.measured.slopes, piece, met, name)
                 aim = self.aim if moves else 0.0
                 layers[piece] = elimination_of(name, matrix, met, slopes, damping=self.damping, aim=aim)
         here = {full_name(block, name) for name in stage}
@@ -121,7 +122,11 @@ class Repairing:
                 gone[[column for at, its in enumerate(units) if not self.kept[axis][at] for column in its]] = True
             mask = torch.from_numpy(~gone).to(parameter.device)
             matrix, met = piece.of(parameter), found[piece]
-            bias = None if met.bias is None else met.bias.of(module.get_parameter(met.bias.name))
+            bias = None  # as blocks of inputs before this one have moved it
+            if met.bias is not None:
+                moved_already = new.get(met.bias.name)
+                dense = module.get_parameter(met.bias.name)
+                bias = met.bias.of(dense if moved_already is None else moved_already.values)
             name = full_name(block, piece.name)
             moves = self.repair and name in self.free
             values, moved, lost = repaired(matrix, bias, layer, met, mask, moves=moves, aim=self.aim)

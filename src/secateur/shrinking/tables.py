@@ -77,6 +77,8 @@ def shrunk_parts(done: Shrunk, *, verbose: bool = False) -> Iterator[Part]:
     multiply_adds = ("multiply-adds", *done.multiply_adds, numbers)
     yield _totals(("parameters", *done.parameters, numbers), multiply_adds, ("bytes", *done.nbytes, bytes_text))
     yield _asked_and_got(done.asked, done.got, done.beside)
+    for name, note in done.in_blocks.items():
+        yield printable(f"{name}: {note}", _LONG)
 
 
 def unreached_parts(

@@ -7,7 +7,7 @@ costs nothing; nothing removed is nothing changed; what is passed in is never wr
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -156,7 +156,7 @@ class Elimination:
         """What the outputs would lose with each of these sets of columns, as far as they are there; float64."""
         units = [self._there(unit) for unit in units]
         if len({len(unit) for unit in units}) > 1:
-            return torch.cat([self.costs([unit]) for unit in units])
+            return self._of_lengths(self.costs, units)
         at = torch.as_tensor(units, device=self.weight.device)  # (units, columns of each)
         if not at.numel():
             return self.weight.new_zeros(len(units))
@@ -176,7 +176,7 @@ class Elimination:
         float64."""
         units = [self._there(unit) for unit in units]
         if len({len(unit) for unit in units}) > 1:
-            return torch.cat([self.alone([unit]) for unit in units])
+            return self._of_lengths(self.alone, units)
         at = torch.as_tensor(units, device=self.weight.device)
         if not at.numel():
             return self.weight.new_zeros(len(units))
@@ -187,6 +187,15 @@ class Elimination:
         parts = self._counted(self.weight).T[at]
         found: Tensor = self._scale * (corners @ parts * parts).sum((1, 2)).clamp_min(0)
         return found
+
+    def _of_lengths(self, cost: Callable[[Sequence[list[int]]], Tensor], units: Sequence[list[int]]) -> Tensor:
+        """Of units of several lengths: those that have columns here all at once where they are alike."""
+        some = [at for at, unit in enumerate(units) if unit]
+        found = self.weight.new_zeros(len(units))
+        if len({len(units[at]) for at in some}) == 1:
+            found[some] = cost([units[at] for at in some])
+            return found
+        return torch.cat([cost([unit]) for unit in units])
 
     def remove(self, columns: Sequence[int]) -> None:
         """These columns leave, all at once."""

@@ -5,6 +5,7 @@ from secateur.support.files import FULL, naming, whole_file, write_whole
 from secateur.support.globs import matched, matches, no_match
 from secateur.support.lazy import LazyTensors
 from secateur.support.machine import processor
+from secateur.support.memory import free_memory
 from secateur.support.ownership import other_owners, replicating_group, sharded_parameter
 from secateur.support.per_thread import ONE_AT_A_TIME, NewTensors, in_dtype
 from secateur.support.progress import PATIENCE, track
@@ -61,6 +62,7 @@ __all__ = [
     "described",
     "device_of",
     "documents",
+    "free_memory",
     "function_of",
     "html_of_parts",
     "in_dtype",
