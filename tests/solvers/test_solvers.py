@@ -161,6 +161,15 @@ def test_empty_weights_stay_as_they_are(solver, shape):
     assert new.shape == mask.shape == shape
 
 
+@pytest.mark.parametrize("sparsity", [0, 1])
+@pytest.mark.parametrize("solver", [sparsegpt, alps, admm, dsnot], ids=name)
+def test_nothing_and_everything(solver, sparsity):
+    weight, gram = layer(8, 40)
+    new, mask = solved(solver, weight, sparsity, Unstructured(), gram)
+    assert bool((mask == (sparsity == 0)).all())
+    torch.testing.assert_close(new, weight * (1 - sparsity))
+
+
 def test_the_papers_order():
     """Magnitude, Wanda, SparseGPT, that and least squares, ALPS: each has less error; the short search ties ALPS."""
     weight, gram = layer(64, 256, seed=5)
