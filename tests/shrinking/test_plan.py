@@ -1,6 +1,7 @@
 """Laws of plans as values: of plain values they are what they were made of, and they say what does not fit."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from torch import nn
 
 from secateur import shrink
 from secateur.coupling import find_coupling
-from secateur.shrinking.plan import Plan, factors_of, multiplied, plan_of, plan_without, plans_of
+from secateur.shrinking.plan import Plan, factors_of, multiplied, plan_in, plan_of, plan_without, plans_of
+from secateur.support import Fields
 from support.planned import X, made, plans_for
 
 indices = st.sets(st.integers(0, 50), min_size=1).map(lambda each: np.array(sorted(each)))
@@ -30,7 +32,7 @@ plans = st.builds(
 @given(plans)
 def test_a_plan_that_was_written_is_read(plan):
     values = json.loads(json.dumps(plan.to_json()))
-    assert Plan.from_json(values).to_json() == plan.to_json()
+    assert plan_in(Fields(values, Path("plan.json"))).to_json() == plan.to_json()
 
 
 def test_plans_of_a_model_are_those_that_made_it_in_order():
