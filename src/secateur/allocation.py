@@ -143,16 +143,11 @@ def settled(
     criterion: str | Callable[..., Tensor],
     pattern: str | Pattern | None,
     allocate: str | Allocation | None,
-    *,
-    stacklevel: int = 3,
 ) -> tuple[Callable[..., Tensor], Pattern, Allocation]:
     """What a verb was asked for as values: words are looked up, and None is what the criterion's scores allow.
 
     Scores that compare within a row get `Rows` and `uniform`, within a layer `Unstructured` and `uniform`, over the
     model `Unstructured` and `everywhere`. A wider competition that is asked for is carried out, with a warning.
-
-    Args:
-        stacklevel: of the warning; 3 is the line that called the verb.
 
     >>> settled("wanda", None, None)[1:] == (Rows(), uniform)
     True
@@ -166,14 +161,14 @@ def settled(
         warnings.warn(
             f"{who} scores the weights of one output against each other, and {chosen} lets all outputs of a layer "
             "compete; leave pattern out, or pass Rows() or an n:m such as NM(2, 4).",
-            stacklevel=stacklevel,
+            stacklevel=3,  # the line that called the verb
         )
     if scope != "model" and chosen.density is None and criteria.scope_of(shared, "layer") == "model":
         warnings.warn(
             f"{who} scores the weights of one {'output' if scope == 'row' else scope} against each other, and this "
             "allocation ranks them over the whole model, where they don't compare: a layer may lose nearly all of its "
             "weights; leave allocate out, or pass one that ranks within layers, such as 'uniform' or 'erk'.",
-            stacklevel=stacklevel,
+            stacklevel=3,  # the line that called the verb
         )
     return criterion, chosen, shared
 

@@ -3,6 +3,7 @@
 import copy
 import json
 import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from secateur.shrinking import costs, plans_of
 from secateur.shrinking import module as shrinking
 from secateur.shrinking.branches import choose_branches, influences
 from secateur.shrinking.execution import carry_out
-from secateur.shrinking.plan import Plan, plan_without
+from secateur.shrinking.plan import Plan, plan_in, plan_without
 from secateur.shrinking.proof import right_branches
-from secateur.support import run_example, tensors_in
+from secateur.support import Fields, run_example, tensors_in
 from support.unchanged import is_unchanged, state_of
 
 # what makes a branch zero by hand, such that the proof is not its own judge; how many branches there are
@@ -333,7 +334,7 @@ def test_plans_with_modules_have_a_version_of_their_own(tmp_path):
     read = json.loads((tmp_path / "plan.json").read_text())
     assert read["version"] == 2
     assert [bool(plan.get("modules")) for plan in read["plans"]] == [False, True]
-    assert Plan.from_json(read["plans"][1]).to_json() == read["plans"][1]
+    assert plan_in(Fields(read["plans"][1], Path("plan.json"))).to_json() == read["plans"][1]
     for broken in ({"was": "Linear"}, {"was": "Linear", "input": 0, "returns": {"zeros": [[1]]}}, 3):
         read["plans"][1]["modules"] = {"1.up": broken}
         (tmp_path / "plan.json").write_text(json.dumps(read))

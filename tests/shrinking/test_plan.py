@@ -1,6 +1,7 @@
 """Laws of plans as values: of plain values they are what they were made of, and they say what does not fit."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from secateur.shrinking.plan import Plan, factors_of, multiplied
+from secateur.shrinking.plan import Plan, factors_of, multiplied, plan_in
+from secateur.support import Fields
 
 indices = st.sets(st.integers(0, 50), min_size=1).map(lambda each: np.array(sorted(each)))
 cuts = st.dictionaries(st.integers(0, 3), indices)
@@ -26,7 +28,7 @@ plans = st.builds(
 @given(plans)
 def test_a_plan_that_was_written_is_read(plan):
     values = json.loads(json.dumps(plan.to_json()))
-    assert Plan.from_json(values).to_json() == plan.to_json()
+    assert plan_in(Fields(values, Path("plan.json"))).to_json() == plan.to_json()
 
 
 def test_factors_are_of_the_positions_that_stay():

@@ -36,7 +36,7 @@ from secateur.checkpoints.record import (
     previous_record,
     record_text,
 )
-from secateur.checkpoints.sheets import inspected_sheets, patterns_text, pruned_sheets, shape_text, verified_sheets
+from secateur.checkpoints.sheets import inspected_sheets, pruned_sheets, verified_sheets
 from secateur.checkpoints.slicing import (
     Compared,
     Cuts,
@@ -112,7 +112,6 @@ __all__ = [
     "parameters_counted",
     "parse_header",
     "parse_json",
-    "patterns_text",
     "pieces_of_cut",
     "places",
     "previous_record",
@@ -124,7 +123,6 @@ __all__ = [
     "rows_of",
     "sha256_of",
     "shape_of_cut",
-    "shape_text",
     "sliced_files",
     "slicing",
     "sparsify_checkpoint",

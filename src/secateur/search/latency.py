@@ -327,14 +327,12 @@ def _between(numbers: Sequence[int], table: Mapping[tuple[int, ...], float]) -> 
 
 
 @torch.no_grad()
-def saved_by(
-    model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan], times: Times, *, told: str = "timing levels"
-) -> dict[Key, float]:
+def saved_by(model: nn.Module, example_inputs: Any, plans: Mapping[Key, Plan], times: Times) -> dict[Key, float]:
     """``{key: milliseconds}`` that the operations of the model on the example take less when a plan is carried out; the
     model runs once for each, and is as before at the end. More than before is a number below 0."""
     dense = operations_of(model, example_inputs)
     found: dict[Key, Counter[Operation]] = {}
-    for key, plan in track(plans.items(), told, len(plans)):
+    for key, plan in track(plans.items(), "timing levels", len(plans)):
         undo = carry_out(model, plan, None)
         try:
             found[key] = operations_of(model, example_inputs)

@@ -8,26 +8,23 @@ from secateur.shrinking.directory import CheckpointShrinking, coupling_on_meta, 
 from secateur.shrinking.examples import example_for, example_of, shorter
 from secateur.shrinking.execution import carry_out
 from secateur.shrinking.expert_directory import ShrunkExperts, shrink_experts_checkpoint
-from secateur.shrinking.experts import ranked
 from secateur.shrinking.files import load_shrunken, save_shrunken
 from secateur.shrinking.grading import Grade, Grading, counts_at, gradable
 from secateur.shrinking.losses import ties_around
 from secateur.shrinking.measuring import OVERFLOWING, check_finite, for_slopes, not_finite, slopes_of
 from secateur.shrinking.module import Shrunk, shrink
-from secateur.shrinking.output_costs import OutputCosts, running
-from secateur.shrinking.plan import Plan, plan_of, plan_without, plans_of
-from secateur.shrinking.profiles import Profile
-from secateur.shrinking.proof import right_branches, verify_shrunken
+from secateur.shrinking.output_costs import running
+from secateur.shrinking.plan import Plan, plan_of, plans_of
+from secateur.shrinking.proof import verify_shrunken
 from secateur.shrinking.remembered import Memory, remembering
 from secateur.shrinking.repairing import free_in
 from secateur.shrinking.request import Request
 from secateur.shrinking.roles import tie_roles
-from secateur.shrinking.routing import mixture_of, routed_in_memory
-from secateur.shrinking.scope import check_globs, groups_in_scope, may_leave, names_of
+from secateur.shrinking.scope import check_globs, may_leave, names_of
 from secateur.shrinking.sheets import blocks_sheets, directory_sheets, experts_sheets, model_sheets
-from secateur.shrinking.subject import Subject, subject_of
+from secateur.shrinking.subject import subject_of
 from secateur.shrinking.tables import checkpoint_parts, depth_parts, experts_parts, proof_words, shrunk_parts
-from secateur.shrinking.ties import Tied, by_tie
+from secateur.shrinking.ties import Tied
 from secateur.shrinking.without_data import WithoutDataWarning
 
 __all__ = [
@@ -39,18 +36,14 @@ __all__ = [
     "KEPT",
     "Memory",
     "OVERFLOWING",
-    "OutputCosts",
     "Plan",
-    "Profile",
     "Request",
     "Shrunk",
     "ShrunkDepth",
     "ShrunkExperts",
-    "Subject",
     "Tied",
     "WithoutDataWarning",
     "blocks_sheets",
-    "by_tie",
     "carry_out",
     "check_finite",
     "check_globs",
@@ -66,22 +59,16 @@ __all__ = [
     "for_slopes",
     "free_in",
     "gradable",
-    "groups_in_scope",
     "has_configuration",
     "load_shrunken",
     "may_leave",
-    "mixture_of",
     "model_sheets",
     "names_of",
     "not_finite",
     "plan_of",
-    "plan_without",
     "plans_of",
     "proof_words",
-    "ranked",
     "remembering",
-    "right_branches",
-    "routed_in_memory",
     "running",
     "save_shrunken",
     "shorter",

@@ -235,7 +235,7 @@ class Mixtures:
             walk.forward = own
 
 
-def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk | None = None) -> Mixtures:
+def mixtures_of(checkpoint: Checkpoint, asked: Request) -> Mixtures:
     """The mixtures of a directory; ``asked`` says which of them may lose experts.
 
     Raises:
@@ -243,7 +243,7 @@ def mixtures_of(checkpoint: Checkpoint, asked: Request, *, model: DirectoryWalk 
         ValueError: it is none that can be watched without values, nothing is chosen between, or no configuration says
             another number.
     """
-    walk = model or DirectoryWalk(checkpoint, checkpoint.root, [])
+    walk = DirectoryWalk(checkpoint, checkpoint.root, [])
     meta = meta_model_of(checkpoint)
     if not has_configuration(meta):
         raise ValueError(f"{type(meta).__name__} has no config that could say how many experts are left.")

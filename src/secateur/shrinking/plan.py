@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,13 +74,9 @@ class Plan:
             **({"modules": {path: dict(form) for path, form in self.modules.items()}} if self.modules else {}),
         }
 
-    @staticmethod
-    def from_json(values: Mapping[str, Any]) -> Plan:
-        """What `to_json` made."""
-        return plan_in(Fields(values, Path("plan.json")))
-
 
 def plan_in(read: Fields) -> Plan:
+    """What `Plan.to_json` made."""
     tensors = {
         name: (tuple(entry.each("shape", int)), _kept(entry.inner("kept")))
         for name, entry in read.inners_named("tensors")
