@@ -87,7 +87,7 @@ class Form:
             replace(each, warnings=(self.notes[each.name], *each.warnings)) if each.name in self.notes else each
             for each in pruned.layers
         )
-        return pruned._replace(layers=tuple(layers), in_blocks=in_blocks)
+        return Pruned(pruned.block, tuple(layers), pruned.left_alone, in_blocks)
 
 
 def form_of(model: nn.Module, blocks: Mapping[str, nn.Module], job: Job) -> Form:
