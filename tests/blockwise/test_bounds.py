@@ -221,7 +221,7 @@ def test_a_block_is_of_whole_units_and_no_wider_than_it_may_be(demand, most):
     width = demand.width(most)
     assert width == demand.inputs or (width % demand.unit == 0 and width >= 2 * demand.unit)
     assert width <= max(most, 2 * max(demand.unit, 64)) or math.isclose(width, most, rel_tol=0.5)
-    assert demand.entries(width) <= demand.count * demand.inputs**2
+    assert demand.entries(width) <= demand.number * demand.inputs**2
 
 
 def test_a_criterion_of_gram_matrices_says_what_they_take(monkeypatch):

@@ -40,7 +40,7 @@ class Demand(NamedTuple):
     (16777216, 67108864)
     """
 
-    count: int
+    number: int
     outputs: int
     inputs: int
     unit: int
@@ -56,7 +56,7 @@ class Demand(NamedTuple):
     def entries(self, width: int) -> int:
         """Of all its Gram matrices in blocks of this width."""
         full, rest = divmod(self.inputs, width)
-        return self.count * (full * width**2 + rest**2)
+        return self.number * (full * width**2 + rest**2)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Form:
             replace(each, warnings=(self.notes[each.name], *each.warnings)) if each.name in self.notes else each
             for each in pruned.layers
         )
-        return pruned._replace(layers=tuple(layers), in_blocks=in_blocks)
+        return Pruned(pruned.block, tuple(layers), pruned.left_alone, in_blocks)
 
 
 def form_of(model: nn.Module, blocks: Mapping[str, nn.Module], job: Job) -> Form:
@@ -164,7 +164,7 @@ def _taken(demands: Mapping[str, Mapping[str, Demand]], widths: Mapping[str, int
 
 def _note(each: Demand, width: int) -> str:
     blocks = math.ceil(each.inputs / width)
-    whole = bytes_text(4 * each.count * each.inputs**2)
+    whole = bytes_text(4 * each.number * each.inputs**2)
     return (
         f"Gram matrix in {blocks} blocks of {width:,} inputs, solved each for itself; whole, of {each.inputs:,} "
         f"inputs, it takes {whole}."
@@ -172,8 +172,8 @@ def _note(each: Demand, width: int) -> str:
 
 
 def _too_much(every: Mapping[str, Demand], taken: int, free: int, *, splits: bool) -> str:
-    name = max(every, key=lambda each: every[each].count * every[each].inputs ** 2)
-    size = bytes_text(4 * every[name].count * every[name].inputs ** 2)
+    name = max(every, key=lambda each: every[each].number * every[each].inputs ** 2)
+    size = bytes_text(4 * every[name].number * every[name].inputs ** 2)
     how = f"even in blocks of {LEAST} inputs" if splits else "and this pattern leaves them whole:"
     return (
         f"{name}: its Gram matrix takes {size}, {how} all evidence takes {bytes_text(taken)}, and half of the free "
