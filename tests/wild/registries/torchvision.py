@@ -57,7 +57,7 @@ _DETECTION: dict[str, dict[str, Any]] = {
     "ssd300_vgg16": _FEW,
     "ssdlite320_mobilenet_v3_large": _FEW,
 }
-_VIDEO = {"mc3_18": 56, "mvit_v1_b": 224, "r2plus1d_18": 56, "r3d_18": 56, "s3d": 112, "swin3d_t": 64}
+_VIDEO = {"mc3_18": 56, "mvit_v1_b": 224, "r2plus1d_18": 56, "r3d_18": 56, "s3d": 224, "swin3d_t": 64}
 _FRAMES = {"mvit_v1_b": 16, "s3d": 16}
 
 
