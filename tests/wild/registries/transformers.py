@@ -18,7 +18,40 @@ from ..models import Wild
 from ..operators import provide
 from .torchaudio import without_extension
 
-FROM_ZOO = ["vit", "deit", "beit", "dinov2", "swin", "swinv2", "convnext", "convnextv2", "segformer", "regnet", "mobilevit", "poolformer", "cvt", "pvt_v2", "yolos", "bit", "wav2vec2", "hubert", "wavlm", "sew", "wav2vec2_conformer", "audio_spectrogram_transformer", "whisper", "speech_to_text", "clip", "siglip", "blip", "llava", "bert", "deberta_v2", "t5", "bart"]
+FROM_ZOO = [
+    "vit",
+    "deit",
+    "beit",
+    "dinov2",
+    "swin",
+    "swinv2",
+    "convnext",
+    "convnextv2",
+    "segformer",
+    "regnet",
+    "mobilevit",
+    "poolformer",
+    "cvt",
+    "pvt_v2",
+    "yolos",
+    "bit",
+    "wav2vec2",
+    "hubert",
+    "wavlm",
+    "sew",
+    "wav2vec2_conformer",
+    "audio_spectrogram_transformer",
+    "whisper",
+    "speech_to_text",
+    "clip",
+    "siglip",
+    "blip",
+    "llava",
+    "bert",
+    "deberta_v2",
+    "t5",
+    "bart",
+]
 
 _TEXT = {
     "vocab_size": 53,
